@@ -3,8 +3,8 @@
     .venv/bin/python -m tools.bench_pause [MODEL] [--changes 6] [--planned] [--served 9] [--tokens 300] [--prompt 16]
 
 A master and two workers run on this computer, as processes of their own. Each answer, of `--prompt` + 1 tokens that are
-read and `--tokens` more, is begun once the cluster has served for `--served` seconds (after 5 s a process stands by for
-the next plan), and the node of one of the workers is killed (-9) after a part of it; with `--planned` a
+read and `--tokens` more, is begun once the cluster has served for `--served` seconds (after 5 s plans for losses
+are made), and the node of one of the workers is killed (-9) after a part of it; with `--planned` a
 worker is drained instead, and taken back after the answer. Printed: seconds that answers paused, from the loss, or
 from the last token before the change, to the next token, reading anew included: median, least and most; of answers in
 q8 and q4 those that differ from the undisturbed one, of which there must be none. Exit status 1 where there is one.

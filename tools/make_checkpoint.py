@@ -69,8 +69,7 @@ def tensors(spec: ModelSpec, dtype: str) -> list[TensorEntry]:
     """Every tensor of the checkpoint, in the order of computation."""
     shapes: dict[str, tuple[int, ...]] = {}
     for blob in (spec.embedding, *spec.layers, spec.head):
-        shapes |= {matrix.source: matrix.source_shape for matrix in blob.matrices}
-        shapes |= {vector.source: (vector.length,) for vector in blob.vectors}
+        shapes |= blob.source_shapes
     name_of_dtype, _, itemsize = DTYPES[dtype]
     return [
         TensorEntry(name, name_of_dtype, shape, itemsize * math.prod(shape)) for name, shape in shapes.items()

@@ -11,7 +11,5 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The computer's monotonic clock."""
-
     def now(self) -> float:
         return time.monotonic()

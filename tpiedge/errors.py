@@ -39,7 +39,7 @@ class UserError(TpiedgeError):
 
 
 class GrammarRefused(UserError):
-    """What an answer must keep to is wrong, takes too much, or cannot be kept to here."""
+    """A grammar that is wrong, too large, or not supported here."""
 
 
 class ContextFull(UserError):
@@ -57,11 +57,8 @@ class PeerError(TpiedgeError):
 
 
 class PeerLost(PeerError):
-    """The node of `rank` no longer answers.
-
-    `waited_for` says what this node was waiting for ("allreduce of step 4, block 11"), `cause` what is known
-    of the reason ("killed by signal 9"), `host` on which machine it ran, where that is known.
-    """
+    """The node of `rank` no longer answers. `waited_for`: like "allreduce of step 4, block 11"; `host`: "" if
+    unknown."""
 
     def __init__(self, rank: int, waited_for: str, cause: str, host: str = "") -> None:
         where = f" ({host})" if host else ""
@@ -73,7 +70,6 @@ class PeerLost(PeerError):
 
     @staticmethod
     def read(message: str) -> "PeerLost | None":
-        """The error that another process has put into these words; None where they are another error's."""
         found = _PEER_LOST.fullmatch(message)
         return PeerLost(int(found[1]), found[3], found[4], found[2] or "") if found else None
 
@@ -105,12 +101,12 @@ class DiskFull(ResourceError):
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
-        """The error of `path`, for which the system has no space: no bytes, or no inodes."""
+        """The error if the system has no space for `path`: no bytes, or no inodes."""
         return cls.of_inodes(path) or cls(f"no space left for {path}: free some")
 
     @classmethod
     def of_inodes(cls, path: Path) -> "DiskFull | None":
-        """The error of a file system that can hold no more files; None where it can, or does not count them."""
+        """The error if the file system has no inodes left; None if it has, or does not count them."""
         folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
         found = os.statvfs(folder)
         if not found.f_files or found.f_favail or not found.f_bavail:
@@ -122,19 +118,18 @@ class DiskFull(ResourceError):
 
 
 class ReadFault(ResourceError):
-    """A read of `length` bytes at `offset` of `path` failed or came up short."""
+    """A read failed or came up short."""
 
     def __init__(self, path: Path, offset: int, length: int, cause: str) -> None:
         super().__init__(f"cannot read {length} bytes at offset {offset} of {path}: {cause}")
 
 
 class ChildLost(ResourceError):
-    """A process that works for one request was killed from outside again and again, or did not get going: the request
-    may be made again."""
+    """A process for one request was killed from outside repeatedly, or did not start: the request may be repeated."""
 
 
 class IntegrityError(ResourceError):
-    """`what` (a range of `path`) differs from the hash that was recorded when it was written."""
+    """`what` (a range of `path`) differs from its recorded hash."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
@@ -143,20 +138,20 @@ class IntegrityError(ResourceError):
 
 
 class HubError(TpiedgeError):
-    """The model hub could not be reached, broke off or sent what cannot be right; trying again may help."""
+    """The model hub could not be reached or failed; trying again may help."""
 
 
 class Cancelled(TpiedgeError):
-    """The work was ended on request before it was done."""
+    """The work was ended on request."""
 
     exit_code = 130
 
 
 class InternalError(TpiedgeError):
-    """Our own code broke a promise: a defect to report."""
+    """A defect to report."""
 
     exit_code = 70
 
 
 class MasterFailed(InternalError):
-    """The master ends by a defect of its own, which is no request's fault."""
+    """The master ends by a defect of its own."""

@@ -1,11 +1,5 @@
-"""Child processes: they cannot outlive their parent, get no secret of its environment, and say whom the system ends
-first.
-
-Two ways at once tie a child to its parent: the kernel's parent-death signal where there is one (Linux), and a thread
-that reads standard input, which the parent holds open: end of file means that the parent is gone. What the parent
-writes there goes to `on_bytes`; a process that read the first lines by other means leaves it out. A parent that asks
-why its child ended learns from `killed_from_outside` whether the child itself is at fault.
-"""
+"""Child processes get no secret of the environment, and end with their parent: by the kernel's parent-death signal
+(Linux), and when standard input, which the parent holds open, ends."""
 
 import ctypes
 import os
@@ -18,33 +12,22 @@ from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG = 1
-#: Signals that a process brings on itself, by what it does or by a limit that was set for it.
-_OWN_SIGNALS: Final = frozenset(
-    {
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGPROF,
-        signal.SIGSEGV,
-        signal.SIGSYS,
-        signal.SIGTRAP,
-        signal.SIGXCPU,
-        signal.SIGXFSZ,
-    }
+#: Signals caused by the process itself, or by a limit set for it.
+_OWN_SIGNALS: Final = (
+    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGPROF),
+    *(signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU, signal.SIGXFSZ),
 )
 
 
 def die_with_parent(death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send this process `death_signal` when the thread ends that started it. A fork does not inherit
-    it. Without effect where the system has no such thing."""
+    """Has the kernel send `death_signal` when the thread ends that started this process. Not inherited by forks. Linux
+    only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
 
 
 def killed_from_outside(status: int) -> bool:
-    """Whether a process with this exit status (negative: of a signal) was killed by the system, for lack of memory, or
-    by a person, and not by what it did."""
+    """Whether a process with this exit status was killed by the system, for lack of memory, or by a person."""
     return status < 0 and -status not in _OWN_SIGNALS
 
 
@@ -53,10 +36,7 @@ def guard(
     death_signal: signal.Signals = signal.SIGKILL,
     on_bytes: Callable[[bytes], object] = len,
 ) -> None:
-    """Call `on_orphaned` from a thread once the parent is gone. It should end the process.
-
-    `on_bytes` is called from the same thread with everything that arrives on standard input.
-    """
+    """Calls `on_orphaned` from a thread when the parent is gone; `on_bytes` gets there all bytes of standard input."""
     die_with_parent(death_signal)
     threading.Thread(target=_watch, args=(on_orphaned, on_bytes), name="lifeline", daemon=True).start()
 
@@ -70,7 +50,7 @@ def _watch(on_orphaned: Callable[[], None], on_bytes: Callable[[bytes], object])
 _NEEDED: Final = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TERM", "TMPDIR", "TZ", "USER"}
 )
-#: Settings of the linker, of malloc, of Python, of sanitizers, and of the libraries that compute.
+#: Of the linker, malloc, Python, sanitizers, and numeric libraries.
 _PREFIXES: Final = (
     *("LC_", "LD_", "DYLD_", "GLIBC_", "MALLOC_", "PYTHON", "XDG_", "TPIEDGE_", "COVERAGE_", "COV_CORE_"),
     *("ASAN_", "LSAN_", "TSAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "RAYON_"),
@@ -80,7 +60,7 @@ _SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the part of `environment` (default: that of this process) that a child gets."""
+    """The part of `environment` (default: this process's) that a child gets."""
     own = os.environ if environment is None else environment
     return {
         name: text
@@ -90,9 +70,7 @@ def child_environment(environment: Mapping[str, str] | None = None) -> dict[str,
 
 
 def raise_oom_score(score: int) -> None:
-    """Has the system's OOM killer end this process, and those that it starts from now on, as if they took so many
-    thousandths more of the memory that there is; unless their score is higher. On Linux; elsewhere, and where the
-    system does not allow it, there is no effect."""
+    """Raises the OOM killer's score of this process and its later children to `score`, if Linux allows it."""
     own = Path("/proc/self/oom_score_adj")
     with suppress(OSError):
         if int(own.read_text(encoding="ascii")) < score:

@@ -1,4 +1,4 @@
-"""Finding and loading what setup.py builds of C++: a shared library per package, called through ctypes."""
+"""Loads the shared libraries that setup.py builds of C++."""
 
 import ctypes
 import importlib.machinery
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Signatures: TypeAlias = Mapping[str, tuple[list[Any], Any]]
-"""Of each function the types of its arguments and of its result."""
+"""Function -> types of its arguments, type of its result."""
 
 
 class OtherVersion(OSError):
@@ -20,8 +20,8 @@ def find_library(folder: Path) -> Path | None:
 
 
 def load_library(path: Path, abi: str, version: int, signatures: Signatures) -> ctypes.CDLL:
-    """Load the library whose function `abi` returns `version`, and declare its functions. Raises OSError where the
-    file is no such library, and OtherVersion where it is another one of it."""
+    """Loads a library and declares its functions. Raises OSError, or OtherVersion if `abi` does not return
+    `version`."""
     dll = ctypes.CDLL(str(path))
     try:
         found = getattr(dll, abi)()

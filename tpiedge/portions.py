@@ -1,10 +1,8 @@
-"""What is divided among clients so that none of them can take all of it. Pure.
+"""Quotas of clients, so that none takes all. Pure. A client is a text: an API key or an address.
 
-A client is a text of which nothing else is known here: all that have one API key, or one address.
-
-Law: nobody has more than half of all, rounded up, nor more than the others leave. So each further client that floods
-takes half of what is left, at most: while no more clients have some than the total can be halved (seven of 128),
-whoever comes gets one.
+Law: no client has more than half of the total, rounded up, nor more than the others leave. So each further flood takes
+at most half of the rest, and while fewer clients have some than the total can be halved (seven of 128), a new one gets
+one.
 """
 
 import heapq
@@ -17,18 +15,18 @@ def share_of(total: int) -> int:
 
 
 def may_have(own: int, taken: int, total: int, count: int = 1) -> bool:
-    """Whether a client may have `count` more that has `own` of `total`, of which all together, itself too, have
-    `taken`. Nothing more it always may, even if others have left less than it has."""
+    """Whether a client with `own` may have `count` more, if all clients have `taken` of `total`. Zero is always
+    allowed."""
     return count == 0 or own + count <= min(share_of(total), total - taken)
 
 
 def too_much(held: Sequence[tuple[str, int]], total: int, share: int) -> Iterator[int]:
-    """Which of `held`, each a client and how much of `total`, the oldest first, are to go so that no client has more
-    than `share` and all have no more than the total: one after the other the oldest of the client that has most."""
+    """Indexes of `held` (client, amount; oldest first) to drop until no client has more than `share` and all at most
+    `total`: each time the oldest of the largest client."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)
-    # The number of the oldest tells clients apart, and which goes first of two that have as much.
+    # The oldest index breaks ties.
     most = [(-sum(held[number][1] for number in own), own[0], own) for own in of_clients.values()]
     heapq.heapify(most)
     taken = sum(amount for _, amount in held)
@@ -53,7 +51,7 @@ class Portions:
         return self._by_client[client]
 
     def take(self, client: str, count: int = 1) -> bool:
-        """Whether it may have `count` more, which it has then."""
+        """Takes `count` more if the client may have them; returns whether."""
         if not may_have(self.of(client), self.taken, self._total, count):
             return False
         self.leave(client, -count)

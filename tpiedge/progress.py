@@ -1,7 +1,4 @@
-"""Progress of long work: a live line with rate and time left on a terminal, a plain line now and then otherwise.
-
-Everything goes to standard error, so that standard output carries results alone.
-"""
+"""Progress on standard error: a live line on a terminal, else a line now and then."""
 
 import sys
 from collections.abc import Callable
@@ -10,9 +7,9 @@ from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.units import format_bytes, format_seconds
 
 ProgressCallback = Callable[[int, int], None]
-"""Takes (bytes done, bytes in all), such as ByteProgress."""
+"""Takes (bytes done, bytes in all)."""
 Say = Callable[[str], object]
-"""Takes a line for people, such as `say`."""
+"""Takes a line for people."""
 
 
 def say(line: str) -> None:
@@ -20,11 +17,7 @@ def say(line: str) -> None:
 
 
 class LiveLine:
-    """Work of which others say how far it is: `tell(how_far)` again and again, then `finish()`.
-
-    On a terminal a line is replaced by the next one, at most ten times a second; elsewhere each stays, and there is one
-    every five seconds.
-    """
+    """`tell(how_far)` repeatedly, then `finish()`: a line replaced every 0.1 s on a terminal, else a line every 5 s."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
@@ -34,11 +27,9 @@ class LiveLine:
 
     @property
     def is_due(self) -> bool:
-        """Whether the line before has been there for long enough."""
         return self._clock.now() - self._shown >= (0.1 if self._live else 5.0)
 
     def tell(self, how_far: str) -> None:
-        """Say it, if it is time."""
         if not self.is_due:
             return
         self._shown = self._clock.now()
@@ -49,14 +40,14 @@ class LiveLine:
             say(how_far)
 
     def finish(self) -> None:
-        """Clear the terminal's line. Idempotent."""
+        """Clears the terminal's line. Idempotent."""
         if self._last:
             _write("\r" + " " * len(self._last) + "\r")
             self._last = ""
 
 
 class ByteProgress:
-    """Bytes done of a total. Use as a callback `progress(done, total)`, then `finish()`."""
+    """A callback `progress(done, total)`; then `finish(done)`."""
 
     def __init__(self, label: str, clock: Clock | None = None) -> None:
         self._label = label
@@ -70,12 +61,11 @@ class ByteProgress:
         elapsed, share = self._clock.now() - self._started, done / max(total, 1)
         rate = done / max(elapsed, 1e-3)
         told = f"{self._label}: {100 * share:.0f}% of {format_bytes(total)}, {format_bytes(rate)}/s"
-        if elapsed >= 3.0 and share >= 0.05:  # a slow start, as of a cold disk, says nothing of the rest
+        if elapsed >= 3.0 and share >= 0.05:  # a slow start (cold disk) predicts nothing
             told += f", {format_seconds((total - done) / rate)} left"
         self._line.tell(told)
 
     def finish(self, done: int) -> None:
-        """Say what was done, if anything was."""
         elapsed = self._clock.now() - self._started
         self._line.finish()
         if done:

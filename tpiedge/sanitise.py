@@ -1,6 +1,4 @@
-"""Text of strangers - other machines, the files of a model - made safe to log, to pass on and to show on a terminal;
-and warnings that they cause: who repeats one does not fill the disk that the log is on.
-"""
+"""Foreign text made safe for logs and terminals, and warnings that cannot flood the log."""
 
 import logging
 import threading
@@ -13,33 +11,31 @@ WINDOW_S: Final = 60.0
 
 
 def sanitised(text: str, kept: str = "") -> str:
-    """`text` with blanks for control characters, which could do anything to a terminal; those in `kept` stay."""
+    """`text` with blanks for control characters, except those in `kept`."""
     return "".join(one if one.isprintable() or one in kept else " " for one in text)
 
 
 def sanitised_line(text: object, limit: int = 1000) -> str:
-    """`text` as one printable line without quotes. The usual limit is well below what a message may carry, with room
-    for the words around it."""
+    """`text` as one printable line. The usual limit leaves room in a message for the words around it."""
     line = " ".join(str(text).split())
     line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in line[: 2 * limit])
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def sanitised_name(name: str) -> str:
-    """What a stranger calls itself: short, in ASCII, never empty."""
+    """A peer's own name: short, ASCII, never empty."""
     clean = "".join(one for one in name if one.isprintable() and one.isascii())
     return clean[:64].strip() or "unnamed"
 
 
 def quote(value: object, limit: int = 60) -> str:
-    """`value` as Python writes it, in ASCII and cut to `limit` characters."""
+    """`value` as Python writes it, in ASCII, cut to `limit` characters."""
     text = ascii(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class RateLimitedLog:
-    """Writes to `log` at most LINES warnings within WINDOW_S; the next one tells how many were left out. For any
-    thread. `now` gives seconds that never run backwards."""
+    """At most LINES warnings within WINDOW_S; the next one counts the omitted ones. For any thread."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -49,7 +45,6 @@ class RateLimitedLog:
         self._lines = 0
 
     def warning(self, message: str, *arguments: object) -> None:
-        """As Logger.warning."""
         with self._lock:
             now, left_out = self._now(), 0
             if now - self._since >= WINDOW_S:

@@ -1,13 +1,8 @@
-"""Threads that end by a defect: it is said which one and why, and the process ends in order.
-
-A thread that is gone is missed by nobody: who waits for what it did waits for ever. So a process that serves is watched
-over as a whole: an exception that a thread does not handle itself is the end of the process.
-"""
+"""Ends a process in order if one of its threads fails: else others would wait for that thread for ever."""
 
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from tpiedge.errors import InternalError
@@ -16,15 +11,12 @@ _log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Watches over the threads of this process for the length of its `with` block.
-
-    `on_failure` is called with the first failure, in the thread that fails.
-    """
+    """Watches the threads of this process. `on_failure` is called with the first failure, in the thread that fails."""
 
     def __init__(self, on_failure: Callable[[InternalError], None] | None = None) -> None:
-        #: What ended a thread, first of all; for any thread.
+        #: The first failure; for any thread.
         self.failure: InternalError | None = None
-        #: The name of that thread.
+        #: Its thread's name.
         self.failed = ""
         self._on_failure = on_failure
         self._lock = threading.Lock()
@@ -38,9 +30,7 @@ class Supervisor:
         self._before, threading.excepthook = threading.excepthook, self._notice
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         threading.excepthook = self._before
 
     def _notice(self, ended: threading.ExceptHookArgs) -> None:

@@ -12,21 +12,19 @@ GIB = 1024 * MIB
 
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _FACTORS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
-#: More than any disk holds, and the seconds of more than thirty years: nobody wants the digits of larger numbers.
+#: More than any disk holds, and more than thirty years.
 _MOST_BYTES = 1e21
 _MOST_S = 1e9
-#: Nobody has so many GB, and nothing works with so few bytes.
+#: Fewer bytes were meant in another unit.
 _FEW = 1024
-#: As much as a weak machine may have in GB; a larger number without a unit was meant in MB.
+#: Up to so many GB are plausible; more without a unit was meant in MB.
 _FEW_GB = 64
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912, '1500000' -> 1_500_000. Raises UserError for anything else.
-
-    So few bytes that the unit was forgotten are refused, but for none at all.
-    """
+    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912. Raises UserError, also for so few bytes that the unit was
+    forgotten."""
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -44,7 +42,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """1536000 -> '1.5 MB' (powers of 1000, as disks and networks are sold). Gives words for any number."""
+    """1536000 -> '1.5 MB' (powers of 1000). Gives words for any number."""
     if count < 0:
         return f"-{format_bytes(-count)}"
     if count >= _MOST_BYTES:
@@ -60,12 +58,12 @@ def format_bytes(count: float) -> str:
 
 
 def format_least(count: float) -> str:
-    """The count in whole MB, rounded up: what is shown is enough. Gives words for any number."""
+    """Whole MB, rounded up. Gives words for any number."""
     return f"{-(-math.ceil(count) // 1_000_000)} MB" if abs(count) < _MOST_BYTES else format_bytes(count)
 
 
 def format_range(start: int, stop: int) -> str:
-    """The numbers from `start` up to, not including, `stop`: (0, 4) -> '0-3', (4, 5) -> '4', (5, 5) -> '-'."""
+    """(0, 4) -> '0-3', (4, 5) -> '4', (5, 5) -> '-'."""
     if stop <= start:
         return "-"
     return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
@@ -89,7 +87,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """20 -> 'just now', 180 -> '3 min ago', 7300 -> '2 h ago', 200_000 -> '2 days ago'. Gives words for any number."""
+    """20 -> 'just now', 180 -> '3 min ago', 200_000 -> '2 days ago'. Gives words for any number."""
     if seconds < 60:
         return "just now"
     if seconds < 3600:
@@ -104,5 +102,5 @@ def format_age(seconds: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Puts the number before its noun: '1 node', '3 nodes'; `plural` is for nouns that do not just take an s."""
+    """'1 node', '3 nodes'; `plural` is for nouns that do not just take an s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

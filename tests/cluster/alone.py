@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import Reference
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.pack.specs import Precision
 
@@ -30,9 +29,11 @@ class Alone:
         return self.text[-TOKENS:]
 
 
+AloneOf = Callable[..., Alone]
+
+
 @pytest.fixture(scope="session")
-def alone(references: Callable[[str], Reference], packs: Callable[..., Path]) -> Callable[..., Alone]:
-    """By the reference's name and the precision of the weights."""
+def alone(references: References, packs: Packs) -> AloneOf:
     known: dict[tuple[str, Precision], Alone] = {}
 
     def find(name: str, precision: Precision) -> Alone:

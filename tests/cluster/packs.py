@@ -15,30 +15,39 @@ from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import ShareWeight, parse_shares, partition
 
+References = Callable[[str], Reference]
+Packs = Callable[..., Path]
+
 
 @pytest.fixture(scope="session")
-def packs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The pack of a reference's checkpoint, in the checkpoint's own precision or in the one that is asked for."""
+def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
     known: dict[tuple[str, Precision], Path] = {}
 
     def find(reference: Reference, precision: Precision | None = None) -> Path:
         stored = precision or (Precision.BF16 if reference.case.dtype == "bf16" else Precision.F32)
         key = reference.case.name, stored
         if key not in known:
-            checkpoint = Checkpoint.open(reference.folder)
-            spec = model_spec(checkpoint.config)
-            checkpoint.check(spec)
-            source = CheckpointSource(checkpoint.tensors)
-            known[key] = tmp_path_factory.mktemp("packs") / reference.case.name
-            write_pack(spec, source, stored, known[key])
-            source.close()
+            to = tmp_path_factory.mktemp("packs") / reference.case.name
+            known[key] = packed(reference.folder, stored, to)
         return known[key]
 
     return find
 
 
+def packed(folder: Path, precision: Precision, to: Path) -> Path:
+    checkpoint = Checkpoint.open(folder)
+    source = CheckpointSource(checkpoint.tensors)
+    write_pack(model_spec(checkpoint.config), source, precision, to)
+    source.close()
+    return to
+
+
 def split(reference: Reference, shares: str) -> tuple[NodeShare, ...]:
-    config = Checkpoint.open(reference.folder).config
+    return shares_of(reference.folder, shares)
+
+
+def shares_of(folder: Path, shares: str) -> tuple[NodeShare, ...]:
+    config = Checkpoint.open(folder).config
     shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
     weights: tuple[ShareWeight, ...] = parse_shares(shares, shares.count(",") + 1)
     return partition(shape, weights)

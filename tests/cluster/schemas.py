@@ -8,7 +8,6 @@ _NAMES = st.text("abcdefgh_ é", min_size=1, max_size=6)
 
 
 def schemas() -> st.SearchStrategy[Schema]:
-    """Of at most a dozen parts."""
     return st.recursive(
         _leaves(), lambda inner: st.one_of(_objects(inner), _arrays(inner), _unions(inner)), max_leaves=8
     )

@@ -1,7 +1,7 @@
 """Requests that share steps, pages and guesses get what each would get alone, whatever the schedule."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.cluster.test_growing_kv import tight
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
@@ -74,18 +74,14 @@ class Run:
             self._leader.cancel(event.request)
 
     def told(self, request: str) -> list[Told]:
-        """Tokens and their log probabilities, which are functions of all bits of the logits."""
         return [(token.token, token.logprobs) for token in self.tokens[request]]
 
 
 def page_of(reference: Reference, precision: KVPrecision) -> int:
-    """Positions of a page."""
     return KVFormat(precision, Checkpoint.open(reference.folder).config.head_dim).page_positions
 
 
 def requests_of(page: int) -> st.SearchStrategy[list[Arrival]]:
-    """Up to seven requests. Their prompts begin with pages of two kinds in any order, so that many begin alike and many
-    have like pages after other ones; some repeat themselves, some sample, some are left."""
     kinds = {kind: tuple(3 + (i * i + 7 * kind) % 50 for i in range(page)) for kind in (0, 1)}
 
     def arrival(
@@ -141,14 +137,11 @@ CASES = [
 
 
 def greedy(arrival: Arrival) -> Arrival:
-    """With f32 a sampled token may differ where the random number lies between two, which no logit shows."""
     sampling = replace(arrival.request.sampling, temperature=0.0)
     return replace(arrival, request=replace(arrival.request, sampling=sampling))
 
 
 def alike(told: Sequence[Told], expected: Sequence[Told], precision: Precision) -> bool:
-    """Equal as far as they go; of f32 log probabilities within 1e-4, and tokens up to one where the best two are as
-    close."""
     if precision is not Precision.F32:
         return told == expected[: len(told)]
     for (token, logprobs), (other, others) in zip(told, expected, strict=False):
@@ -162,16 +155,8 @@ def alike(told: Sequence[Told], expected: Sequence[Told], precision: Precision) 
 
 @pytest.mark.parametrize(("name", "precision", "shares", "streamed"), CASES)
 def test_company_changes_no_bit(
-    name: str,
-    precision: Precision,
-    shares: str,
-    streamed: float | None,
-    references: Callable[[str], Reference],
-    packs: Callable[..., Path],
+    name: str, precision: Precision, shares: str, streamed: float | None, references: References, packs: Packs
 ) -> None:
-    """Arrivals, cancels, sequences that give up their pages, shared prefixes and guesses, answers that go on after a
-    loss, on one to four nodes, with weights that stay or stream; compared with one node that serves each request alone
-    and keeps nothing."""
     reference = references(name)
     pack, page = (
         packs(reference, precision),
@@ -224,7 +209,6 @@ def test_company_changes_no_bit(
 
 
 def gone_on(arrival: Arrival, alones: Mapping[str, list[Told]]) -> Arrival:
-    """The arrival with the tokens that are known of its answer, which lacks one at least."""
     request = arrival.request
     known = min(arrival.known, request.max_tokens - 1)
     answer_ids = tuple(token for token, _ in alones[request.id][:known])
@@ -236,7 +220,7 @@ def prompt_of(reference: Reference, length: int) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def shared(references: Callable[[str], Reference], packs: Callable[..., Path]) -> tuple[Reference, Path]:
+def shared(references: References, packs: Packs) -> tuple[Reference, Path]:
     reference = references("llama-gqa-odd")
     return reference, packs(reference, Precision.Q4)
 
@@ -247,7 +231,6 @@ def ask(number: int, prompt: tuple[int, ...], count: int) -> GenerationRequest:
 
 
 def test_a_second_turn_computes_only_what_is_new(shared: tuple[Reference, Path]) -> None:
-    """Eight conversations that take turns; within a page."""
     reference, pack = shared
     with InProcessCluster(
         pack, split(reference, "1"), capacity_tokens=8 * 1280, context_tokens=1280, sequences=8

@@ -8,28 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cluster.alone import Alone
-from tests.cluster.packs import split
+from tests.cluster.alone import AloneOf
+from tests.cluster.packs import Packs, References, packed, shares_of, split
 from tests.cluster.test_streaming import PLACEMENTS
 from tests.fakes import cluster as clusters
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import CASES, Reference
+from tests.reference import CASES
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.model.int4_files import Int4Checkpoint
 from tpiedge.collectives.communicator import Route
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
-from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.source import DEMO, resolve_model
-from tpiedge.model.spec import model_spec
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.writer import write_pack
-from tpiedge.planner.needs import LayerShape
-from tpiedge.planner.solve import parse_shares, partition
 from tpiedge.wire.fields import KVPrecision
 
 NAMES = [case.name for case in CASES]
@@ -64,11 +56,7 @@ TRIED = [
 
 @pytest.mark.parametrize(("name", "precision", "shares"), TRIED)
 def test_every_split_has_the_bits_of_one_node(
-    name: str,
-    precision: Precision,
-    shares: str,
-    references: Callable[[str], Reference],
-    alone: Callable[..., Alone],
+    name: str, precision: Precision, shares: str, references: References, alone: AloneOf
 ) -> None:
     expected = alone(name, precision)
     found_TV = logits_of(InProcessCluster(expected.pack, split(references(name), shares)), expected.text)
@@ -79,11 +67,7 @@ def test_every_split_has_the_bits_of_one_node(
 @pytest.mark.parametrize("way", ["star", "mesh", "two-shot"])
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_every_collective_has_the_bits_of_one_node(
-    way: str,
-    precision: Precision,
-    shares: str,
-    references: Callable[[str], Reference],
-    alone: Callable[..., Alone],
+    way: str, precision: Precision, shares: str, references: References, alone: AloneOf
 ) -> None:
     expected = alone("llama-gqa-odd", precision)
     cluster = InProcessCluster(
@@ -99,11 +83,7 @@ def test_every_collective_has_the_bits_of_one_node(
 @pytest.mark.parametrize("shares", ["1", "1,0:1,3"])
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_streamed_weights_have_the_bits_of_those_in_memory(
-    precision: Precision,
-    shares: str,
-    placement: str,
-    references: Callable[[str], Reference],
-    alone: Callable[..., Alone],
+    precision: Precision, shares: str, placement: str, references: References, alone: AloneOf
 ) -> None:
     expected = alone("mistral-sliding", precision)
     parts = split(references("mistral-sliding"), shares)
@@ -114,13 +94,8 @@ def test_streamed_weights_have_the_bits_of_those_in_memory(
 @pytest.mark.parametrize("kv", KV)
 @pytest.mark.parametrize(("chunk", "shares"), [(1, "1"), (2, "2,1"), (7, "2,1"), (512, "2,1")])
 def test_every_chunking_has_the_same_bits(
-    shares: str,
-    chunk: int,
-    kv: KVPrecision,
-    references: Callable[[str], Reference],
-    packs: Callable[..., Path],
+    shares: str, chunk: int, kv: KVPrecision, references: References, packs: Packs
 ) -> None:
-    """And so has every instruction set, one of them on each node."""
     name = "llama-biases"
     pack, reference = packs(references(name), Precision.Q4), references(name)
     whole = InProcessCluster(pack, split(reference, "1"), kv=kv)
@@ -129,32 +104,20 @@ def test_every_chunking_has_the_same_bits(
     assert torch.equal(logits_of(cut, text), logits_of(whole, text))
 
 
-def whole(pack: Path) -> list[NodeShare]:
-    """The share of a node that is alone."""
-    layout = Pack.open(pack).layout(0)
-    return [NodeShare(Share(0, layout.matrix("q").units), Share(0, layout.matrix("down").units))]
-
-
-def parted(pack: Path, shares: str) -> tuple[NodeShare, ...]:
-    (alone,), group = whole(pack), Pack.open(pack).group_size(0)
-    shape = LayerShape(len(alone.attention), len(alone.attention) // group, len(alone.ffn))
-    return partition(shape, parse_shares(shares, shares.count(",") + 1))
-
-
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_checkpoints_of_four_bits_have_the_bits_of_one_node(method: str, tmp_path: Path) -> None:
-    Int4Checkpoint(method, ffn=320, heads=4, head_dim=16).write(tmp_path / "checkpoint")
-    pack = packed(tmp_path / "checkpoint", Precision.Q4, tmp_path / "pack")
-    text = range(3, 60)
-    expected_TV = logits_of(InProcessCluster(pack, whole(pack)), text)
-    for shares in ("1,1", "1,0:2,1"):
-        assert torch.equal(logits_of(InProcessCluster(pack, parted(pack, shares)), text), expected_TV)
+    folder = tmp_path / "checkpoint"
+    Int4Checkpoint(method, ffn=320, heads=4, head_dim=16).write(folder)
+    pack = packed(folder, Precision.Q4, tmp_path / "pack")
+    expected_TV, *others = (
+        logits_of(InProcessCluster(pack, shares_of(folder, shares)), range(3, 60))
+        for shares in ("1", "1,1", "1,0:2,1")
+    )
+    assert all(torch.equal(found_TV, expected_TV) for found_TV in others)
 
 
 @pytest.fixture
 def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Lets the nodes that are made from now on compute with instruction sets and threads in turn."""
-
     def choose(sets: Sequence[str], threads: Sequence[int] = (1,)) -> None:
         usual = kernel_library()
         assert usual is not None
@@ -179,8 +142,8 @@ def test_every_instruction_set_has_the_same_bits(
     name: str,
     precision: Precision,
     isa: str,
-    references: Callable[[str], Reference],
-    alone: Callable[..., Alone],
+    references: References,
+    alone: AloneOf,
     several_sets: Callable[..., None],
 ) -> None:
     expected = alone(name, precision)
@@ -191,24 +154,12 @@ def test_every_instruction_set_has_the_same_bits(
 
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases"])
 def test_machines_of_different_kinds_compute_one_answer(
-    name: str,
-    references: Callable[[str], Reference],
-    alone: Callable[..., Alone],
-    several_sets: Callable[..., None],
+    name: str, references: References, alone: AloneOf, several_sets: Callable[..., None]
 ) -> None:
-    """Nodes with one to four threads, and every instruction set that there is."""
     expected = alone(name, Precision.Q4)
     several_sets(AVAILABLE, (1, 2, 3, 4))
     cluster = InProcessCluster(expected.pack, split(references(name), "1,2,1,1"))
     assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
-
-
-def packed(folder: Path, precision: Precision, to: Path) -> Path:
-    checkpoint = Checkpoint.open(folder)
-    source = CheckpointSource(checkpoint.tensors)
-    write_pack(model_spec(checkpoint.config), source, precision, to)
-    source.close()
-    return to
 
 
 #: SHA-256 of the logits of the demo model, f32 in little-endian order: of every machine and build.
@@ -223,7 +174,8 @@ GOLDEN = {
 def test_the_demo_s_logits_are_those_of_every_machine(
     precision: Precision, isa: str, tmp_path: Path, several_sets: Callable[..., None]
 ) -> None:
-    pack = packed(resolve_model(DEMO), precision, tmp_path / "pack")
+    folder = resolve_model(DEMO)
+    pack = packed(folder, precision, tmp_path / "pack")
     several_sets([isa])
-    logits_TV = logits_of(InProcessCluster(pack, whole(pack)), range(3, 40))
+    logits_TV = logits_of(InProcessCluster(pack, shares_of(folder, "1")), range(3, 40))
     assert hashlib.sha256(logits_TV.numpy().astype("<f4").tobytes()).hexdigest() == GOLDEN[precision]

@@ -1,20 +1,17 @@
 """A cancel ends the step on every rank after the same block, and the next request is exact."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.cluster.test_growing_kv import tight
 from tests.fakes.cluster import InProcessCluster, greedy_request
-from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import Token
 
 
 def true_from(call: int) -> Callable[[], bool]:
-    """False for the first `call` - 1 calls."""
     calls: Iterator[bool] = iter([False] * (call - 1))
     return lambda: next(calls, True)
 
@@ -23,14 +20,8 @@ def true_from(call: int) -> Callable[[], bool]:
 @pytest.mark.parametrize("call", [1, 2, 3, 7, 8])
 @pytest.mark.fault("H6", "cancelled at any moment, the next answer is exact")
 def test_a_cancel_at_any_moment_leaves_a_cluster_that_answers_exactly(
-    call: int,
-    shares: str,
-    pinned_part: float | None,
-    references: Callable[[str], Reference],
-    packs: Callable[[Reference], Path],
+    call: int, shares: str, pinned_part: float | None, references: References, packs: Packs
 ) -> None:
-    """Odd calls fall into a step (between announcement and first block), even ones between two steps. A step that ends
-    in the middle of a sweep leaves weights behind that were read ahead, and a KV cache that has grown."""
     reference = references("yi")
     with InProcessCluster(
         packs(reference),

@@ -1,14 +1,14 @@
 """Requests go on in another cluster, with another split, with the keys and values that they had: the same tokens come,
 and next to nothing is computed anew."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Tag
@@ -45,7 +45,6 @@ CHANGES = {
 
 
 def requests(reference: Reference) -> list[GenerationRequest]:
-    """Two that begin alike, for more than a page, and one that is sampled."""
     ids = tuple(reference.prompt_ids)
     long = (ids * (LONG // len(ids) + 1))[:LONG]
     drawn = Sampling(1.0, 40, 0.9, seed=7)
@@ -59,7 +58,6 @@ def requests(reference: Reference) -> list[GenerationRequest]:
 def play(
     cluster: InProcessCluster, asked: Sequence[GenerationRequest], steps: int | None = None
 ) -> dict[str, list[int]]:
-    """The tokens that come, in so many steps or until all is done."""
     told: dict[str, list[int]] = {one.id: list(one.answer_ids) for one in asked}
 
     def take(message: object) -> None:
@@ -128,7 +126,6 @@ class Change:
 
 
 def page_of(pack: Path, precision: Precision | None) -> int:
-    """Positions that two requests have in common, whole pages of them."""
     width = config_of_pack(Pack.open(pack)).head_dim
     size = KVFormat("f32" if precision is None else "bf16", width).page_positions
     return LONG // size * size
@@ -154,12 +151,7 @@ def going_on(reference: Reference, told: dict[str, list[int]]) -> list[Generatio
     ],
 )
 def test_answers_go_on_with_what_was_computed(
-    references: Callable[[str], Reference],
-    packs: Callable[..., Path],
-    tmp_path: Path,
-    change: str,
-    precision: Precision | None,
-    steps: int,
+    references: References, packs: Packs, tmp_path: Path, change: str, precision: Precision | None, steps: int
 ):
     reference = references("qwen3")
     pack = packs(reference, precision)
@@ -183,7 +175,7 @@ def test_answers_go_on_with_what_was_computed(
 @pytest.mark.parametrize("steps", [1, 9])
 @pytest.mark.fault("H13", "nor are they found after a planned change")
 def test_another_client_s_pages_are_not_found_where_they_were_carried_to(
-    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path, steps: int
+    references: References, packs: Packs, tmp_path: Path, steps: int
 ):
     reference = references("qwen3")
     pack = packs(reference, Precision.Q4)
@@ -214,7 +206,6 @@ def test_another_client_s_pages_are_not_found_where_they_were_carried_to(
 
 
 def damage(change: Change, how: str) -> None:
-    """To what was left for ann's node, or for the master's."""
     folder = change.folders[""] if how == "at the master" else change.folders["ann"]
     (path,) = folder.glob("*")
     data = path.read_bytes()
@@ -233,9 +224,7 @@ def damage(change: Change, how: str) -> None:
 @pytest.mark.parametrize(
     "how", ["at the master", "it ends too early", "it was written with another key", "it cannot be read"]
 )
-def test_what_is_damaged_is_computed_anew(
-    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path, how: str
-):
+def test_what_is_damaged_is_computed_anew(references: References, packs: Packs, tmp_path: Path, how: str):
     reference = references("qwen3")
     pack = packs(reference, Precision.Q4)
     change = Change(reference, pack, "a machine joins", tmp_path)
@@ -254,7 +243,7 @@ def test_what_is_damaged_is_computed_anew(
 
 
 def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
-    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path
+    references: References, packs: Packs, tmp_path: Path
 ):
     reference = references("qwen3")
     change = Change(reference, packs(reference, None), "a machine joins", tmp_path)
@@ -273,10 +262,7 @@ def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
 
 @pytest.mark.fault("W2", "what it says in place of whether it could is named")
 def test_a_node_that_answers_out_of_form_is_named(
-    references: Callable[[str], Reference],
-    packs: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    references: References, packs: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     agreed = carrying.Carrier._agreed
 

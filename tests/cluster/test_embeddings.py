@@ -1,14 +1,13 @@
 """Embeddings are the pooled hidden states of transformers, for every number of nodes and whatever runs beside them."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import Reference, hidden_states
+from tests.reference import hidden_states
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import AnswerPart, Embedding
@@ -22,14 +21,12 @@ def asking(prompt_ids: Sequence[int], pooling: Pooling, name: str = "embedded") 
 
 
 def vector(events: Sequence[AnswerPart]) -> np.ndarray:
-    """The one thing that came."""
     (found,) = events
     assert isinstance(found, Embedding)
     return np.array(found.values)
 
 
 def played(leader: Leader, *requests: GenerationRequest) -> list[list[AnswerPart]]:
-    """What comes of each of them, all of which run at once."""
     told: list[list[AnswerPart]] = [[] for _ in requests]
     for request, events in zip(requests, told, strict=True):
         leader.submit(request, events.append)
@@ -41,7 +38,7 @@ def played(leader: Leader, *requests: GenerationRequest) -> list[list[AnswerPart
 @pytest.mark.parametrize("shares", ["1", "2,1", "1,5,2"])
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied"])
 def test_they_are_the_pooled_hidden_states_of_transformers(
-    name: str, shares: str, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+    name: str, shares: str, references: References, packs: Packs
 ) -> None:
     reference = references(name)
     states_TH = hidden_states(reference.folder, reference.prompt_ids)

@@ -3,17 +3,15 @@
 Ranks are threads here and the links queues; tests/process does the same with processes and ZeroMQ.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster, greedy_request
-from tests.reference import CASES, Reference
+from tests.reference import CASES
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import PromptScores
 
@@ -52,10 +50,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("name", "shares"), PAIRS)
 def test_tokens_and_logits_are_those_of_transformers(
-    name: str,
-    shares: str,
-    references: Callable[[str], Reference],
-    packs: Callable[[Reference], Path],
+    name: str, shares: str, references: References, packs: Packs
 ) -> None:
     reference = references(name)
     with InProcessCluster(packs(reference), split(reference, shares)) as cluster:
@@ -70,19 +65,14 @@ def test_tokens_and_logits_are_those_of_transformers(
 )
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "mistral-sliding"])
 def test_chunks_and_steps_of_the_prompt_change_nothing(
-    name: str,
-    limits: StepLimits,
-    references: Callable[[str], Reference],
-    packs: Callable[[Reference], Path],
+    name: str, limits: StepLimits, references: References, packs: Packs
 ) -> None:
     reference = references(name)
     with InProcessCluster(packs(reference), split(reference, "2,1"), limits=limits) as cluster:
         assert tuple(cluster.greedy(reference.prompt_ids, 24)) == reference.greedy_ids
 
 
-def test_prompt_scores_are_the_log_probabilities_of_the_prompt(
-    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
-) -> None:
+def test_prompt_scores_are_the_log_probabilities_of_the_prompt(references: References, packs: Packs) -> None:
     reference = references("qwen2-tied")
     request = replace(greedy_request(reference.prompt_ids, 1), prompt_scores=True)
     limits = StepLimits(7, 3)
@@ -95,9 +85,7 @@ def test_prompt_scores_are_the_log_probabilities_of_the_prompt(
     assert torch.allclose(torch.tensor(scores), own, rtol=RELATIVE, atol=RELATIVE)
 
 
-def test_bf16_arithmetic_stays_near_f32_for_every_split(
-    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
-) -> None:
+def test_bf16_arithmetic_stays_near_f32_for_every_split(references: References, packs: Packs) -> None:
     """The stated bound of bf16: 3 % of the largest logit, and any two splits within it of each other."""
     reference = next(
         ref for ref in map(references, [case.name for case in CASES]) if ref.case.dtype == "bf16"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import test_batching
+from tests.cluster.packs import packed, shares_of
 from tests.cluster.test_batching import Arrival, Run
 from tests.fakes.cluster import InProcessCluster
 from tpiedge.engine import constraints, grammars
@@ -16,14 +17,8 @@ from tpiedge.engine.step_cost import StepCost
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.source import DEMO, resolve_model
-from tpiedge.model.spec import model_spec
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.share import NodeShare
-from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.writer import write_pack
-from tpiedge.planner.needs import LayerShape
-from tpiedge.planner.solve import parse_shares, partition
 from tpiedge.wire.control import Compiled, Failed, Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
@@ -49,6 +44,8 @@ LARK = Grammar("lark", 'start: "yes" | "no" rest\nrest: ", because " /[a-z ]{1,2
 GBNF = Grammar("lark", 'root ::= ("left" | "right") " turn"')
 
 
+Demo = Callable[..., InProcessCluster]
+Ask = Callable[..., GenerationRequest]
 GREEDY = Sampling()
 WARM = Sampling(temperature=1.2, seed=5, logprobs=3)
 
@@ -60,27 +57,16 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def demo_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    checkpoint = Checkpoint.open(DEMO_FOLDER)
-    source = CheckpointSource(checkpoint.tensors)
-    folder = tmp_path_factory.mktemp("packs") / "demo"
-    write_pack(model_spec(checkpoint.config), source, Precision.Q8, folder)
-    source.close()
-    return folder
-
-
-def shares(nodes: int) -> tuple[NodeShare, ...]:
-    config = Checkpoint.open(DEMO_FOLDER).config
-    shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
-    return partition(shape, parse_shares(",".join("1" * nodes), nodes))
+    return packed(DEMO_FOLDER, Precision.Q8, tmp_path_factory.mktemp("packs") / "demo")
 
 
 @pytest.fixture(scope="module")
-def demo(demo_pack: Path) -> Callable[..., InProcessCluster]:
+def demo(demo_pack: Path) -> Demo:
     def make(nodes: int = 1, **settings: int) -> InProcessCluster:
         usual = {"capacity_tokens": 4096, "context_tokens": 1024}
         return InProcessCluster(
             demo_pack,
-            shares(nodes),
+            shares_of(DEMO_FOLDER, ",".join("1" * nodes)),
             tokenizer=DEMO_FOLDER,
             **(usual | settings),
         )
@@ -89,7 +75,7 @@ def demo(demo_pack: Path) -> Callable[..., InProcessCluster]:
 
 
 @pytest.fixture
-def ask(tokenizer: Tokenizer) -> Callable[..., GenerationRequest]:
+def ask(tokenizer: Tokenizer) -> Ask:
     def made(
         name: str, grammar: Grammar | None, most: int = 80, sampling: Sampling = GREEDY
     ) -> GenerationRequest:
@@ -104,12 +90,7 @@ def text_of(run: Run, name: str, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([token.token for token in run.tokens[name]])
 
 
-def test_answers_are_texts_of_their_grammars(
-    demo: Callable[..., InProcessCluster],
-    ask: Callable[..., GenerationRequest],
-    tokenizer: Tokenizer,
-) -> None:
-    """Each ends by itself, with an end token, and has the form."""
+def test_answers_are_texts_of_their_grammars(demo: Demo, ask: Ask, tokenizer: Tokenizer) -> None:
     wanted = {"person": PERSON, "digits": DIGITS, "lark": LARK, "gbnf": GBNF}
     with demo(2, sequences=4, speculate=6) as cluster:
         arrivals = [Arrival(ask(name, one, sampling=WARM), 0) for name, one in wanted.items()]
@@ -122,9 +103,7 @@ def test_answers_are_texts_of_their_grammars(
     assert texts["gbnf"] in ("left turn", "right turn")
 
 
-def test_company_changes_no_bit_of_either(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
-) -> None:
+def test_company_changes_no_bit_of_either(demo: Demo, ask: Ask) -> None:
     free = ask("free", None, 40, Sampling(logprobs=5))
     bound = ask("bound", PERSON, sampling=WARM)
     with demo() as cluster:
@@ -137,9 +116,7 @@ def test_company_changes_no_bit_of_either(
     assert run.told("bound") == bound_alone
 
 
-def test_another_epoch_goes_on_anywhere_in_the_answer(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
-) -> None:
+def test_another_epoch_goes_on_anywhere_in_the_answer(demo: Demo, ask: Ask) -> None:
     request = ask("one", PERSON, sampling=WARM)
     with demo() as cluster:
         whole = Run(cluster.leader, [Arrival(request, 0)]).told("one")
@@ -150,11 +127,8 @@ def test_another_epoch_goes_on_anywhere_in_the_answer(
 
 
 def test_what_the_grammar_forces_needs_no_steps_of_its_own(
-    demo: Callable[..., InProcessCluster],
-    ask: Callable[..., GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
+    demo: Demo, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a guess costs nothing, and there is time to hear what is forced. No text repeats itself here."""
     monkeypatch.setattr(constraints, "_LONE_S", 30.0)
     words = "the quick brown fox jumps over a lazy dog while we all wait for tea"
     grammar = Grammar("lark", f'start: ("A: {words}" | "B: {words}") "."')
@@ -179,10 +153,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_grammar_that_is_too_much_hurts_nobody_else(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], case: str
-) -> None:
-    """Be it that its process dies of it."""
+def test_a_grammar_that_is_too_much_hurts_nobody_else(demo: Demo, ask: Ask, case: str) -> None:
     grammar, why = REFUSED[case]
     ended: list[Failed] = []
     told: list[Token] = []
@@ -222,12 +193,8 @@ class Late:
 
 @pytest.mark.parametrize("calls", [1, 7])
 def test_masks_that_come_late_change_no_bit(
-    demo: Callable[..., InProcessCluster],
-    ask: Callable[..., GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
-    calls: int,
+    demo: Demo, ask: Ask, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    """Masks are late beside guesses, and where pages are short, so that an answer that waits gives up its own."""
     page = KVFormat("bf16", Checkpoint.open(DEMO_FOLDER).config.head_dim).page_positions
     asked = [ask("free", None, 40, Sampling(logprobs=5))]
     for name in ("one", "two"):
@@ -245,12 +212,8 @@ def test_masks_that_come_late_change_no_bit(
 @pytest.mark.parametrize("flood", [0, 15])
 @pytest.mark.fault("H14", "grammars that are slow take no part in the steps: others have a token in each")
 def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
-    demo: Callable[..., InProcessCluster],
-    ask: Callable[..., GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
-    flood: int,
+    demo: Demo, ask: Ask, monkeypatch: pytest.MonkeyPatch, flood: int
 ) -> None:
-    """Others have as many steps, of as many rows, as without those masks; no step waits."""
     Late(monkeypatch, None)
     told: list[Token] = []
     with demo(sequences=16) as cluster:
@@ -275,10 +238,7 @@ def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
         assert not leader.preparing
 
 
-def test_a_grammar_is_compiled_before_its_request_comes(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
-) -> None:
-    """A compilation takes nothing of what running requests have; one whose request never comes leaves nothing."""
+def test_a_grammar_is_compiled_before_its_request_comes(demo: Demo, ask: Ask) -> None:
     heard: list[object] = []
     told: list[Token] = []
     with demo(sequences=1) as cluster:

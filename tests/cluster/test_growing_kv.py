@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster, greedy_request
-from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
@@ -16,8 +14,6 @@ from tpiedge.wire.control import Token
 
 
 def tight(part: float) -> Callable[[Sweep], Placement]:
-    """The smallest ring, and room for `part` of the other weights when the KV cache is full."""
-
     def placement(sweep: Sweep) -> Placement:
         least = smallest_ring(sweep.sizes, frozenset())
         found = place(sweep.sizes, least + round(part * max(0, sweep.nbytes - least)), window_bytes=least)
@@ -44,11 +40,7 @@ def tokens(
     ],
 )
 def test_tokens_are_the_same_while_the_cache_grows_and_shrinks(
-    name: str,
-    part: float,
-    shares: str,
-    references: Callable[[str], Reference],
-    packs: Callable[[Reference], Path],
+    name: str, part: float, shares: str, references: References, packs: Packs
 ) -> None:
     reference = references(name)
     prompt, answer = tuple(reference.prompt_ids), tuple(reference.greedy_ids)

@@ -4,14 +4,10 @@ The references' random weights make attention sharp and logits close to each oth
 the bounds are for them. How much a trained model suffers is measured by `tpiedge eval`.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import Reference
 from tpiedge.wire.fields import KVPrecision
 
 # Biases; one KV head for seven query heads; sliding windows; norms of q and k.
@@ -20,9 +16,7 @@ NAMES = ["llama-biases", "yi", "mistral-sliding", "qwen2-tied", "qwen3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_fewer_bits_the_larger_the_error(
-    name: str, references: Callable[[str], Reference], packs: Callable[..., Path]
-) -> None:
+def test_the_fewer_bits_the_larger_the_error(name: str, references: References, packs: Packs) -> None:
     reference = references(name)
     logits_TV = {}
     for kv in KV:

@@ -1,12 +1,8 @@
 """What the planner predicts of a node's weights is what the node holds, to the byte."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from tests.cluster.packs import split
-from tests.reference import Reference
+from tests.cluster.packs import Packs, References, split
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.needs import NodeFacts, model_facts
@@ -15,9 +11,7 @@ from tpiedge.planner.solve import Plan, evaluate, parse_shares
 
 @pytest.mark.parametrize("shares", ["1", "3,1", "1,0:2,1", "1,1,1,1,1"])
 @pytest.mark.parametrize("name", ["openllama", "llama-gqa-odd", "qwen2-tied", "qwen3-biases"])
-def test_predicted_bytes_are_held_bytes(
-    name: str, shares: str, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
-) -> None:
+def test_predicted_bytes_are_held_bytes(name: str, shares: str, references: References, packs: Packs) -> None:
     reference = references(name)
     pack = Pack.open(packs(reference))
     nodes = split(reference, shares)

@@ -1,13 +1,11 @@
 """q8 and q4 through the engine: how near they are to the checkpoint, and that no cut of a prompt changes a bit.
 (test_bits.py: all splits have the same bits.)"""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from tests.cluster.alone import Alone
-from tests.reference import Reference
+from tests.cluster.alone import AloneOf
+from tests.cluster.packs import References
 from tpiedge.pack.specs import Precision
 
 # Of a head of 12 or 20 and FFN tiles of 44 or 64: groups that are short; a KV head for all; biases; ties; norms of q
@@ -26,9 +24,8 @@ QUANTISED = [Precision.Q8, Precision.Q4]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_quantised_weights_are_near_the_checkpoint_s(
-    name: str, references: Callable[[str], Reference], alone: Callable[..., Alone]
+    name: str, references: References, alone: AloneOf
 ) -> None:
-    """The engine computes the model, and q8 is nearer to it than q4. Random weights suffer more than trained ones."""
     reference = references(name)
     expected_TV = torch.from_numpy(reference.logits_TV)
     errors = [

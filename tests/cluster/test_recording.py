@@ -1,14 +1,10 @@
 """A step that is recorded: by all ranks the same one, and only where it was asked for; and how far prompts are read."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.cluster.test_growing_kv import tight
 from tests.fakes.cluster import InProcessCluster, greedy_request
-from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import StepSpans
 
@@ -16,7 +12,7 @@ from tpiedge.wire.control import StepSpans
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("shares", ["1", "2,1,1"])
 def test_all_ranks_record_the_step_that_rank_0_picks(
-    shares: str, streamed: bool, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+    shares: str, streamed: bool, references: References, packs: Packs
 ) -> None:
     reference = references("yi")
     told: list[StepSpans] = []
@@ -40,9 +36,7 @@ def test_all_ranks_record_the_step_that_rank_0_picks(
     assert len(counts) == 1  # rank 0 also announces the step
 
 
-def test_how_far_a_prompt_is_read_is_known_while_it_is(
-    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
-) -> None:
+def test_how_far_a_prompt_is_read_is_known_while_it_is(references: References, packs: Packs) -> None:
     reference = references("yi")
     ids = [*reference.prompt_ids] * 3
     seen: list[tuple[tuple[str, int], ...]] = []

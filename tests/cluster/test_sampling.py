@@ -2,11 +2,10 @@
 arithmetic that rounds, the same tokens again for the same plan."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Route
@@ -33,7 +32,6 @@ Answers = list[list[int]]
 
 
 def drawn(cluster: InProcessCluster, reference: Reference) -> Answers:
-    """An answer with each of SAMPLINGS."""
     requests = [
         GenerationRequest(f"r-{number}", tuple(reference.prompt_ids), TOKENS, sampling, ignore_eos=True)
         for number, sampling in enumerate(SAMPLINGS)
@@ -45,8 +43,7 @@ def drawn(cluster: InProcessCluster, reference: Reference) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def alone(references: Callable[[str], Reference], packs: Callable[..., Path]) -> Callable[[str], Answers]:
-    """What one node draws."""
+def alone(references: References, packs: Packs) -> Callable[[str], Answers]:
     known: dict[str, Answers] = {}
 
     def find(name: str) -> Answers:
@@ -63,12 +60,7 @@ def alone(references: Callable[[str], Reference], packs: Callable[..., Path]) ->
     ("name", "shares", "way"), [(NAMES[at % len(NAMES)], *plan) for at, plan in enumerate(PLANS)]
 )
 def test_f32_draws_the_tokens_of_one_node_on_any_number_of_them(
-    name: str,
-    shares: str,
-    way: str,
-    references: Callable[[str], Reference],
-    packs: Callable[..., Path],
-    alone: Callable[[str], Answers],
+    name: str, shares: str, way: str, references: References, packs: Packs, alone: Callable[[str], Answers]
 ) -> None:
     reference = references(name)
     route = Route(small=way, bulk=way)  # type: ignore[arg-type]

@@ -5,19 +5,20 @@ same with real connections.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.cluster.packs import split
-from tests.cluster.test_collectives import CHUNKS, EXACT, WAYS, route
+from tests.cluster.packs import Packs, References, split
+from tests.cluster.test_collectives import CHUNKS, route
 from tests.cluster.test_exactness import assert_close
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tests.shaped_links import LinkModel, LinkSettings, ShapedNetwork
+from tpiedge.collectives.group import COLLECTIVES
 
 LINK = LinkSettings(latency_s=0.0002, jitter_s=0.0018, loss=0.05)
 AGAIN_S = 0.008
@@ -26,7 +27,6 @@ AGAIN_S = 0.008
 
 @contextmanager
 def shaped(reference: Reference, pack: Path, shares: str, way: str, seed: int) -> Iterator[InProcessCluster]:
-    """A cluster of a link per pair and direction. Fails at its end where nothing was lost on them."""
     seeds = itertools.count(1000 * seed)
     with (
         closing(ShapedNetwork(lambda *_: LinkModel(LINK, next(seeds)), AGAIN_S)) as network,
@@ -37,19 +37,18 @@ def shaped(reference: Reference, pack: Path, shares: str, way: str, seed: int) -
         assert network.lost > 0
 
 
-@pytest.mark.parametrize("shares", ["2,1", "1,1,1,1,1,1,1,1"])
+@pytest.mark.parametrize("shares", ["2,1", "1,0:3,1,0:1,1", "1,1,1,1,1,1,1,1"])
 @pytest.mark.fault("P10", "the same bits as without")
 def test_logits_are_the_bits_of_links_without_a_fault(
-    shares: str, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+    shares: str, references: References, packs: Packs
 ) -> None:
-    """Whatever arrives first, sums are in the same order: that of ranks in a star, a mesh and two shots."""
     reference = references("yi")
     pack = packs(reference)
     logits_TV = {}
-    for seed, way in enumerate(WAYS):
+    for seed, way in enumerate(COLLECTIVES):
         with shaped(reference, pack, shares, way, seed) as cluster:
             logits_TV[way] = cluster.logits(reference.prompt_ids)
         assert_close(logits_TV[way], reference.logits_TV)
         with InProcessCluster(pack, split(reference, shares), limits=CHUNKS, route=route(way)) as cluster:
             assert torch.equal(logits_TV[way], cluster.logits(reference.prompt_ids))
-    assert all(torch.equal(logits_TV[way], logits_TV["star"]) for way in EXACT)
+    assert all(torch.equal(logits_TV[way], logits_TV["star"]) for way in COLLECTIVES)

@@ -1,14 +1,10 @@
 """A node that is alone computes a token's layers as one call: with the bits of one block after the other."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import Reference
 from tpiedge.engine.fused_blocks import FusedBlocks
 from tpiedge.kernels.attention_block import FusedLayers
 from tpiedge.kernels.kv_pages import Spans
@@ -22,7 +18,6 @@ pytestmark = pytest.mark.skipif(kernel_library() is None, reason="native: the ke
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of every call."""
     seen: list[int] = []
     run = FusedLayers.run
 
@@ -42,8 +37,8 @@ def test_the_same_answer_as_block_by_block(
     name: str,
     precision: Precision,
     runs: list[int],
-    references: Callable[[str], Reference],
-    packs: Callable[..., Path],
+    references: References,
+    packs: Packs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reference = references(name)

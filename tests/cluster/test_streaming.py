@@ -1,13 +1,11 @@
 """Weights that stream from disk give the tokens that weights in memory give, whatever fits."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.packs import split
+from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
-from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
@@ -61,11 +59,7 @@ TRIED = [
 
 @pytest.mark.parametrize(("name", "placement", "shares"), TRIED)
 def test_tokens_are_the_same_whatever_fits(
-    name: str,
-    placement: str,
-    shares: str,
-    references: Callable[[str], Reference],
-    packs: Callable[[Reference], Path],
+    name: str, placement: str, shares: str, references: References, packs: Packs
 ) -> None:
     reference = references(name)
     limits = StepLimits(7, 3)  # steps without a head end a sweep early

@@ -16,7 +16,6 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(params=CLUSTERS, ids=lambda param: "-".join(map(str, param)))
 def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """Each with the plan of step 1."""
     kind, way, size = request.param
     with linked(kind, monkeypatch) as network:
         yield Ranks(network, way, size).begun() if size > 1 else Ranks(network, way, size)

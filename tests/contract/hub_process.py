@@ -57,7 +57,6 @@ class HubProcess:
 
     @property
     def peak_rss(self) -> int:
-        """Since it was started."""
         lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
@@ -77,7 +76,6 @@ class HubProcess:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """The end of its standard input is that of the process."""
         with self._child:
             assert self._child.stdin is not None
             self._child.stdin.close()

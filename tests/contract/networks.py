@@ -49,7 +49,6 @@ class Network:
         return self._stack.enter_context(self._connection(rank, 0, self._hub.address, plane))
 
     def mesh(self, size: int) -> Sequence[Endpoint]:
-        """One endpoint per rank; each has a link to each other."""
         made: Sequence[InProcessPeer | ZmqMesh]
         if self.kind == "inprocess":
             made = InProcessPeer.group([node_name(rank) for rank in range(size)])

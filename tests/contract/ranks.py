@@ -85,7 +85,6 @@ class Ranks:
 
     @property
     def name(self) -> str:
-        """The name of the collective."""
         return "star" if self.way == HUB else self.way
 
     def plan(self, step: int = 1, **changes: Any) -> StepPlan:
@@ -99,7 +98,6 @@ class Ranks:
             assert one.next_plan() == self.plan(step, **changes)
 
     def begun(self, **changes: Any) -> "Ranks":
-        """These ranks, once each has the plan of step 1."""
         self.run(lambda one: self.begin(one, **changes))
         return self
 
@@ -112,7 +110,6 @@ class Ranks:
         return self
 
     def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """`work` on every rank at once; the results in rank order."""
         results = self.outcomes(work)
         # The rank that failed first is the cause of the others' losses.
         failures = [result for result in results if isinstance(result, Exception)]
@@ -158,7 +155,6 @@ class Ranks:
                 endpoint.wake()
 
     def reduce(self, block: int = 0, *, tokens: int = 3, hidden: int = 96) -> list[torch.Tensor]:
-        """On all ranks, of `part`s."""
         tag = Tag(1, block, 0)
         return self.run(lambda one: one.all_reduce(part(one.rank, tokens, hidden), tag))
 
@@ -189,7 +185,6 @@ def parts(size: int, tokens: int = 3, hidden: int = 96) -> list[torch.Tensor]:
 
 
 def total(given: Sequence[torch.Tensor]) -> torch.Tensor:
-    """In the order of ranks."""
     summed = given[0].clone()
     for one in given[1:]:
         summed = summed + one
@@ -197,5 +192,4 @@ def total(given: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def same(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all have the same bits."""
     return all(torch.equal(one.view(torch.int32), tensors[0].view(torch.int32)) for one in tensors)

@@ -21,7 +21,6 @@ ROW = TensorHeader("f32", (3, HIDDEN))
 @pytest.mark.fault("W5", "messages of an earlier epoch or step are dropped")
 @each_link
 def test_what_is_of_another_epoch_or_an_earlier_step_is_dropped_and_counted(network: Any, way: str) -> None:
-    """Before every message of every rank."""
     ranks = Ranks(network, way, 3, wrap=lambda _, one: Changing(one))
     ranks.begun()
     ranks.run(lambda one: ranks.begin(one, 2))
@@ -41,14 +40,13 @@ def test_what_is_of_another_epoch_or_an_earlier_step_is_dropped_and_counted(netw
 
 
 def holds_rank_0_back(sender: str, message: Message) -> bool:
-    """From its last word in the all-reduce of step 1 on: nothing that others need in order to get on."""
     last = isinstance(message, Partial) or (isinstance(message, Slice) and message.hop == 1)
     return sender == "node-0" and (last or isinstance(message, StepPlan))
 
 
 @pytest.mark.parametrize("way", ["mesh", "two-shot"])
 def test_a_peer_may_be_a_step_ahead(network: Any, way: str) -> None:
-    """Rank 2 hears of step 2 from rank 1 before it has the end of step 1, and the plan, from rank 0."""
+    """Rank 2 hears of step 2 from rank 1 before rank 0 sends the end of step 1 and the plan."""
     ranks = Ranks(network, way, 3, wrap=lambda rank, one: Late(one) if rank == 2 else one)
     ranks.begun()
     late = ranks.endpoints[2]
@@ -81,7 +79,6 @@ def test_a_peer_may_be_a_step_ahead(network: Any, way: str) -> None:
 
 
 def test_a_sum_is_taken_from_rank_0_alone(network: Any) -> None:
-    """That of another rank is held, as if it came early, and no wait ends with it."""
     ranks = Ranks(network, "star", 3).begun().meet()
     ranks.bare[1].send(Reduced(1, 1, 0, 0, 0, ROW), (part(7).numpy().data,), "node-2")
     for result in ranks.reduce():

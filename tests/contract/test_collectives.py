@@ -26,7 +26,6 @@ def _one_thread() -> Iterator[None]:
 
 
 def check_sum(way: str, results: list[torch.Tensor], given: list[torch.Tensor]) -> None:
-    """The bits of the order of ranks where it is promised; the same bits everywhere, near the truth, in any case."""
     assert same(results)
     if way in EXACT:
         assert torch.equal(results[0], total(given))
@@ -78,7 +77,6 @@ def test_the_caller_owns_the_result(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_several_are_under_way_while_a_rank_computes(ranks: Ranks, depth: int) -> None:
-    """Each rank computes another time between the halves; some finish with nothing else under way, some do not."""
     count = 12
 
     def work(one: Communicator) -> list[torch.Tensor]:
@@ -125,8 +123,6 @@ def test_cancelling_reaches_every_rank_in_the_same_block(ranks: Ranks) -> None:
 
 
 def test_a_cancel_ends_what_is_under_way(ranks: Ranks) -> None:
-    """Every rank leaves the step with a later all-reduce under way, and the next step knows nothing of it."""
-
     def work(one: Communicator) -> torch.Tensor:
         if one.rank == 0:
             one.request_cancel(TAG.step)

@@ -37,7 +37,6 @@ def connect(
 
 
 def assert_serves(hub: ZmqHub, spoke: Endpoint) -> None:
-    """The connection works in both directions."""
     spoke.send(Shutdown(3), timeout_s=WAIT_S)
     envelope = hub.recv(WAIT_S)
     assert envelope is not None
@@ -49,14 +48,12 @@ def assert_serves(hub: ZmqHub, spoke: Endpoint) -> None:
 
 
 def listen(*endpoints: Endpoint) -> None:
-    """Nothing comes, until WAIT_S are over or one of them raises."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         assert [endpoint.recv(0.05) for endpoint in endpoints] == [None] * len(endpoints)
 
 
 def wait_for(hub: ZmqHub, counter: str) -> None:
-    """Nothing is received until `counter` counts."""
     deadline = time.monotonic() + WAIT_S
     while not getattr(hub.counters, counter):
         assert hub.recv(0.02) is None
@@ -152,7 +149,6 @@ def test_a_restarted_process_takes_over_and_the_hub_learns_of_it(hub: ZmqHub) ->
 
 
 def test_a_message_that_was_changed_on_the_way_breaks_the_link_and_it_is_made_anew(hub: ZmqHub) -> None:
-    """libzmq alone would only stop to read."""
     with (
         Relay(int(hub.address.rpartition(":")[2])) as relay,
         ZmqSpoke(

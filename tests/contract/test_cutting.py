@@ -20,7 +20,6 @@ WAIT_S = 20.0
 def test_whatever_the_peer_does(
     monkeypatch: pytest.MonkeyPatch, revoked: bool, hangs_up: bool, farewell: AgentPulse | None
 ) -> None:
-    """libzmq 4.3.5 aborted the process where a message came after the cut and the peer hung up then."""
     # Later than all that is looked at: what is said over a new connection counts.
     monkeypatch.setattr("tpiedge.transport.zeromq_endpoint._RECONNECT_MS", 4000)
     keys, own = CurveKeys.generate(), CurveKeys.generate()
@@ -48,7 +47,6 @@ def test_whatever_the_peer_does(
 
 
 def is_heard_again(spoke: ZmqSpoke, hub: ZmqHub) -> bool:
-    """What is sent before the spoke has noticed the cut is lost."""
     for _ in range(20):
         spoke.send(PULSE, timeout_s=WAIT_S)
         if hub.recv(0.5) is not None:
@@ -57,7 +55,6 @@ def is_heard_again(spoke: ZmqSpoke, hub: ZmqHub) -> bool:
 
 
 def test_a_peer_that_hangs_up_while_nobody_reads() -> None:
-    """As where the owner of the hub is busy: what it sent waits, and its end harms nobody."""
     keys = CurveKeys.generate()
     owns = {f"peer-{number}": CurveKeys.generate() for number in range(2)}
     allowed = {own.public: name for name, own in owns.items()}

@@ -31,7 +31,6 @@ def receive(endpoint: Endpoint) -> Envelope:
 
 
 def meet(hub: Endpoint, *spokes: Endpoint) -> None:
-    """Let every spoke say something, so that both sides are connected."""
     for spoke in spokes:
         spoke.send(Shutdown(0), timeout_s=WAIT_S)
         receive(hub)
@@ -99,7 +98,6 @@ def test_what_was_posted_is_sent_before_closing(network: Any) -> None:
 
 
 def test_however_much_is_posted_at_once_it_arrives_in_its_order(network: Any) -> None:
-    """More than a socket holds, and what is sent afterwards comes after it."""
     hub, spoke = network.hub(CONTROL), network.spoke(plane=CONTROL)
     meet(hub, spoke)
     spoke.post([Cancel(number, "r") for number in range(20_000)])
@@ -138,14 +136,14 @@ def test_the_hub_sends_to_several_at_once(network: Any) -> None:
     for spoke in spokes.values():
         meet(hub, spoke)
     array = np.arange(8, dtype=np.float32).reshape(1, 8)
-    before = hub.bytes_sent
+    before = hub.counters.bytes_sent
     hub.send(hidden(array), (array.data,), to=("node-3", "node-1"))
     array += 1
     for name in ("node-1", "node-3"):
         envelope = receive(spokes[name])
         assert bytes(envelope.tensors[0]) == (array - 1).tobytes()
     assert spokes["node-2"].recv(0.05) is None
-    assert hub.bytes_sent - before == 2 * (len(encode(hidden(array))) + array.nbytes)
+    assert hub.counters.bytes_sent - before == 2 * (len(encode(hidden(array))) + array.nbytes)
 
 
 def test_what_comes_while_the_hub_waits_to_send_is_kept(network: Any) -> None:
@@ -159,7 +157,6 @@ def test_what_comes_while_the_hub_waits_to_send_is_kept(network: Any) -> None:
 
 
 def send_raw(endpoint: Any, hub: Any, frames: list[bytes]) -> None:
-    """As an admitted peer that keeps no rules."""
     if isinstance(hub, InProcessHub):
         hub.deliver(endpoint.name, b"".join(frames))
     else:

@@ -51,7 +51,6 @@ def test_the_largest_frames_are_bounded_in_memory_and_others_are_served(plane: P
 
 
 def flood(spoke: ZmqSpoke, frame: bytes, count: int) -> int:
-    """As many as its own queue takes; the bytes are not copied into it."""
     for number in range(count):
         try:
             spoke._socket.send(frame, zmq.NOBLOCK, copy=False)
@@ -63,7 +62,6 @@ def flood(spoke: ZmqSpoke, frame: bytes, count: int) -> int:
 def test_a_message_without_end_ends_the_connection(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """libzmq counts messages that are whole; this one never is, as far as the hub's owner sees."""
     hub, flooder, other = network.hub(SMALL), network.spoke(1, SMALL), network.spoke(2, SMALL)
     assert isinstance(hub, ZmqHub)
     assert isinstance(flooder, ZmqSpoke)
@@ -81,7 +79,6 @@ def test_a_message_without_end_ends_the_connection(
 
 
 def until_reset(hub: ZmqHub, spoke: ZmqSpoke) -> Iterator[Envelope | PeerError | None]:
-    """What is heard, errors included, until the connection of `spoke` is made anew."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         # A socket works on its connections while somebody calls it.
@@ -103,7 +100,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_who_connects_again_gains_nothing() -> None:
-    """For what came before still waits."""
     with HubProcess(CONTROL) as hub, hub.spoke("flooder") as flooder:
         flooder.send(Shutdown(1), timeout_s=WAIT_S)
         before = hub.rss

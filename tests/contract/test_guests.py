@@ -40,14 +40,12 @@ def crowd(gate: Gate) -> Iterator[Crowd]:
 
 
 def member(gate: Gate) -> ZmqSpoke:
-    """Somebody who joined before."""
     spoke = open_link(gate.address, MASTER.public, WORKER, NAME, WAIT_S)
     enrol(spoke, "pi", gate.token())
     return spoke
 
 
 def join(gate: Gate) -> None:
-    """A new worker with a token."""
     keys, secret = CurveKeys.generate(), gate.token()
     with open_link(gate.address, MASTER.public, keys, peer_name(keys.public), WAIT_S, secret=secret) as link:
         enrol(link, "new", secret)
@@ -65,7 +63,6 @@ def own_sockets() -> int:
 
 @pytest.mark.fault("W7", "those who say nothing after the handshake are cut and leave no descriptor")
 def test_silent_guests_of_many_addresses_leave_no_descriptor(gate: Gate) -> None:
-    """A member works on, and a newcomer gets in beside them."""
     with member(gate) as spoke:
         before = own_sockets()
         with Crowd(gate.hub.address, MASTER.public) as crowd:
@@ -79,7 +76,6 @@ def test_silent_guests_of_many_addresses_leave_no_descriptor(gate: Gate) -> None
 
 
 def test_an_empty_frame_ends_a_guest(gate: Gate, crowd: Crowd) -> None:
-    """A connection begins with one; a million of them would each be the beginning of a connection."""
     guest = crowd.stranger()
     wait_until(lambda: guest.up)
     for _ in range(100):
@@ -89,7 +85,6 @@ def test_an_empty_frame_ends_a_guest(gate: Gate, crowd: Crowd) -> None:
 
 
 def test_no_second_connection_in_place_of_the_first(gate: Gate) -> None:
-    """libzmq would hand the routing id over, and keep the first descriptor until the hub is closed."""
     before = own_sockets()
     with Crowd(gate.hub.address, MASTER.public) as crowd:
         keys = CurveKeys.generate()
@@ -117,7 +112,6 @@ def test_a_connection_in_another_s_name_is_cut(gate: Gate, crowd: Crowd, name: s
 
 @pytest.mark.fault("W7", "a worker with a token is let in although strangers have every place")
 def test_a_worker_with_a_token_gets_in_where_strangers_have_all_places(gate: Gate, crowd: Crowd) -> None:
-    """And one without is told why not."""
     guests = [crowd.stranger(source) for source in ADDRESSES for _ in range(4)]
     wait_until(lambda: all(guest.up for guest in guests) and len(gate.hub.admission.guests) == len(guests))
     join(gate)
@@ -131,7 +125,6 @@ def test_a_worker_with_a_token_gets_in_where_strangers_have_all_places(gate: Gat
 
 @pytest.mark.fault("W7", "a worker with a token is let in although others guess tokens all the time")
 def test_guesses_keep_no_worker_with_a_token_out(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong tokens cost no disk, so any number may come."""
     judged: list[str] = []
     judge = TokenStore.judge
     monkeypatch.setattr(TokenStore, "judge", lambda *asked: judged.append(asked[1]) or judge(*asked))

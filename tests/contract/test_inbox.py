@@ -115,7 +115,6 @@ def header() -> TensorHeader:
     ids=lambda forged: type(forged).__name__,
 )
 def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
-    """Whatever another node sends, before or after the plan of node 0."""
     ranks = Ranks(network, "mesh", 3).meet()
     tensors = (bytes(4),) if isinstance(forged, Hidden) else ()
     ranks.bare[2].send(forged, tensors, "node-1", WAIT_S)

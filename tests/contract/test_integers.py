@@ -27,7 +27,6 @@ Width = Callable[[int], bool]
 
 
 def whole(rank: int, wide: bool, size: int, shape: tuple[int, int] = (3, HIDDEN)) -> torch.Tensor:
-    """A part that uses all of its room, both ends included."""
     generator = torch.Generator().manual_seed(rank)
     largest = LARGEST if wide else (2**31 - 1) // size
     made = torch.randint(-largest, largest + 1, shape, generator=generator)
@@ -41,7 +40,6 @@ def parts(size: int, width: Width, shape: tuple[int, int] = (3, HIDDEN)) -> list
 
 
 def check_sum(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None]) -> None:
-    """`given`: None of a rank that does not contribute. In the arithmetic of Python, which has no width."""
     contributed = [one for one in given if one is not None]
     summed = [sum(values) for values in zip(*(one.flatten().tolist() for one in contributed), strict=True)]
     wide = any(one.dtype == torch.int64 for one in contributed)
@@ -51,7 +49,6 @@ def check_sum(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor | No
 
 
 def reduce(ranks: Ranks, given: Sequence[torch.Tensor], block: int = 0) -> list[torch.Tensor]:
-    """On all ranks, of `given`, whose memory stays as it is."""
     tag = Tag(1, block, 0)
     return ranks.run(lambda one: one.all_reduce(given[one.rank].clone(), tag))
 

@@ -32,7 +32,6 @@ NAME = peer_name(WORKER.public)
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever answers late, beside other tests, is asked for long enough."""
     monkeypatch.setattr(connecting, "_PROBE_S", WAIT_S)
 
 

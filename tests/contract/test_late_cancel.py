@@ -24,7 +24,6 @@ def two_blocks(one: Communicator) -> list[bool]:
 def test_while_rank_0_waits_for_a_late_peer(
     network: Any, monkeypatch: pytest.MonkeyPatch, way: str, size: int
 ) -> None:
-    """The native call leaves off before the peer begins, which a mesh has its part without the flag from."""
     ranks = Ranks(network, way, size).begun()
     ranks.reduce(9)  # all links are made
     root, asked = ranks.groups[0], threading.Event()

@@ -51,7 +51,6 @@ def test_exactly_at_the_limit(network: Network, plane: Plane) -> None:
 
 
 def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
-    """A socket works on its connections while somebody calls it."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         spoke.recv(0.0)
@@ -61,7 +60,6 @@ def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
 @pytest.mark.parametrize("network", ["zeromq", "zeromq in Python"], indirect=True)
 @pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
 def test_a_frame_beyond_what_libzmq_takes_is_a_broken_link(network: Network, plane: Plane) -> None:
-    """libzmq does not say why it ends a connection (see transport/zeromq_endpoint.py)."""
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
     spoke.send(Shutdown(1), timeout_s=WAIT_S)
     assert hub.recv(WAIT_S) is not None

@@ -19,7 +19,6 @@ NAMES = [f"node-{rank}" for rank in range(SIZE)]
 
 @pytest.fixture
 def mesh(network: Any) -> list[Any]:
-    """All links are up."""
     ends = list(network.mesh(SIZE))
     for rank, end in enumerate(ends):
         for lower in range(rank):

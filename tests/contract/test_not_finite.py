@@ -19,8 +19,6 @@ SIZE = 4
 def outcomes(
     ranks: Ranks, values: list[float | None], at: tuple[slice, slice] = (slice(None), slice(None))
 ) -> list[Any]:
-    """Every rank's part is ones, but `values` at `at`; None: no share."""
-
     def given(rank: int) -> tuple[torch.Tensor, bool]:
         ones, value = torch.ones(4, 64), values[rank]
         ones[at] = 0.0 if value is None else value
@@ -30,7 +28,6 @@ def outcomes(
 
 
 def complaint(results: list[Any]) -> ProtocolError:
-    """Rank 0's; the others have a sum, give up by themselves or learn of the end, and name no node."""
     assert isinstance(results[0], ProtocolError)
     for other in results[1:]:
         assert (
@@ -51,7 +48,6 @@ def complaint(results: list[Any]) -> ProtocolError:
 )
 @pytest.mark.fault("W11", "every collective names the sender of a value that is not finite")
 def test_it_is_blamed_on_its_sender(network: Any, way: str, size: int, faulty: int, value: float) -> None:
-    """In a two-shot as well, where it is in what rank 0 adds up."""
     ranks = Ranks(network, way, size).begun()
     error = complaint(outcomes(ranks, [value if rank == faulty else 1.0 for rank in range(size)]))
     assert f"node {faulty} contributed a value that is not finite to the all-reduce" in str(error)

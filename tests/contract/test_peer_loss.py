@@ -34,7 +34,6 @@ class Cluster:
         self.ranks.endpoints[victim].left = messages
 
     def losses(self, work: Callable[[Communicator], None]) -> None:
-        """Every rank but the victim must learn of it, soon."""
         started = time.monotonic()
         outcomes = self.ranks.outcomes(lambda one: self._stop(one, work) if self._is_it(one) else work(one))
         assert time.monotonic() - started < FOUND_OUT_S
@@ -70,7 +69,6 @@ def overlapping(one: Communicator) -> None:
 
 @pytest.fixture
 def queues() -> Iterator[Network]:
-    """Fast enough for every message of every rank."""
     with closing(Network("inprocess")) as made:
         yield made
 

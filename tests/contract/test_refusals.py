@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ HALF = TensorHeader("u8", (MAX_HELD_BYTES // 2,))
 
 
 def frame(envelope: Envelope, **changes: Any) -> bytes:
-    """With other fields in the header; the tensor stays."""
     message: Any = structs.replace(envelope.message, **changes)
     return encode(message) + b"".join(envelope.tensors)
 
@@ -51,6 +50,10 @@ def malformed(change: Change) -> Violation:
     return Violation(change, "malformed", True)
 
 
+def misshapen(make: Callable[[int], TensorHeader]) -> Violation:
+    return Violation(lambda sent: [frame(sent, tensor=make(nbytes(sent)))], "node . sent .* where")
+
+
 VIOLATIONS = {
     "truncated": malformed(lambda sent: [frame(sent)[:-4]]),
     "half a header": malformed(lambda sent: [frame(sent)[:20]]),
@@ -61,19 +64,10 @@ VIOLATIONS = {
         lambda sent: [frame(sent, tensor=TensorHeader("f32", (MAX_TENSOR_BYTES, 1)))]
     ),
     "junk": malformed(lambda sent: [bytes(range(256))]),
-    "one column": Violation(
-        lambda sent: [frame(sent, tensor=TensorHeader("f32", (nbytes(sent) // 4, 1)))], "node . sent .* where"
-    ),
-    "no matrix": Violation(
-        lambda sent: [frame(sent, tensor=TensorHeader("f32", (nbytes(sent) // 4,)))], "node . sent .* where"
-    ),
-    "bytes": Violation(
-        lambda sent: [frame(sent, tensor=TensorHeader("u8", (nbytes(sent),)))], "node . sent .* where"
-    ),
-    "another precision": Violation(
-        lambda sent: [frame(sent, tensor=TensorHeader("bf16", (2, nbytes(sent) // 4)))],
-        "node . sent .* where",
-    ),
+    "one column": misshapen(lambda count: TensorHeader("f32", (count // 4, 1))),
+    "no matrix": misshapen(lambda count: TensorHeader("f32", (count // 4,))),
+    "bytes": misshapen(lambda count: TensorHeader("u8", (count,))),
+    "another precision": misshapen(lambda count: TensorHeader("bf16", (2, count // 4))),
     "the largest": Violation(
         lambda sent: [
             encode(
@@ -155,6 +149,5 @@ def test_a_rank_that_breaks_the_protocol_is_named(network: Any, way: str, violat
 
 @tried
 def test_rank_0_is_no_better(network: Any, way: str, violation: str) -> None:
-    """Also in what only it sends: a sum has no sender, the connection is the name."""
     if violation not in OF_PARTS:
         check(network, way, 0, VIOLATIONS[violation])

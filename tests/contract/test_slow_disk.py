@@ -67,7 +67,6 @@ def gate(tmp_path: Path, disk: Disk) -> Iterator[Gate]:
 
 @pytest.fixture
 def joining() -> Iterator[Callable[..., Future[Enrolled]]]:
-    """Has a worker join in a thread."""
     with ThreadPoolExecutor(8) as threads:
 
         def begin(gate: Gate, keys: CurveKeys, secret: str) -> Future[Enrolled]:
@@ -145,7 +144,7 @@ def test_a_revocation_that_cannot_be_kept_holds_and_can_be_repeated(
 def test_who_is_revoked_during_the_write_of_another_stays_out(
     gate: Gate, disk: Disk, joining, tmp_path: Path
 ) -> None:
-    """The write began when the worker was a member still."""
+    """The write began when the worker was still a member."""
     gate.door.admit(KnownWorker(WORKER.public, "pi", 1.0, "code"))
     secret = gate.token()
     disk.stick()

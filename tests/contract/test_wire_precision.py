@@ -25,7 +25,6 @@ def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def step_of_rounding(wire: str, magnitude: torch.Tensor) -> torch.Tensor:
-    """The largest error of one rounding of values up to `magnitude`."""
     if wire == "bf16":
         return magnitude * 2.0**-8
     bound = torch.empty_like(magnitude)
@@ -60,7 +59,6 @@ def test_rows_are_rounded_independently(ranks: Ranks) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("wire", ["f32", "bf16", "int8"])
 def test_star_mesh_and_two_shot_give_the_same_bits(network: Any, wire: str, size: int) -> None:
-    """A sum has the same bits whichever rank adds it up, and whichever part does not travel."""
     for tokens, hidden in [(1, 256), (5, 192), (3, 100), (2, 33)]:
         results = [
             Ranks(network, way, size, wire=wire).begun().reduce(tokens=tokens, hidden=hidden)

@@ -88,7 +88,7 @@ class SoloLeader(Leader):
             while sequence.remaining and (batch := self._batcher.plan()) is not None:
                 parts.append(self._run(batch))
                 self._batcher.decided(batch.pieces[0], ())
-            return self._head.logits(torch.cat(parts))
+            return self._drawing.head.logits(torch.cat(parts))
         finally:
             self._batcher.end(sequence)
 

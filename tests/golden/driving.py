@@ -46,8 +46,6 @@ ERRORS: Final[Mapping[str, Callable[[str], Exception]]] = {
 
 
 class TellingTemplate(ChatTemplate):
-    """The prompt is all that the template was told, as JSON; its source knows thoughts and calls of tools."""
-
     def __init__(self) -> None:
         super().__init__({}, {})
 
@@ -181,7 +179,6 @@ class Cluster:
 
 @contextmanager
 def fixed() -> Iterator[None]:
-    """The same ids, seeds and times, and nothing that is sent because time passes."""
     with ExitStack() as stack:
         for name, value in (
             ("secrets.token_hex", lambda count=32: "0" * 2 * count),
@@ -228,7 +225,6 @@ def asked_of_cluster(requests: Sequence[GenerationRequest], tokenizer: Tokenizer
 
 
 def shown(text: str) -> str:
-    """A long text by its length, its digest and its beginning."""
     if len(text) <= SHOWN:
         return text
     return f"{len(text)} characters {digest(text.encode())}: {text[:60]}"

@@ -32,12 +32,10 @@ TABLES: Final = sorted(f"{path.parent.name}/{path.name}" for path in FOLDER.glob
 
 
 def table(name: str) -> str:
-    """The table as it is."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 def written(name: str) -> str:
-    """The table as it would be written now."""
     lines = [json.loads(line) for line in table(name).splitlines()]
     kind, _, rest = name.partition("/")
     tokenizer = Tokenizer.open(DEMO, here=True)

@@ -43,12 +43,12 @@ class KnowingTemplate(InstantTemplate):
         return "{{ tools }}<tool_call></tool_call><think></think>"
 
 
-def answers(service, text):
+def answers(service, text, reason="stop"):
     """The cluster says `text`, which is returned as its tokens say it."""
 
     def script(generation):
         generation.say(*service.tokenizer.encode(text, add_special=False))
-        generation.finish("stop")
+        generation.finish(reason)
 
     service.script = script
     return service.tokenizer.decode(service.tokenizer.encode(text, add_special=False))

@@ -15,8 +15,6 @@ MORE = (" cat", "cat", "\ncat", "好", "好 cat")
 
 
 class PlainTemplate(InstantTemplate):
-    """Nothing but the texts."""
-
     def render(self, messages, *, add_generation_prompt=True, tools=None, variables=None):
         return "".join(message["content"] for message in messages)
 
@@ -24,11 +22,6 @@ class PlainTemplate(InstantTemplate):
 @pytest.fixture(params=list(TOKENIZERS))
 def service(request):
     return FakeService(TOKENIZERS[request.param], PlainTemplate(), vocab_size=600)
-
-
-@pytest.fixture
-def url(serve):
-    return serve().url
 
 
 def says(service, ids):
@@ -40,30 +33,26 @@ def says(service, ids):
 
 
 def rest_of(tokenizer, begun, more):
-    """The tokens of a text that begins with `begun`, a token or more, without those."""
     begin = len(tokenizer.encode(begun, add_special=False))
     return tokenizer.encode(begun + more, add_special=False)[begin:]
 
 
 def completed(url, **body):
-    """(the texts, the log probabilities' offsets, joined)."""
+    """Returns the joined texts and the offsets of the log probabilities."""
     answer = httpx.post(
         f"{url}/v1/completions", json={"model": "babbler", "max_tokens": 99, **body}, trust_env=False
     )
     assert answer.status_code == 200, answer.text
-    if not body["stream"]:
-        found = [answer.json()]
-    else:
-        lines = answer.text.splitlines()
-        found = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    lines = [f"data: {answer.text}"] if not body["stream"] else answer.text.splitlines()
+    found = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     choices = [chunk["choices"][0] for chunk in found]
     offsets = [at for choice in choices if choice["logprobs"] for at in choice["logprobs"]["text_offset"]]
     return "".join(choice["text"] for choice in choices), offsets
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_an_echo_and_its_answer_are_one_text(service, url, stream):
-    tokenizer = service.tokenizer
+def test_an_echo_and_its_answer_are_one_text(service, serve, stream):
+    tokenizer, url = service.tokenizer, serve().url
     for prompt, more in itertools.product(PROMPTS, MORE):
         ids = rest_of(tokenizer, "a", more)
         says(service, ids)

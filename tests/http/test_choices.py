@@ -12,19 +12,16 @@ from tpiedge.wire.requests import GenerationRequest
 WORDS = ["one two", "three", "four five six"]
 
 
-def speaks(service, texts=WORDS, reason="stop"):
-    """The n-th choice says the n-th text, again and again."""
-
+def speaks(service):
     def script(generation):
         number = int(generation.request.id.rpartition("-")[2])
-        generation.say(*service.tokenizer.encode(texts[number % len(texts)], add_special=False))
-        generation.finish(reason)
+        generation.say(*service.tokenizer.encode(WORDS[number % len(WORDS)], add_special=False))
+        generation.finish("stop")
 
     service.script = script
 
 
 def test_more_choices_than_places_take_turns(client, service):
-    """The cluster has four, and the request one more than are asked for at once."""
     speaks(service)
     service.retry_after_s = 0.05
     answer = client.completions.create(model="babbler", prompt=[[5]] * 17)
@@ -42,23 +39,16 @@ def test_a_request_is_refused_where_not_even_one_choice_finds_a_place(client, se
     assert client.completions.create(model="babbler", prompt="x", n=2).choices[1].text == WORDS[1]
 
 
-def waiting(server):
-    page = httpx.get(f"{server.url}/metrics", timeout=20, trust_env=False).text
-    return next(
-        float(line.split()[1]) for line in page.splitlines() if line.startswith("tpiedge_requests_waiting ")
-    )
-
-
-def until(server, count):
-    deadline = time.monotonic() + 20
-    while waiting(server) != count:
-        assert time.monotonic() < deadline, waiting(server)
+def until_waiting(server, count):
+    deadline, page = time.monotonic() + 20, ""
+    while f"\ntpiedge_requests_waiting {count:.1f}\n" not in page:
+        assert time.monotonic() < deadline, page
         time.sleep(0.01)
+        page = httpx.get(f"{server.url}/metrics", timeout=20, trust_env=False).text
 
 
 @pytest.mark.parametrize("ends", ["leaves", "fails", "answered"])
 def test_choices_that_have_not_had_their_turn_count_as_waiting(serve, service, ends):
-    """Four of twenty have a place."""
     server = serve()
     service.script = lambda generation: generation.say(5)
     service.retry_after_s = 0.01
@@ -67,7 +57,7 @@ def test_choices_that_have_not_had_their_turn_count_as_waiting(serve, service, e
     with httpx.stream("POST", url, json=body, timeout=20, trust_env=False) as answer:
         lines = answer.iter_lines()
         next(lines)
-        until(server, 16)
+        until_waiting(server, 16)
         speaks(service)
         running = [service.generations.get(timeout=20) for _ in range(4)]
         if ends == "fails":
@@ -78,7 +68,7 @@ def test_choices_that_have_not_had_their_turn_count_as_waiting(serve, service, e
             for generation in running:
                 generation.finish()
             assert "[DONE]" in "".join(lines)
-    until(server, 0)
+    until_waiting(server, 0)
     if ends == "leaves":
         assert all(generation.cancelled.wait(20) for generation in running)
 
@@ -108,12 +98,8 @@ def test_what_fails_one_choice_fails_all_and_ends_their_work(client, service, st
 
     service.script = script
 
-    def ask():
-        found = client.completions.create(model="babbler", prompt="x", n=2, stream=stream)
-        return list(found)
-
     with pytest.raises(openai.APIError, match="killed by signal 9"):
-        ask()
+        list(client.completions.create(model="babbler", prompt="x", n=2, stream=stream))
     others = [service.generations.get(timeout=20) for _ in range(2)]
     assert others[0].cancelled.wait(20)
 

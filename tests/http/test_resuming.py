@@ -23,6 +23,8 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
+from tpiedge.model.call_reader import ReadTool
+from tpiedge.model.speech import SpeechForm
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -35,7 +37,8 @@ CHAT = Reply("chat", True, True, None, (), False)
 TEXT = Reply("completion", True, True, 2, (), True)
 WHOLE = Reply("completion", False, False, None, (), False)
 STOPPED = replace(CHAT, stops=(" three", "never"))
-CALLING = replace(CHAT, calls="hermes", tools=("f", "g"), texts=(("a",), ()))
+CALLING = replace(CHAT, speech=SpeechForm("hermes", (ReadTool("f", ("a",)), ReadTool("g"))))
+THINKING = replace(CALLING, speech=replace(CALLING.speech, thinking="marked"))
 TWO_TEXTS = "one \N{GRINNING FACE}\N{SNOWMAN} two nev three four"
 TWO_CALLS = 'x<tool_call>{"name": "f", "arguments": {"a": "\N{SNOWMAN}"}}</tool_call><tool_call>{"name":"g"}'
 
@@ -131,9 +134,9 @@ def leave(folder, service):
         (STOPPED, TWO_TEXTS, 1),
         (CALLING, TWO_CALLS, 5),
         (replace(STOPPED, format="message"), TWO_TEXTS, 3),
-        (replace(CALLING, format="message", thinking="marked"), TWO_THOUGHTS, 7),
+        (replace(THINKING, format="message"), TWO_THOUGHTS, 7),
         (replace(STOPPED, format="response"), TWO_TEXTS, 3),
-        (replace(CALLING, format="response", thinking="marked"), TWO_THOUGHTS, 7),
+        (replace(THINKING, format="response"), TWO_THOUGHTS, 7),
     ],
     ids=["chat", "logprobs", "stops", "calls", "message", "blocks", "response", "items"],
 )

@@ -36,13 +36,8 @@ def responses(url, stream):
 
 
 def azure(url, stream, deployment=None):
-    with openai.AzureOpenAI(
-        azure_endpoint=url,
-        azure_deployment=deployment,
-        api_key="key",
-        api_version="2024-10-21",
-        max_retries=0,
-    ) as client:
+    more = {"azure_deployment": deployment, "api_version": "2024-10-21"}
+    with openai.AzureOpenAI(azure_endpoint=url, api_key="key", max_retries=0, **more) as client:
         model = "gpt-4o" if deployment else "babbler"
         found = client.chat.completions.create(model=model, messages=ASKED, stream=stream)
         if not stream:
@@ -86,7 +81,6 @@ def test_embeddings(serve, service):
 
 
 def test_more_texts_than_are_embedded_at_once_come_in_their_order(client, service):
-    """The later ones of those that run end first."""
     waiting = []
 
     def script(generation):

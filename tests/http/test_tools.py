@@ -23,10 +23,7 @@ CALLS = (
 ARGUMENTS = '{"city": "Paris 世界", "days":[1, 2]}'
 #: What a template must say, and what its model then writes: the weather with these arguments.
 FORMS = {
-    "hermes": (
-        "<tool_call>",
-        f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
-    ),
+    "hermes": ("<tool_call>", f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'),
     "llama3": ('"parameters":', f'{{"name": "weather", "parameters": {ARGUMENTS}}}'),
     "mistral": ("[TOOL_CALLS]", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]'),
     "mistral-args": ("[TOOL_CALLS] [ARGS]", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}"),
@@ -50,8 +47,6 @@ TYPED = [{"type": "function", "function": {"name": "weather", "parameters": CITY
 
 
 class FormTemplate(InstantTemplate):
-    """Of a model that writes calls as this text says."""
-
     def __init__(self, text):
         super().__init__()
         self._text = text
@@ -66,21 +61,17 @@ def model(service):
     return service
 
 
-def streamed(client, **more):
-    """(roles of deltas, joined: content, thoughts, calls by index, why it ended)"""
-    content, thoughts, calls, reasons = "", "", {}, []
-    stream = client.chat.completions.create(model="babbler", messages=USER, stream=True, **more)
-    for chunk in stream:
+def streamed(client, **asked):
+    """Returns the content, the arguments of each call, and the finish reason."""
+    content, calls, why = "", {}, None
+    for chunk in client.chat.completions.create(stream=True, **asked):
         (choice,) = chunk.choices
         content += choice.delta.content or ""
-        thoughts += getattr(choice.delta, "reasoning_content", None) or ""
         for call in choice.delta.tool_calls or ():
-            known = calls.setdefault(call.index, {"id": call.id, "name": "", "arguments": ""})
-            known["name"] += call.function.name or ""
-            known["arguments"] += call.function.arguments or ""
-        if choice.finish_reason:
-            reasons.append(choice.finish_reason)
-    return content, thoughts, [calls[index] for index in sorted(calls)], reasons
+            calls[call.index] = calls.get(call.index, "") + (call.function.arguments or "")
+        assert why is None
+        why = choice.finish_reason
+    return content, calls.values(), why
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -105,20 +96,9 @@ def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
     assert "".join(one.function.arguments for one in rest) == told.function.arguments
 
 
-def cut_off(service, text):
-    """The cluster says `text`, which the limit of the answer cuts there."""
-
-    def script(generation):
-        generation.say(*service.tokenizer.encode(text, add_special=False))
-        generation.finish("length")
-
-    service.script = script
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, form, stream):
-    """In no API, wherever it is cut: what was not known to be a call is not told at all."""
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     template, text = FORMS[form]
     service.template, url = FormTemplate(template), serve().url
@@ -126,10 +106,9 @@ def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, fo
     claude = {"model": "babbler", "messages": USER, "max_tokens": 99, "tool_choice": {"type": "any"}}
     claude["tools"] = [{"name": "weather", "input_schema": CITY}]
     for end in range(1, len(text), 7):
-        cut_off(service, text[:end])
+        answers(service, text[:end], "length")
         if stream:
-            content, _, calls, (why,) = streamed(client, tools=TYPED, tool_choice="required")
-            arguments = [call["arguments"] for call in calls]
+            content, arguments, why = streamed(client, **asked)
         else:
             choice = client.chat.completions.create(**asked).choices[0]
             content, why = choice.message.content or "", choice.finish_reason

@@ -20,6 +20,8 @@ from tpiedge.answers.log import Parting
 from tpiedge.answers.record import event_bytes
 from tpiedge.api.asked import Asked, Choice
 from tpiedge.api.records import RecordFolder
+from tpiedge.model.call_reader import ReadTool
+from tpiedge.model.speech import SpeechForm
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 
@@ -120,11 +122,12 @@ def test_what_an_answer_takes_is_not_more_than_is_counted(tokenizer):
 
 def large(number):
     """All that a client may write."""
+    names = [tuple(f"{number}-{index}-{name}" for name in range(128)) for index in range(128)]
+    tools = tuple(ReadTool(f"{number}-tool-{index}", texts) for index, texts in enumerate(names))
     return replace(
         CHAT,
         stops=tuple(f"{number}-{index}-" + 200 * "\U0001f43e" for index in range(64)),
-        tools=tuple(f"{number}-tool-{index}" for index in range(128)),
-        texts=tuple(tuple(f"{number}-{index}-{name}" for name in range(128)) for index in range(128)),
+        speech=SpeechForm("qwen-xml", tools),
         echo=f"{number}" + 60_000 * "\U0001f43e",
     )
 

@@ -39,7 +39,6 @@ Checksums = dict[str, dict[str, str]]
 
 
 def host_compiler() -> str | None:
-    """A C++ compiler for this machine."""
     names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
@@ -77,7 +76,6 @@ def _build(compiler: str, flags: Sequence[str], folder: Path) -> Path:
 def run(
     command: Sequence[str | Path], env: Mapping[str, str] | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Whatever its exit code; `text`: for it to read."""
     return subprocess.run(
         command,
         env={**os.environ, **(env or {})},
@@ -90,7 +88,6 @@ def run(
 
 
 def report(driver: Path, launcher: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Checksums:
-    """What the driver found on every instruction set it can use. A wrong result raises with its words."""
     done = run([*launcher, driver, *ISAS], env)
     if done.returncode:
         raise AssertionError(f"the driver ended with {done.returncode}:\n{done.stderr}")

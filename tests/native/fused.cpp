@@ -2,10 +2,9 @@
 // of f32 in hexadecimal, prints the result's.
 #include "check.h"
 
-// Emulated in any case, under a name of its own.
+// Emulated in any case.
 #undef __FP_FAST_FMAF
-#define portable_kernels portable_kernels_with_emulated_fma
-#include "../../tpiedge/kernels/native/portable.cpp"
+#include "../../tpiedge/kernels/native/portable.inl"
 
 namespace {
 

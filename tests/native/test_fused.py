@@ -22,12 +22,10 @@ def number(bits: int) -> float:
 
 
 def bits_of(value: float) -> int:
-    """Of a number that is f32."""
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
 def rounded(exact: Fraction) -> int:
-    """The bits of the nearest f32 to a number that is not 0, halves to even: in steps of its last place."""
     size, sign = abs(exact), 0x80000000 if exact < 0 else 0
     step = _LEAST
     while size >= step * (1 << 24):
@@ -58,7 +56,6 @@ def assert_exact(driver: Path, triples: list[Triple]) -> None:
 
 
 def ties(rng: random.Random) -> Triple:
-    """Sums in the middle between two f32, or beside it by less than f64 holds: (1 + i u) (1 - i u) = 1 - i^2 u^2."""
     c = rng.getrandbits(23) | rng.choice([0, rng.randint(0, 200)]) << 23
     half = max(c >> 23, 1) - 151  # of the last place, as a power of two
     away = rng.choice([0, 1, 2, 3, 50, 2000]) * 2.0**-23
@@ -68,7 +65,6 @@ def ties(rng: random.Random) -> Triple:
 
 
 def hidden_beyond_f64(rng: random.Random) -> Triple:
-    """A tie of f32 with a product so small that f64 loses it: only the rounding to odd tells the side."""
     a = rng.getrandbits(23) | rng.randint(10, 60) << 23 | rng.getrandbits(1) << 31
     b = rng.getrandbits(23) | rng.randint(60, 120) << 23
     return a, b, rng.getrandbits(23) | rng.randint(90, 250) << 23 | rng.getrandbits(1) << 31
@@ -81,7 +77,6 @@ def cancelling(rng: random.Random) -> Triple:
 
 
 def around_a_power(rng: random.Random) -> Triple:
-    """Sums just below a power of two, where places are half as large."""
     exponent = rng.randint(60, 200)
     return (
         rng.getrandbits(23) | max(1, exponent - rng.randint(20, 60)) << 23 | 1 << 31,
@@ -121,7 +116,6 @@ def test_of_special_numbers(sanitized_driver: Path) -> None:
 
 
 def test_a_tie_that_f64_does_not_see() -> None:
-    """Of those above there are some for which two roundings differ from one."""
     rng = random.Random(1)
     many = [ties(rng) for _ in range(4000)]
     twice = [bits_of(number(a) * number(b) + number(c)) for a, b, c in many]

@@ -13,6 +13,8 @@ from pathlib import Path
 import pexpect
 import psutil
 
+from tpiedge.launch.slot import FORK_SERVER_MODULE
+
 COMMAND = str(Path(sys.executable).with_name("tpiedge"))
 
 # To look for processes takes milliseconds of a processor that they could start on.
@@ -50,11 +52,16 @@ class Started:
 
     def children(self) -> list[psutil.Process]:
         """The processes it has started and that still run, oldest first: nodes in the order of ranks. Without those of
-        the model's texts."""
+        the model's texts, and without the nodes' fork server."""
         found = psutil.Process(self.process.pid).children(recursive=True)
         self._family |= {child.pid: child for child in found}
-        others = [child for child in found if not _handles_texts(child)]
+        others = [child for child in found if not (_handles_texts(child) or self._forks_nodes(child))]
         return sorted(others, key=lambda child: (child.create_time(), child.pid))
+
+    def _forks_nodes(self, child: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return FORK_SERVER_MODULE in child.cmdline() and child.ppid() == self.process.pid
+        return False
 
     def finish(self, limit_s: float = _LIMIT_S) -> Ended:
         """Wait for its end, reading what it still writes."""

@@ -79,7 +79,7 @@ def wait_where_held(path: Path) -> None:
 def _other_nodes(module: str, path: Path) -> None:
     """For the nodes that it starts, which look for modules where they are told to alone."""
     os.environ |= {NODE_FAULT_FILE: str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    slot.NODE_MODULE = f"tests.process.{module}"
+    slot.FORK_SERVER_MODULE = f"tests.process.{module}"
 
 
 def _failing_thread(name: str, path: Path) -> None:

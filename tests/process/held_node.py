@@ -1,5 +1,5 @@
 """A node whose answers stand still while it lives: `python -m tests.process.held_node`, in place of
-`tpiedge.node.process`.
+`tpiedge.node.fork_server`.
 
 A step does not begin while the file is there that NODE_FAULT_FILE names. Unlike one that is suspended the node is heard
 meanwhile, so nobody takes it for lost; the others wait for it inside an all-reduce.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.process.faulty import NODE_FAULT_FILE, wait_where_held
 from tpiedge.engine.forward import Engine
-from tpiedge.node.process import main
+from tpiedge.node.fork_server import main
 from tpiedge.wire.data import StepPlan
 
 

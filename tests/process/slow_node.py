@@ -1,4 +1,5 @@
-"""A node that is slow and never silent: `python -m tests.process.slow_node`, in place of `tpiedge.node.process`.
+"""A node that is slow and never silent: `python -m tests.process.slow_node`, in place of
+`tpiedge.node.fork_server`.
 
 Of several nodes. While the file is there that NODE_FAULT_FILE names, the FFN of each layer takes it SLOWER_S more, as
 its counters say, too: many times what it takes by itself, whatever else the machine does.
@@ -14,7 +15,7 @@ from torch import Tensor
 from tests.process.faulty import NODE_FAULT_FILE, SLOWER_S
 from tpiedge.engine.forward import Engine
 from tpiedge.memory.weights import BlockWeights
-from tpiedge.node.process import main
+from tpiedge.node.fork_server import main
 
 
 def _slow_down(path: Path) -> None:

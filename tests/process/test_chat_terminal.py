@@ -22,8 +22,6 @@ _LIMIT_S = 60
 
 
 class Terminal:
-    """A terminal of 60 columns in which `tpiedge run` talks to the model."""
-
     def __init__(self, model: Path, folder: Path) -> None:
         flags = ["--threads", "1", "--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
         self.folder = folder
@@ -39,17 +37,14 @@ class Terminal:
         self._stream = pyte.Stream(self._screen)
 
     def until_ready(self) -> None:
-        """Waits for the first prompt."""
         self.until(lambda lines: "/help lists commands" in "".join(lines))  # wherever a long path cuts it
         self.until_prompt()
 
     def lines(self) -> list[str]:
-        """The lines that are to be seen, and those that have gone off the top."""
         gone = ["".join(row[column].data for column in range(_COLUMNS)) for row in self._screen.history.top]
         return [line.rstrip() for line in (*gone, *self._screen.display)]
 
     def until(self, there: Callable[[list[str]], bool]) -> None:
-        """Waits until the lines are so."""
         deadline = time.monotonic() + _LIMIT_S
         while not there(self.lines()):
             if time.monotonic() > deadline:
@@ -62,18 +57,15 @@ class Terminal:
                 pytest.fail("the command has ended: " + "\n".join(line for line in self.lines() if line))
 
     def until_prompt(self) -> None:
-        """Waits for an empty line to type on."""
         self.until(lambda _: self._screen.display[self._screen.cursor.y].rstrip() == ">")
 
     def say(self, keys: str) -> None:
-        """Types the keys and Enter, and waits for the next prompt."""
         before = len([line for line in self.lines() if line])
         self.child.send(keys + "\r")
         self.until(lambda lines: len([line for line in lines if line]) > before)
         self.until_prompt()
 
     def saved(self) -> list[str]:
-        """The contents of the messages so far."""
         self.child.send("/save talk.json\r")
         self.until(lambda lines: any("messages to talk.json" in line for line in lines))
         self.until_prompt()
@@ -81,7 +73,6 @@ class Terminal:
         return [message["content"] for message in saved["messages"]]
 
     def ended(self) -> int:
-        """Waits for the command's end; its exit status."""
         self.child.expect(pexpect.EOF, timeout=_LIMIT_S)
         self.child.wait()
         status: int = self.child.exitstatus

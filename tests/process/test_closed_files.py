@@ -9,7 +9,7 @@ from tests.process.command import COMMAND
 
 
 def test_an_answer_with_standard_error_and_input_closed_is_its_user_s_alone(tmp_path):
-    words = (
+    words = [
         "run",
         "demo",
         "--prompt",
@@ -18,8 +18,8 @@ def test_an_answer_with_standard_error_and_input_closed_is_its_user_s_alone(tmp_
         "2",
         "--json",
         "--trace",
-        str(tmp_path / "trace.json"),
-    )
+        tmp_path / "trace.json",
+    ]
     ended = subprocess.run(
         ["sh", "-c", 'umask 0; exec "$0" "$@" <&- 2>&-', COMMAND, *words],
         stdout=subprocess.PIPE,

@@ -18,8 +18,6 @@ GONE_S = 60.0
 
 @pytest.fixture
 def answering(start, text_model):
-    """A cluster in the middle of an answer that will take minutes: the command, and its nodes by rank."""
-
     def begin(nodes):
         command = start(
             "run", "--model", text_model, "--nodes", nodes, "--threads", 1, "--raw", "--prompt", "ba be bi",
@@ -34,7 +32,6 @@ def answering(start, text_model):
 
 
 def one_line(ended):
-    """The line that says what happened; the only one beside progress. (click ends the line of the ^C first.)"""
     lines = [
         line for line in ended.err.splitlines() if line and not line.startswith(("packing ", "loading "))
     ]
@@ -85,7 +82,6 @@ def test_a_lost_node_is_named(patience, answering, harm, cause, rank):
 
 
 def test_a_reader_that_goes_away_ends_the_answer(answering):
-    """As `tpiedge run ... | head` does."""
     command, ranks = answering(2)
     command.process.stdout.close()
     assert command.process.wait(GONE_S) == 1
@@ -95,7 +91,6 @@ def test_a_reader_that_goes_away_ends_the_answer(answering):
 
 @pytest.fixture
 def packing(start, tmp_path):
-    """`tpiedge pack` in the middle of some hundred megabytes: the command and its child."""
     out = tmp_path / "pack"
     command = start(
         "pack", "--random", "tinyllama", "--distinct-layers", 1, "--precision", "f32", "--out", out

@@ -19,7 +19,7 @@ class Stuck:
     def close(self): ...
 
 node.Node = Stuck
-sys.exit(process._run(None))
+sys.exit(process.run(None))
 """
 
 

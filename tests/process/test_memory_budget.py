@@ -27,7 +27,7 @@ NO_LIMIT = 1 << 40
 #: Below the limit, fewer major faults than so many times those of a run without one: the program stays in memory.
 THRASHING = 4
 #: A budget that is far too large for a node keeps weights out of memory.
-USED = 0.6
+USED = 0.75
 RESOURCE = 4
 
 #: $0 is mounted over $1 for this process alone, which enters the group $2.
@@ -113,11 +113,10 @@ def test_the_smallest_budget_is_enough_and_does_not_thrash(library, nodes: int, 
     bound = run_below(limit, library, *asked, "--memory", f"{least:.1f}MB")
     assert bound.record["token_ids"] == free.record["token_ids"]
     assert bound.oom_kills == 0
-    assert bound.peak_bytes <= limit
+    assert USED * limit < bound.peak_bytes <= limit
     assert bound.faults < THRASHING * free.faults
     for node, share in zip(bound.record["nodes"], bound.record["plan"]["shares"], strict=True):
         assert node["peak_rss_bytes"] <= share["predicted_bytes"] <= least * 1e6
-        assert node["peak_rss_bytes"] > USED * share["predicted_bytes"]
         # While the KV cache is empty, weights may have its place.
         assert node["weight_bytes"] <= share["weight_bytes"] + share["kv_bytes"]
 

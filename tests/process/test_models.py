@@ -16,7 +16,6 @@ NAME = "org/babbler"
 
 @pytest.fixture
 def hub(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub with the model, and a cache of this test's own."""
     with running_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -61,12 +60,8 @@ def test_pull_run_and_remove(
 
 
 ALLOWED = {
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
+    *("config.json", "generation_config.json", "model.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
 }
 # Every Python process that is started with this on its path notes what it opens. (Templates are rendered in one that
 # takes no path from outside.)
@@ -83,7 +78,6 @@ sys.addaudithook(_note)
 
 @pytest.fixture
 def audited(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the model, in which commands are run. What they open of it is listed in `opened`."""
     folder = tmp_path / "model"
     shutil.copytree(text_model, folder)
     (tmp_path / "site").mkdir()
@@ -105,7 +99,6 @@ def test_code_and_pickles_of_a_model_are_never_touched(
     text_model: Path,
     tmp_path: Path,
 ) -> None:
-    """By no process, even where they are named like what is imported and the user stands in the folder."""
     prompt = ("--nodes", 2, "--raw", "--prompt", "ba zu", "--max-tokens", 4)
     expected = generate("--model", text_model, *prompt)["token_ids"]
     owned = f"open({str(tmp_path / 'owned')!r}, 'w')"

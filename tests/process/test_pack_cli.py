@@ -10,7 +10,6 @@ SPEED = ("seconds", "source_bytes", "source_bytes_per_s")
 
 
 def tensors(folder):
-    """Name -> the tensor of a checkpoint."""
     found = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -19,7 +18,6 @@ def tensors(folder):
 
 
 def check_speed(record, folder):
-    """Takes what was measured out of the record of packing the checkpoint in `folder`."""
     seconds, source_bytes, rate = (record.pop(name) for name in SPEED)
     assert source_bytes == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     assert 0 < seconds < 60
@@ -96,7 +94,6 @@ def test_a_quantised_pack_says_what_was_lost(tpiedge, references, tmp_path):
 
 
 def _is_progress(line: str) -> bool:
-    """Such lines are for what takes longer than a moment: beside other work that may be anything."""
     return line.startswith(("packing ", "loading weights: "))
 
 

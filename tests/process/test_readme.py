@@ -29,8 +29,6 @@ _SERVES = "runs until it is stopped"
 
 @dataclass(frozen=True)
 class Block:
-    """Lines to type, and what the page notes of them."""
-
     text: str
     note: str
 
@@ -58,13 +56,11 @@ class Reader:
         self._type("ip link set lo up")
 
     def types(self, block: Block) -> None:
-        """The block's lines, one after the other; each has to end well."""
         ended = self._type(block.text)
         assert ended.returncode == 0, f"{block.text}\n{ended.stdout}\n{ended.stderr}"
 
     @contextlib.contextmanager
     def leaves_running(self, block: Block, until: str) -> Iterator[None]:
-        """The block's command runs during the with-block, which begins once it has said `until`."""
         log = self._folder / "running"
         with open(log, "wb") as file:
             running = subprocess.Popen(

@@ -13,8 +13,6 @@ from tests.process.command import COMMAND
 
 @pytest.fixture
 def settings(tmp_path):
-    """Writes a file; gives back the arguments that name it."""
-
     def write(text):
         path = tmp_path / "t.toml"
         path.write_text(text)
@@ -24,7 +22,6 @@ def settings(tmp_path):
 
 
 def test_settings_reach_the_work(tpiedge, tmp_path, settings):
-    """A required flag, a common one, a size, a list and a switch, none of them on the command line."""
     file = settings(
         '[common]\ncache = "ignored"\n[run]\nmodel = "demo"\nprompt = "Once upon"\nmax-tokens = 3\nthreads = 1\n'
         'stop = ["no such text"]\njson = true\nmemory = "900MB"\nignore-eos = true\nlogprobs = 2\n'

@@ -25,6 +25,7 @@ ENTRIES: Final = (
     "tpiedge.cli.worker",
     "tpiedge.engine.grammar_child",
     "tpiedge.model.text_child",
+    "tpiedge.node.fork_server",
     "tpiedge.node.process",
     "tpiedge.pack.process",
 )
@@ -37,47 +38,50 @@ SLACK_PART, SLACK = 0.02, 10
 
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
-    "loaded by master, worker and node": (46450, 255),
+    "loaded by master, worker and node": (44560, 256),
     # Of these 340 lines hold what lost its only test: a hostile page in a browser, the JavaScript client, a disk that
     # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
     # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says.
-    "tests": (63110, 541),
-    "tools": (14040, 139),
-    "tpiedge": (59250, 316),
-    "tpiedge, modules of its own": (700, 10),
+    "tests": (62140, 541),
+    # Raised for the check of words in docstrings and comments.
+    "tools": (14140, 140),
+    "tpiedge": (56760, 317),
+    "tpiedge, modules of its own": (650, 10),
     "tpiedge.answers": (890, 5),
-    "tpiedge.api": (7760, 35),
-    "tpiedge.cli": (5050, 25),
-    "tpiedge.collectives": (1200, 8),
-    "tpiedge.doctor": (480, 3),
-    "tpiedge.engine": (4330, 19),
+    "tpiedge.api": (7390, 35),
+    "tpiedge.cli": (4770, 25),
+    "tpiedge.collectives": (1140, 8),
+    "tpiedge.doctor": (450, 3),
+    "tpiedge.engine": (4030, 19),
     "tpiedge.host": (960, 7),
-    "tpiedge.joining": (1540, 10),
-    "tpiedge.kernels": (2030, 16),
-    "tpiedge.kv": (340, 3),
-    "tpiedge.lab": (8620, 43),
-    "tpiedge.launch": (660, 5),
-    "tpiedge.local": (1290, 6),
+    "tpiedge.joining": (1470, 10),
+    "tpiedge.kernels": (1920, 16),
+    "tpiedge.kv": (310, 3),
+    "tpiedge.lab": (8290, 43),
+    # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
+    # imported in memory once.
+    "tpiedge.launch": (710, 5),
+    "tpiedge.local": (1210, 6),
     "tpiedge.master": (4600, 21),
-    "tpiedge.memory": (1410, 8),
-    "tpiedge.model": (5460, 24),
-    "tpiedge.node": (1250, 7),
-    "tpiedge.pack": (3710, 18),
+    "tpiedge.memory": (1330, 8),
+    "tpiedge.model": (5190, 24),
+    "tpiedge.node": (1320, 8),
+    "tpiedge.pack": (3510, 18),
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
-    "tpiedge.planner": (1550, 9),
-    "tpiedge.shipping": (640, 4),
+    "tpiedge.planner": (1500, 9),
+    "tpiedge.shipping": (620, 4),
     "tpiedge.tracing": (350, 3),
-    "tpiedge.transport": (2450, 13),
-    "tpiedge.wire": (1420, 9),
+    "tpiedge.transport": (2330, 13),
+    "tpiedge.wire": (1280, 9),
     "tpiedge.worker": (670, 5),
 }
 
 #: Anything else.
 COUNTS: Final[Mapping[str, int]] = {
     "numbered laws": 88,
-    "numbers that modules name": 520,
-    "functions with more than 5 parameters": 49,
-    "classes with more than 8 attributes": 92,
+    "numbers that modules name": 518,
+    "functions with more than 5 parameters": 48,
+    "classes with more than 8 attributes": 90,
     "private names of libraries": 0,
 }
 

@@ -19,16 +19,14 @@ from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 SECRETS = (
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-    "OPENAI_API_KEY",
-    "AWS_SECRET_ACCESS_KEY",
-    "TPIEDGE_MASTER_API_KEY",
-    "TPIEDGE_WORKER_TOKEN",
-    "DATABASE_URL",
-    "MYSQL_PWD",
-    "SSH_AUTH_SOCK",
-    "PYTHON_KEYRING_BACKEND",
+    *(
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "OPENAI_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "TPIEDGE_MASTER_API_KEY",
+    ),
+    *("TPIEDGE_WORKER_TOKEN", "DATABASE_URL", "MYSQL_PWD", "SSH_AUTH_SOCK", "PYTHON_KEYRING_BACKEND"),
 )
 NEEDED = (
     "PATH",

@@ -12,7 +12,6 @@ TOTAL = 128
 
 
 def taken(portions: Portions, client: str) -> int:
-    """How much a client gets that wants more and more."""
     return sum(portions.take(client) for _ in range(2 * TOTAL))
 
 
@@ -29,7 +28,6 @@ def test_half_of_few_is_rounded_up(total: int, parts: list[int]) -> None:
 
 
 def test_nothing_more_is_never_refused() -> None:
-    """A body's last part may be empty, after others have taken what was left."""
     portions = Portions(TOTAL)
     assert portions.take("a", TOTAL // 2)
     assert portions.take("b", TOTAL // 4)
@@ -38,9 +36,7 @@ def test_nothing_more_is_never_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.booleans()), max_size=60))
-def test_nobody_has_more_than_half_nor_all_more_than_there_is(
-    story: list[tuple[str, int, bool]],
-) -> None:
+def test_nobody_has_more_than_half_nor_all_more_than_there_is(story: list[tuple[str, int, bool]]) -> None:
     portions, held = Portions(TOTAL), Counter[str]()
     for client, count, gives in story:
         if gives:
@@ -58,7 +54,6 @@ def test_nobody_has_more_than_half_nor_all_more_than_there_is(
 @given(asked=st.lists(st.sampled_from("abcd"), max_size=100))
 @example(asked=list("a" * 9 + "b" * 5 + "c" * 3 + "d" * 2))
 def test_whoever_comes_gets_one_while_few_clients_have_some(asked: list[str]) -> None:
-    """No more of them than the number of places, 16, can be halved."""
     places, has = 16, Counter[str]()
     for client in asked:
         has[client] += may_have(has[client], has.total(), places)
@@ -72,7 +67,6 @@ held = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size
 @given(held, st.integers(0, 200))
 @example([("a", 9), ("b", 9), ("a", 9)], 10)
 def test_what_is_too_much_goes_and_no_more(held: list[tuple[str, int]], total: int) -> None:
-    """The oldest of the client that has most, again and again."""
     left = dict(enumerate(held))
 
     def amounts() -> Counter[str]:

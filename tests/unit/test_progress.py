@@ -11,7 +11,6 @@ TOTAL = 1_000_000
 
 
 def told_after(seconds: float, done: int, capsys: pytest.CaptureFixture[str], total: int = TOTAL) -> str:
-    """The one live line of work that has done so much after so long."""
     clock = ManualClock()
     progress = ByteProgress("packing", clock)
     clock.advance(seconds)
@@ -23,7 +22,6 @@ def told_after(seconds: float, done: int, capsys: pytest.CaptureFixture[str], to
 def terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> pytest.CaptureFixture[str]:
-    """What a terminal on standard error gets."""
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
     return capsys
 

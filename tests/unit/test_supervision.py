@@ -13,8 +13,6 @@ WAIT_S = 10.0
 
 
 def fail(name: str, error: BaseException) -> None:
-    """In a thread, which has ended afterwards."""
-
     def run() -> None:
         raise error
 

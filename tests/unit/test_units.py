@@ -8,16 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tpiedge import units
 from tpiedge.errors import UserError
-from tpiedge.units import (
-    counted,
-    format_age,
-    format_bytes,
-    format_least,
-    format_range,
-    format_seconds,
-    parse_bytes,
-)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +27,7 @@ from tpiedge.units import (
     ],
 )
 def test_seconds_have_two_digits_at_least(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text
+    assert units.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -49,29 +41,29 @@ def test_seconds_have_two_digits_at_least(seconds: float, text: str) -> None:
     ],
 )
 def test_one_is_no_plural(count: int, words: tuple[str, ...], text: str) -> None:
-    assert counted(count, *words) == text
+    assert units.counted(count, *words) == text
 
 
 @pytest.mark.parametrize(
     ("write", "number", "text"),
     [
-        (format_seconds, inf, "over 30 years"),
-        (format_seconds, 1e300, "over 30 years"),
-        (format_seconds, -inf, "-over 30 years"),
-        (format_seconds, nan, "an unknown time"),
-        (format_seconds, -5.0, "-5.0 s"),
-        (format_seconds, 999_999_999, "16666666 min 39 s"),
-        (format_age, inf, "over 30 years ago"),
-        (format_age, nan, "at an unknown time"),
-        (format_age, -inf, "just now"),
-        (format_bytes, inf, "over a billion TB"),
-        (format_bytes, nan, "an unknown size"),
-        (format_bytes, -1500.0, "-1.5 kB"),
-        (format_bytes, 10**400, "over a billion TB"),
-        (format_least, 1_000_001, "2 MB"),
-        (format_least, 1.5e6, "2 MB"),
-        (format_least, inf, "over a billion TB"),
-        (format_least, nan, "an unknown size"),
+        (units.format_seconds, inf, "over 30 years"),
+        (units.format_seconds, 1e300, "over 30 years"),
+        (units.format_seconds, -inf, "-over 30 years"),
+        (units.format_seconds, nan, "an unknown time"),
+        (units.format_seconds, -5.0, "-5.0 s"),
+        (units.format_seconds, 999_999_999, "16666666 min 39 s"),
+        (units.format_age, inf, "over 30 years ago"),
+        (units.format_age, nan, "at an unknown time"),
+        (units.format_age, -inf, "just now"),
+        (units.format_bytes, inf, "over a billion TB"),
+        (units.format_bytes, nan, "an unknown size"),
+        (units.format_bytes, -1500.0, "-1.5 kB"),
+        (units.format_bytes, 10**400, "over a billion TB"),
+        (units.format_least, 1_000_001, "2 MB"),
+        (units.format_least, 1.5e6, "2 MB"),
+        (units.format_least, inf, "over a billion TB"),
+        (units.format_least, nan, "an unknown size"),
     ],
 )
 def test_numbers_that_nobody_expects_have_words_too(
@@ -84,14 +76,14 @@ def test_numbers_that_nobody_expects_have_words_too(
 @example(10**400)
 @example(-(10**400))
 def test_every_number_has_short_words(number: float) -> None:
-    for write in (format_seconds, format_age, format_bytes, format_least):
+    for write in (units.format_seconds, units.format_age, units.format_bytes, units.format_least):
         assert 0 < len(write(number)) < 30
 
 
 @pytest.mark.parametrize("text", ["0.5", "0.001", "1.5", "0.0001KB"])
 def test_a_fraction_is_never_rounded_to_nothing(text: str) -> None:
     with pytest.raises(UserError, match=r"has no unit: did you mean|less than a byte"):
-        parse_bytes(text)
+        units.parse_bytes(text)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +91,11 @@ def test_a_fraction_is_never_rounded_to_nothing(text: str) -> None:
 )
 def test_a_forgotten_unit_is_one_that_a_weak_machine_may_have(text: str, meant: str) -> None:
     with pytest.raises(UserError, match=f"has no unit: did you mean {re.escape(meant)}\\?"):
-        parse_bytes(text)
+        units.parse_bytes(text)
 
 
 @pytest.mark.parametrize(
     ("start", "stop", "words"), [(0, 4, "0-3"), (4, 5, "4"), (9, 12, "9-11"), (5, 5, "-"), (0, 0, "-")]
 )
 def test_an_interval_is_told_with_both_ends(start: int, stop: int, words: str) -> None:
-    assert format_range(start, stop) == words
+    assert units.format_range(start, stop) == words

@@ -193,8 +193,7 @@ class Soak:
         return found.pop()
 
     def _at_rest(self) -> dict[str, ProcessHoldings]:
-        """Once what stands by does, which comes seconds after the node that it stands by for, and nothing changes."""
-        self._cluster.wait_stood_by()
+        """Waits until nothing changes any more."""
         before, deadline = look(self._roles), time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
             time.sleep(1.0)

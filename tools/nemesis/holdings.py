@@ -28,7 +28,7 @@ class Held:
     disk: int
 
 
-#: What is no growth: descriptors and threads come and go, and another process may stand by.
+#: What is no growth: descriptors, threads and processes that come and go.
 _MORE = Held(descriptors=8, threads=8, processes=1, resident=32, disk=1)
 
 

@@ -20,7 +20,7 @@ _guests = itertools.count(1)
 
 
 def kill_node(scene: Scene) -> bool:
-    """Or what stands by for it."""
+    """Or its fork server."""
     return _kill(scene.node())
 
 
@@ -55,7 +55,7 @@ def stop_machine(scene: Scene) -> bool:
     """All that runs on it stands still for a while."""
     worker = scene.worker()
     if worker is not None:
-        scene.stand_still([worker.agent, *worker.agent.children()], _STOPPED_S, worker.name)
+        scene.stand_still([worker.agent, *worker.agent.children(recursive=True)], _STOPPED_S, worker.name)
     return worker is not None
 
 

@@ -70,9 +70,9 @@ class Scene:
         return self.draws.choice(there) if there else None
 
     def node(self) -> psutil.Process | None:
-        """Of a worker; or the process that stands by."""
+        """Of a worker; or its fork server."""
         worker = self.worker()
-        children = worker.agent.children() if worker is not None else []
+        children = worker.agent.children(recursive=True) if worker is not None else []
         return self.draws.choice(children) if children else None
 
     def rank_zero(self) -> psutil.Process | None:

@@ -1,4 +1,4 @@
-"""The fields that say which form an answer must have: OpenAI's `response_format`, and those of other servers."""
+"""Reads the fields that restrict the answer: OpenAI's `response_format`, and those of other servers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from tpiedge.wire.requests import Grammar, GrammarKind
 _MAX_CHOICES: Final = 1024
 _MAX_DEPTH: Final = 64
 _OBJECT: Final = {"type": "object"}
-#: What each says of the answer, by vLLM's names, those of llama.cpp's server and of SGLang, and TabbyAPI's.
+#: Names of vLLM, llama.cpp's server, SGLang and TabbyAPI, and the kind of grammar of each.
 _GUIDED: Final = {
     "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
 }  # fmt: skip
@@ -71,14 +71,12 @@ FORM: Final[dict[str, t.JsonSchema]] = {
     ),
     **_UNKNOWN,
 }
-"""The fields of a request of any form that say what the answer must be, by the names of several servers. Several of
-them may be given where they say the same."""
+"""The fields of any request that restrict the answer. Several may be given if they say the same."""
 CONSTRAINTS: Final = tuple(key for key in FORM if key not in _UNKNOWN)
 
 
 def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
-    """What the answer must keep to, if anything, and the field that says so. Several may, if they say the same. Raises
-    ApiError."""
+    """Returns the grammar of the answer, if any, and the field that names it. Raises ApiError."""
     found: dict[str, Grammar] = {}
     if (grammar := _form(fields.nested("response_format"), service)) is not None:
         found["response_format"] = grammar
@@ -97,7 +95,6 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
 
 
 def _only(found: Mapping[str, Grammar]) -> tuple[Grammar | None, str]:
-    """Returns what all of them say, and the first that does."""
     for (first, one), (second, other) in pairwise(found.items()):
         schemas = one.kind == other.kind == "json"  # in whatever order they are written
         if not (one == other or (schemas and json.loads(one.text) == json.loads(other.text))):
@@ -109,8 +106,8 @@ def _only(found: Mapping[str, Grammar]) -> tuple[Grammar | None, str]:
 def schema_of_grammar(
     fields: BodyFields, key: str, schema: object, *, strict: bool = False
 ) -> dict[str, object]:
-    """What a grammar holds of a JSON schema, which came as that field. What it does not is told as ignored, or refused
-    where it is to be `strict`. Raises ApiError."""
+    """Returns what a grammar holds of the field's JSON schema. The rest is reported as ignored, or refused if `strict`.
+    Raises ApiError."""
     param = fields.name(key)
     try:
         held = grammar_schema(check_schema(schema, param))
@@ -128,13 +125,11 @@ def schema_of_grammar(
 def schema_grammar(
     fields: BodyFields, key: str, schema: object, service: Service, *, strict: bool = False
 ) -> Grammar:
-    """Makes a grammar of a JSON schema, which came as that field. Raises ApiError."""
     text = json.dumps(schema_of_grammar(fields, key, schema, strict=strict))
     return grammar_of("json", text, fields.name(key), service)
 
 
 def check_schema(schema: object, param: str) -> dict[str, object]:
-    """The schema, if it can be one. Raises ApiError."""
     if not isinstance(schema, dict):
         raise refused(f"'{param}' must be a JSON schema: an object", param, "invalid_type")
     if is_deeper(schema, _MAX_DEPTH):
@@ -143,7 +138,6 @@ def check_schema(schema: object, param: str) -> dict[str, object]:
 
 
 def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Grammar:
-    """Raises ApiError where there can be none."""
     if not grammars_installed():
         raise refused(f"'{param}': {NO_GRAMMARS}", param, "unsupported_parameter")
     if service.tokenizer is None:
@@ -158,7 +152,6 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
 
 
 def _form(form: BodyFields, service: Service) -> Grammar | None:
-    """Reads OpenAI's `response_format`, and what other servers take beside it."""
     found: dict[str, Grammar] = {}
     match form.get("type"):
         case "json_object" | "json":
@@ -175,7 +168,6 @@ def _form(form: BodyFields, service: Service) -> Grammar | None:
 
 
 def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
-    """Reads the schema at OpenAI's place for it, and at others'."""
     found: dict[str, Grammar] = {}
     for key in ("schema", "value"):
         value = form.parsed(key)
@@ -189,7 +181,6 @@ def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
 
 
 def _described(described: BodyFields, service: Service) -> Grammar:
-    """A schema with a name and what it is for."""
     strict, schema = described.get("strict", False), described.parsed("schema")
     return schema_grammar(described, "schema", _OBJECT if schema is None else schema, service, strict=strict)
 
@@ -202,7 +193,6 @@ def _given(form: BodyFields, keys: Sequence[str], kind: str, service: Service) -
 
 
 def _structured(fields: BodyFields, key: str, kind: str, service: Service) -> Grammar:
-    """Makes a grammar of a field that says `kind` of the answer, in vLLM's words."""
     value, param = fields.get(key), fields.name(key)
     if kind == "json":  # which may come as a text
         return schema_grammar(fields, key, fields.parsed(key), service)

@@ -1,4 +1,4 @@
-"""Anthropic's API: requests of /v1/messages, as chats; answers, as messages of blocks, whole or in named events."""
+"""Anthropic's /v1/messages: reads requests as chats and writes answers as messages of blocks."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Final
 
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, Asked, FormatName, tokens_in
+from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, Asked, tokens_in
 from tpiedge.api.errors import ApiError, PromptTooLong, anthropic_error, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, comment, named_event
+from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, comment, typed_event
 from tpiedge.api.messages import CITED, CITED_TEXT, DOCUMENT, SEARCH_RESULT, TEXTS, content_text, part_text
-from tpiedge.api.openai_request import Chat, Dialect, copied
+from tpiedge.api.openai_request import asked_by_chat, copied, function_call, function_tool
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
 from tpiedge.api.transcript import SpokenChoice, TextPiece, Transcript, call_id
@@ -60,8 +60,13 @@ _CHOICE: Final = t.body(
 _FORMAT: Final = t.body(
     "type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""), **t.vain("name", "description")
 )
+_THINKING: Final = t.body(
+    "type",
+    type=t.word("enabled", "adaptive", "between_tools", "disabled"),
+    **t.vain("budget_tokens", "display"),
+)
 _NO_THREAD: Final = t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'")
-# Their clients know these words, and send the whole conversation then.
+# After these words their clients send the whole conversation.
 _NO_THREAD.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _FIELDS: Final[dict[str, t.JsonSchema]] = {
     **FORM,
@@ -72,13 +77,7 @@ _FIELDS: Final[dict[str, t.JsonSchema]] = {
     **{key: SAMPLING[key] for key in ("temperature", "top_p", "top_k")},
     "stop_sequences": t.any_of(t.TEXT, t.array(t.TEXT)),
     "stream": STREAM,
-    "thinking": t.optional(
-        t.body(
-            "type",
-            type=t.word("enabled", "adaptive", "between_tools", "disabled"),
-            **t.vain("budget_tokens", "display"),
-        )
-    ),
+    "thinking": t.optional(_THINKING),
     "tools": t.array({"type": "object"}, most=MAX_TOOLS),
     "tool_choice": t.optional(_CHOICE),
     "output_config": t.optional(t.body(format=t.optional(_FORMAT), **t.vain("effort", "task_budget"))),
@@ -90,34 +89,32 @@ _FIELDS: Final[dict[str, t.JsonSchema]] = {
         "diagnostics", "user_profile_id", "workspace_id",
     ),
 }  # fmt: skip
-_ANTHROPIC: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
+_TABLE: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
 COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
 
 
-def _read_messages(fields: BodyFields, service: Service, name: str) -> Asked:
+def _read_turns(fields: BodyFields, service: Service, name: str) -> Asked:
     maximum = fields.get("max_tokens") or 0
     asked = _read(fields, service, name, max(1, maximum))
     if maximum:
         return asked
-    # The prompt is read, so that its pages are in the cache for the next request.
+    # Without tokens the prompt is only read into the cache.
     (choice,) = asked.choices
     return replace(asked, choices=(replace(choice, request=replace(choice.request, max_tokens=0)),))
 
 
 def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
-    """Answers /v1/messages/count_tokens. Raises ApiError."""
     try:
         found = len(_read(fields, service, "count", 1).choices[0].request.prompt_ids)
-    except PromptTooLong as error:  # clients ask this to find out whether to shorten the conversation
+    except PromptTooLong as error:  # clients ask whether to shorten the conversation
         found = max(error.tokens, tokens_in(error.text, service))
     return {"input_tokens": found}
 
 
 def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Asked:
-    chat: Chat = {"max_tokens": maximum, "stream": fields.get("stream", False)}
+    chat: Json = {"max_tokens": maximum, "stream": fields.get("stream", False)}
     copied(fields, chat, "temperature", "top_p", "top_k", stop_sequences="stop")
-    # Without a word their clients take the first block for the answer. Between tools means: none but the words between
-    # two calls, which are the answer's text here.
+    # By default their clients take the first block for the answer. "between_tools" means text between calls.
     thinks = fields.nested("thinking").get("type") in ("enabled", "adaptive")
     chat["chat_template_kwargs"] = {"enable_thinking": thinks}
     _read_tools(fields, chat)
@@ -131,27 +128,25 @@ def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Aske
         raise refused(why, "output_format")
     if forms:
         chat["response_format"] = {"type": "json_schema", "json_schema": forms[0]}
-    messages: list[Chat] = []
+    messages: list[Json] = []
     if fields.get("system") is not None:
         messages.append({"role": "system", "content": content_text(fields, "system", TEXTS)})
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
         raise fields.wrong("messages", "is empty: give at least one message")
-    last = given[-1][0]
-    # The answer goes on with what the assistant has begun to say.
-    chat["continue_final_message"] = last == "assistant"
+    # The answer continues an assistant's last message.
+    chat["continue_final_message"] = given[-1][0] == "assistant"
     for role, neighbours in groupby(given, lambda one: one[0]):
         turn = [message for _, message in neighbours]
         messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is given[-1][1])
     chat["messages"] = messages
-    return Dialect("message", _NAMES).asked(chat, fields, service, name)
+    return asked_by_chat(chat, fields, service, name, ("message", _NAMES))
 
 
-def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Chat]:
-    """The messages that neighbours of one role become; `begun`: the answer goes on with them. Results of tools are
-    messages of their own, before what is said."""
+def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Json]:
+    """Joins neighbouring messages of one role, after their results of tools. `begun`: the answer continues them."""
     texts: list[str] = []
-    thoughts, calls, results = "", list[Chat](), list[Chat]()
+    thoughts, calls, results = "", list[Json](), list[Json]()
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
@@ -172,15 +167,14 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Cha
                     raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
                 case "tool_use":
                     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-                    function = {"name": block.needed("name"), "arguments": arguments}
-                    calls.append({"id": block.needed("id"), "type": "function", "function": function})
+                    calls.append(function_call(block.needed("id"), block.needed("name"), arguments))
                 case "thinking" | "redacted_thinking":
                     thoughts += block.get("thinking") or ""
                 case _:
                     texts.append(part_text(kind, block))
     if results and not texts:
         return results
-    said: Chat = {
+    said: Json = {
         "role": role,
         "content": "\n".join(texts) if texts or not calls else None,
         "tool_calls": calls,
@@ -190,15 +184,13 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Cha
     return [*results, said]
 
 
-def _read_tools(fields: BodyFields, chat: Chat) -> None:
-    tools: list[Chat] = []
+def _read_tools(fields: BodyFields, chat: Json) -> None:
+    tools: list[Json] = []
     for where, item in fields.entries("tools"):
-        # Others are those that their servers run, or whose schema only their models know.
+        # Other types are run by their servers, or have a schema that only their models know.
         if item.get("type") is None or is_function(fields, where, item, ("custom",)):
             tool = fields.inner(item, where, _TOOL)
-            function: Chat = {"name": tool.needed("name"), "parameters": tool.get("input_schema")}
-            copied(tool, function, "description", "strict")
-            tools.append({"type": "function", "function": function})
+            tools.append(function_tool(tool, tool.needed("name"), "input_schema"))
     chat["tools"] = tools
     choice = fields.nested("tool_choice")
     kind = choice.get("type")
@@ -210,27 +202,26 @@ def _read_tools(fields: BodyFields, chat: Chat) -> None:
         chat["parallel_tool_calls"] = False
 
 
-_PING: Final = named_event("ping", {"type": "ping"})
-#: Why an answer ends that need not have said anything: one of no tokens only reads its prompt.
-_CUT: Final = "length"
+_PING: Final = typed_event("ping")
+_CUT: Final = "length"  # The only ending of an answer that may have no block.
 _REASONS: Final = {_CUT: "max_tokens", "tool_calls": "tool_use"}
 
 
 class AnthropicFormat(AnswerFormat):
-    """Messages, of one choice. Neighbouring texts of a kind are one block."""
+    """Messages of one choice. Neighbouring texts of a kind are one block."""
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
         self._spoken = SpokenChoice(head.reply.speech)
         self._ending = ""
-        #: The number of the block that is written, and its kind; "" while there is none.
+        #: The number and kind of the block that is being written; "" between blocks.
         self._index = -1
         self._open = ""
 
     def opening(self) -> Sequence[bytes]:
         usage = {"input_tokens": self.head.prompt_tokens, "output_tokens": 0}
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
-        return (_event("message_start", message=message),)
+        return (typed_event("message_start", message=message),)
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         said = self._spoken.take(piece)
@@ -245,15 +236,15 @@ class AnthropicFormat(AnswerFormat):
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         (only,) = transcripts
         return (
-            _event("message_delta", delta=_end(self._ending, only), usage=self._usage(only)),
-            _event("message_stop"),
+            typed_event("message_delta", delta=_end(self._ending, only), usage=self._usage(only)),
+            typed_event("message_stop"),
         )
 
     def alive(self, why: str) -> bytes:
         return comment(why) + _PING if why else _PING
 
     def broken(self, error: ApiError, _tokens: int) -> bytes:
-        return named_event("error", anthropic_error(error))
+        return typed_event("error", error=anthropic_error(error)["error"])
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         (parts,), (only,) = pieces, transcripts
@@ -269,8 +260,6 @@ class AnthropicFormat(AnswerFormat):
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return anthropic_error(error)
 
-    # --- blocks
-
     def _parts(self, said: Said) -> list[bytes]:
         match said:
             case CallBegun(index=index, name=name):
@@ -285,19 +274,19 @@ class AnthropicFormat(AnswerFormat):
                 return [*begun, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def _begun(self, kind: str, block: Json) -> list[bytes]:
-        """Begins the block, unless one of this kind is written."""
+        """Begins a block, unless one of this kind is being written."""
         if self._open == kind:
             return []
         before = self._closed()
         self._open, self._index = kind, self._index + 1
-        return [*before, _event("content_block_start", index=self._index, content_block=block)]
+        return [*before, typed_event("content_block_start", index=self._index, content_block=block)]
 
     def _delta(self, delta: Mapping[str, object]) -> bytes:
-        return _event("content_block_delta", index=self._index, delta=delta)
+        return typed_event("content_block_delta", index=self._index, delta=delta)
 
     def _closed(self) -> list[bytes]:
         kind, self._open = self._open, ""
-        return [_event("content_block_stop", index=self._index)] if kind else []
+        return [typed_event("content_block_stop", index=self._index)] if kind else []
 
     def _add(self, blocks: list[Json], said: SpokenText | CallEnded) -> None:
         if isinstance(said, CallEnded):
@@ -312,11 +301,8 @@ class AnthropicFormat(AnswerFormat):
     def _use(self, index: int, name: str, arguments: object) -> Json:
         return {"type": "tool_use", "id": call_id(self.head.id, 0, index), "name": name, "input": arguments}
 
-    # --- the rest
-
     def _usage(self, transcript: Transcript) -> Json:
-        """Tokens that were kept from earlier requests count apart, as theirs do; where the answer has no end of its
-        own, as at a stop string, nobody knows them."""
+        """Cached tokens count apart, as theirs do; at a stop string they are not known."""
         ended, tokens = transcript.finished, self.head.prompt_tokens
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
         if ended is None:
@@ -327,10 +313,6 @@ class AnthropicFormat(AnswerFormat):
     def _message(self, content: list[Json], ending: Json, usage: Mapping[str, object]) -> Json:
         head = {"id": self.head.id, "type": "message", "role": "assistant", "model": self.head.model}
         return {**head, "content": content, **ending, "usage": usage}
-
-
-def _event(kind: str, **fields: object) -> bytes:
-    return named_event(kind, {"type": kind, **fields})
 
 
 def _block(said: SpokenText) -> Json:
@@ -344,14 +326,6 @@ def _end(ending: str, transcript: Transcript) -> Json:
     return {"stop_reason": reason, "stop_sequence": transcript.stop or None}
 
 
-FORMS: Final[Mapping[FormatName, AnswerForm]] = {
-    "message": AnswerForm(
-        "/v1/messages",
-        "Answer, as Anthropic's API does",
-        "msg",
-        _ANTHROPIC,
-        _read_messages,
-        AnthropicFormat,
-        "message",
-    ),
-}
+MESSAGE: Final = AnswerForm(
+    "/v1/messages", "Answer, as Anthropic's API does", "msg", _TABLE, _read_turns, AnthropicFormat, "message"
+)

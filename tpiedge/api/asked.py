@@ -1,11 +1,10 @@
-"""A request of any form becomes an `Asked`: token ids that fit the context, and how the answer is to be given. The
-fields that several forms have are read here, in the ranges of the sampler, save where OpenAI's are narrower."""
+"""Reads the fields that several APIs share. A request of any API becomes an `Asked`."""
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
@@ -17,86 +16,56 @@ from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.engine import sampling as limits
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.errors import UserError
-from tpiedge.model.call_reader import CallForm, ReadTool
-from tpiedge.model.speech import SpeechForm, Thinking
+from tpiedge.model.speech import SpeechForm
 from tpiedge.model.tokenizer import TooManyTokens
 from tpiedge.wire.fields import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, U32, Range
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 MAX_TOKENS = 2**32 - 1
 ANSWER_TOKENS = 2048
-"""An answer has at most so many tokens where the request has no limit: a model may never come to an end."""
-MAX_CHOICES = 128
-"""One request may have so many: as many as OpenAI's."""
+"""The usual limit of an answer's tokens: a model may never end by itself."""
+MAX_CHOICES = 128  # as OpenAI's
 MAX_TOOLS = 128
 MAX_TOOL_NAME = 64
-MAX_TEXTS = 128
-MAX_TEXT_NAME = 64
-"""A longer name of a parameter is not kept: the answer itself shows whether the value is a text."""
-MAX_ECHO = 131_072
-"""Characters of what an answer repeats of its request."""
 _MAX_STOPS = 64
 _MAX_STOP_CHARACTERS = 256
 _ROOM = -1
-_CHARACTERS_PER_TOKEN = 64
-"""A text with more characters than this per position cannot fit: it is refused before it is tokenized."""
+_CHARACTERS_PER_TOKEN = 64  # A longer text is refused before it is tokenized.
 _COUNTED_CHARACTERS = 1 << 20
 
 FormatName = Literal[
     "completion", "chat", "embeddings", "embeddings-base64", "message", "response", "ollama-chat", "ollama-generate",
     "ollama-embed", "ollama-embeddings",
 ]  # fmt: skip
-"""The form of an answer; `completions` has what reads and writes each."""
-
-_Stop: TypeAlias = Annotated[str, Meta(max_length=_MAX_STOP_CHARACTERS)]
-_ToolName: TypeAlias = Annotated[str, Meta(max_length=MAX_TOOL_NAME)]
-_ToolNames: TypeAlias = Annotated[tuple[_ToolName, ...], Meta(max_length=MAX_TOOLS)]
-_TextName: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_NAME)]
-_TextNames: TypeAlias = Annotated[tuple[_TextName, ...], Meta(max_length=MAX_TEXTS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How the answer is to be given.
+    """How the answer is written; a part of a record on disk.
 
-    `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several`, `required` and
-    `thinking` are those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts,
-    where the form needs that; `namespaces` are those of the tools, if any has one. `grammar`: the field of the request
-    that says what the answer must keep to, if one does. `functions`: a call is told as OpenAI's API had it before there
-    were tools. `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: whether its text is that of
-    the prompt, continued.
+    `logprobs`: how many alternatives are reported per token; None reports nothing. `namespaces`: by the names of tools.
+    `grammar`: the request's field that restricts the answer. `functions`: calls are written as before OpenAI had tools.
+    `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: the text continues the prompt's.
     """
 
     format: FormatName
     stream: bool
     include_usage: bool
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None
-    stops: Annotated[tuple[_Stop, ...], Meta(max_length=_MAX_STOPS)]
+    stops: tuple[str, ...]
     token_ids: bool
-    calls: CallForm = ""
-    tools: _ToolNames = ()
-    texts: Annotated[tuple[_TextNames, ...], Meta(max_length=MAX_TOOLS)] = ()
-    namespaces: _ToolNames = ()
-    several: bool = True
-    thinking: Thinking = ""
-    grammar: Annotated[str, Meta(max_length=64)] = ""
-    required: bool = False
+    speech: SpeechForm = field(default_factory=SpeechForm)
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    grammar: str = ""
     functions: bool = False
-    echo: Annotated[str, Meta(max_length=MAX_ECHO)] = ""
+    echo: str = ""
     goes_on: bool = False
-
-    @property
-    def speech(self) -> SpeechForm:
-        """The calls and thoughts that are looked for in the text."""
-        texts = self.texts or [()] * len(self.tools)
-        tools = [ReadTool(*both) for both in zip(self.tools, texts, strict=True)]
-        return SpeechForm(self.calls, tools, self.several, self.thinking, self.required)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the answers that a request asks for. `prompt`: the number of the prompt that it continues; `echo`: the
-    prompt, where the answer is to begin with it."""
+    """One of the answers that a request asks for. `prompt`: the number of its prompt; `echo`: the prompt, if the answer
+    begins with it."""
 
     request: GenerationRequest
     prompt: U32 = 0
@@ -105,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was read: at least one choice, and the names of the fields without an effect."""
+    """A request that was read: at least one choice, and the names of ignored fields."""
 
     choices: tuple[Choice, ...]
     reply: Reply
@@ -113,7 +82,7 @@ class Asked:
 
 
 class AnsweredAtOnce(Exception):
-    """Comes in place of an Asked: the model has nothing to do, and the client is told `body`; `ignored` as of Asked."""
+    """Replaces an Asked if the model has nothing to do: the client is told `body`."""
 
     def __init__(self, body: dict[str, object], ignored: tuple[str, ...]) -> None:
         super().__init__("answered at once")
@@ -161,9 +130,7 @@ ANSWERING: Final[dict[str, t.JsonSchema]] = {
         "Only with `stream`.",
     ),
     "stop": t.any_of(
-        _STOP,
-        {"type": "array", "maxItems": _MAX_STOPS, "items": _STOP},
-        {"type": "null"},
+        _STOP, {"type": "array", "maxItems": _MAX_STOPS, "items": _STOP}, {"type": "null"},
         description="Where the answer ends; not a part of it.",
     ),
     "return_token_ids": t.flag("Whether the answer has its token ids."),
@@ -173,17 +140,16 @@ ANSWERING: Final[dict[str, t.JsonSchema]] = {
         "prompt_cache_retention", "reasoning_effort", "verbosity",
     ),
 }  # fmt: skip
-"""The fields that OpenAI's completions and chats have in common."""
+"""The fields that OpenAI's completions and chats share."""
 
 
 def prompts(most: int, description: str) -> t.JsonSchema:
-    """A field that `read_prompts` reads."""
     lists = [{**t.array(one, most=most), "type": "array", "minItems": 1} for one in (t.TEXT, TOKEN_IDS)]
     return t.any_of(t.TEXT, TOKEN_IDS, *lists, description=description)
 
 
 def check_model(fields: BodyFields, service: Service) -> None:
-    """Raises ApiError where the request names another model. Ollama's clients write ":latest" after a name."""
+    """Raises ApiError if the request names another model. Ollama's clients append ":latest" to a name."""
     model, served = fields.get("model"), service.model()
     if model is not None and not any(map(served.is_called, (model, model.removesuffix(":latest")))):
         message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
@@ -191,7 +157,6 @@ def check_model(fields: BodyFields, service: Service) -> None:
 
 
 def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Reply:
-    """Reads how the answer is to be given. Raises ApiError."""
     stream, options, given = fields.get("stream", False), fields.nested("stream_options"), fields.get("stop")
     if fields.get("stream_options") is not None and not stream:
         raise fields.wrong("stream_options", "needs 'stream': true")
@@ -207,8 +172,7 @@ def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Re
 
 
 def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
-    """Reads how many tokens the answer may have: at least `low`, or -1, which is as many as there is room for. Raises
-    ApiError."""
+    """Reads a limit of the answer's tokens: at least `low`, or -1 for all that fit. Raises ApiError."""
     value: int | None = fields.get(key)
     if value == _ROOM:
         return MAX_TOKENS
@@ -218,12 +182,12 @@ def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
 
 
 def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) -> Sampling:
-    """`logprobs`: how many alternatives are to be told; None: not even the tokens' own. Raises ApiError."""
+    """Reads how tokens are drawn; `logprobs` as of Reply. Raises ApiError."""
     default, top_k, seed = service.usual_sampling, fields.get("top_k"), fields.get("seed")
     return Sampling(
         temperature=fields.get("temperature", default.temperature),
         top_k=default.top_k if top_k is None else max(top_k, 0),
-        # 0 is allowed by OpenAI and means the likeliest token alone.
+        # OpenAI allows 0, which means the likeliest token alone.
         top_p=max(fields.get("top_p", default.top_p), limits.TOP_P.low),
         min_p=min(fields.get("min_p", default.min_p), limits.MIN_P.high),
         repetition_penalty=fields.get("repetition_penalty", default.repetition_penalty),
@@ -252,7 +216,6 @@ def _logit_bias(fields: BodyFields, vocab_size: int) -> tuple[tuple[int, float],
 
 
 def read_prompts(fields: BodyFields, key: str) -> list[Any]:
-    """One text or list of token ids each. Raises ApiError."""
     value = fields.get(key)
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         kind = str if isinstance(value[0], str) else list
@@ -265,7 +228,6 @@ def read_prompts(fields: BodyFields, key: str) -> list[Any]:
 
 
 def read_token_ids(value: str | Sequence[object], param: str, service: Service) -> tuple[int, ...]:
-    """The token ids of a text, or the given ones. Raises ApiError where one is no token's."""
     if isinstance(value, str):
         return encode(value, service, param, add_special=True)
     ids = [token for token in value if type(token) is int and 0 <= token < service.vocab_size]
@@ -275,8 +237,8 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Tokens of the answer: what was asked for, or the usual number, as far as they fit and another epoch could go on
-    with them. `prompt` names a field. Raises ApiError."""
+    """Limits the answer's tokens to what fits the context and could be resumed after a loss. `prompt` names a field.
+    Raises ApiError."""
     if not prompt_tokens:
         raise refused("the prompt is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"
@@ -298,7 +260,6 @@ def request_of(
     ignore_eos: bool = False,
     grammar: Grammar | None = None,
 ) -> GenerationRequest:
-    """Makes a request for the cluster, still without an id. Raises ApiError."""
     if grammar is not None and ignore_eos:
         raise refused("'ignore_eos' cannot be kept where a grammar says where the answer ends", "ignore_eos")
     return GenerationRequest(
@@ -314,11 +275,8 @@ def request_of(
 
 
 def named_choices(choices: Sequence[Choice], count: int, name: str) -> tuple[Choice, ...]:
-    """`count` of each, with requests that have the answer's name, and a number where they are several.
-
-    The first one of each is drawn with its seed, the second one with the next, and so on: so that a seed gives the
-    same answers again, and not the same answer `count` times.
-    """
+    """Repeats each choice `count` times, named after the answer and numbered if there are several. Each repetition gets
+    the next seed, so that a seed gives the same answers again but not one answer `count` times."""
     found: list[Choice] = []
     for choice in choices:
         request = choice.request
@@ -330,7 +288,6 @@ def named_choices(choices: Sequence[Choice], count: int, name: str) -> tuple[Cho
 
 
 def check_characters(param: str, texts: Sequence[str], service: Service) -> None:
-    """Raises ApiError for a text that cannot fit, whatever it says: all of these together."""
     characters = sum(map(len, texts))
     if characters > service.max_sequence * _CHARACTERS_PER_TOKEN:
         tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN)
@@ -341,7 +298,6 @@ def check_characters(param: str, texts: Sequence[str], service: Service) -> None
 def encode(
     text: str, service: Service, param: str, *, add_special: bool, parse_special: bool = True
 ) -> tuple[int, ...]:
-    """The token ids of `text`, which is the value of `param`, as of Tokenizer.encode. Raises ApiError."""
     check_characters(param, [text], service)
     if service.tokenizer is None:
         raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
@@ -357,8 +313,7 @@ def encode(
 
 
 def tokens_in(text: str, service: Service) -> int:
-    """Counts the tokens of a text of any length. Of a text that is longer than `_COUNTED_CHARACTERS` the rest is taken
-    to have as many for a character."""
+    """Counts the tokens of a text, or estimates them from its first `_COUNTED_CHARACTERS`."""
     if service.tokenizer is None:
         return 0
     count = service.tokenizer.count(text[:_COUNTED_CHARACTERS])

@@ -1,8 +1,7 @@
-"""The grammars of calls of tools: of an answer that must be one, and of what follows where a model begins one.
+"""Makes grammars of calls of tools: of an answer that must be a call, and of a call that the model begins by itself.
 
-A model that begins a call may write it with other spaces than those that a required one has, but with the arguments in
-the order of their schema. So that nothing else of the answer changes, the grammar holds from the token that opens a
-call to the end of the arguments, and not within thoughts.
+The latter leaves spaces to the model, and holds from the token that opens a call, outside thoughts, to the end of the
+arguments, so that nothing else of the answer changes.
 """
 
 import json
@@ -24,25 +23,23 @@ from tpiedge.wire.fields import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 
 _MAX_CALLS: Final = 16
-#: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
+#: The spaces of JSON are those of answers in JSON alone.
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-#: A model that is lost would write spaces without end. What is not supported of a schema is not looked at.
+#: A lost model would write spaces without end. "lenient": unsupported words of a schema are skipped.
 _FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
 _FREE_RULES: Final = ("start: SPACES body REST", "SPACES: /[ \\t\\r\\n]{0,16}/", "REST: /(.|\\n)*/")
 _Tools = Mapping[str, Mapping[str, Any]]
-#: A slash within a regular expression, or what is escaped already.
+#: A slash within a regular expression, or an escape.
 _SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """Writes the parts of a rule. `free` leaves the spaces to the model."""
-
     tokenizer: Tokenizer | None
     free: bool = False
 
     def mark(self, text: str) -> str:
-        """A text that may be a special token, which has no text for a grammar."""
+        """Returns a literal of the text, or of its special token, which has no text in grammars."""
         token = self.tokenizer.token_id(text) if self.tokenizer is not None else None
         special = self.tokenizer is not None and token in self.tokenizer.special_ids
         return f"<[{token}]>" if special else json.dumps(text)
@@ -54,16 +51,16 @@ class _Style:
         return f"%json {json.dumps({**schema, 'x-guidance': _FREE if self.free else _STRICT})}"
 
 
-def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -> Grammar:
-    """The grammar of an answer that must be a call, or several. Raises ApiError."""
-    return _grammar(["start: calls"], _calls(tools, form, service), "tools", service)
-
-
 def call_or_form_grammar(
-    tools: AskedTools, form: CallForm, answer: Grammar, param: str, service: Service
-) -> Grammar:
-    """The grammar of an answer that is a call, or several, or else what `answer` describes, which came as the field
-    `param`. Raises ApiError."""
+    tools: AskedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
+) -> Grammar | None:
+    """Makes the grammar of an answer that must be calls, or may be calls or else of the form `answer`, which is the
+    request's field `param`. A required call comes first, and the form holds for a later turn. Raises ApiError."""
+    calls = _calls(tools, form, service)
+    if tools.required:
+        return _grammar(["start: calls"], calls, tools.field, tools.field, service)
+    if answer is None or not tools.shown:
+        return answer
     if answer.kind == "json":
         nested = _Style(None).json(json.loads(answer.text))
     elif answer.kind == "regex":
@@ -71,12 +68,12 @@ def call_or_form_grammar(
         nested = f"/{escaped}/"
     else:
         nested = f"%lark {{\n{answer.text}\n}}"
-    rules = chain(_calls(tools, form, service), [f"answer: {nested}"])
-    return _grammar(["start: calls | answer"], rules, param, service)
+    return _grammar(
+        ["start: calls | answer"], chain(calls, [f"answer: {nested}"]), tools.field, param, service
+    )
 
 
 def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]:
-    """The rules of `calls`, one call or several."""
     chosen = tools.callable(tools.required or tools.names)
     if form in ("llama3", "mistral"):
         most = _MAX_CALLS if tools.several else 1
@@ -106,8 +103,8 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
 def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """The grammar of what follows where the model begins a call of its own accord. None where there can be none: where
-    calls are not known by a token, or with more tools than a grammar may have."""
+    """Makes the grammar of a call that the model begins by itself. None if no token opens calls, or with too many
+    tools."""
     tokenizer = service.tokenizer
     if tokenizer is None or not calls_are_known_by_tokens(form, thinking, service):
         return None
@@ -122,8 +119,8 @@ def begun_call_grammar(
 
 
 def calls_are_known_by_tokens(form: CallForm, thinking: Thinking, service: Service) -> bool:
-    """Whether a model can be kept to what follows where it begins a call: with llguidance, and a tokenizer that has one
-    token for what opens a call, and for what opens and closes thoughts."""
+    """Whether a call that the model begins can be held to a grammar: with llguidance, and one token each for the marks
+    that open a call and around thoughts."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
         return False
@@ -132,8 +129,7 @@ def calls_are_known_by_tokens(form: CallForm, thinking: Thinking, service: Servi
 
 
 def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
-    """Joins the rules, or returns None where they are longer than a grammar may be. Then no more of them are made: they
-    may copy parts of a schema."""
+    """Joins the rules; None, without making more of them, if they are longer than a grammar may be."""
     found, length = [*start], sum(map(len, start))
     for rule in rules:
         found.append(rule)
@@ -143,16 +139,15 @@ def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
     return "\n".join(found)
 
 
-def _grammar(start: Sequence[str], rules: Iterable[str], param: str, service: Service) -> Grammar:
+def _grammar(start: Sequence[str], rules: Iterable[str], tools: str, param: str, service: Service) -> Grammar:
     text = _joined(start, rules)
     if text is None:
-        why = f"'tools' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
-        raise refused(why, "tools")
+        why = f"'{tools}' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
+        raise refused(why, tools)
     return grammar_of("lark", text, param, service)
 
 
 def _body(tools: _Tools, form: CallForm, style: _Style) -> Iterator[str]:
-    """The rules of what comes after the mark that opens a call."""
     if form in ("hermes", "llama3", "mistral"):
         yield f"body: {style.json(_enveloped(tools, form, _MAX_CALLS))}"
         return
@@ -167,7 +162,6 @@ def _body(tools: _Tools, form: CallForm, style: _Style) -> Iterator[str]:
 
 
 def _named(name: str, schema: Mapping[str, Any], form: CallForm, style: _Style) -> str:
-    """A name, a mark and JSON."""
     arguments = f"{style.spaces('')} {style.json(schema)}"
     if form == "deepseek-v31":
         return f"{name} {style.mark('<｜tool▁sep｜>')} {arguments}"
@@ -179,7 +173,6 @@ def _named(name: str, schema: Mapping[str, Any], form: CallForm, style: _Style) 
 
 
 def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Iterator[str]:
-    """Tags around the values of parameters."""
     break_ = style.spaces()
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
@@ -203,7 +196,6 @@ def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Ite
 
 
 def _text_of(schema: object, break_: str) -> str:
-    """A text as it is, to the parameter's end."""
     choices = None
     if isinstance(schema, dict):
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -214,7 +206,7 @@ def _text_of(schema: object, break_: str) -> str:
 
 
 def _enveloped(tools: _Tools, form: CallForm, most: int) -> dict[str, Any]:
-    """Name and arguments as one object, or a list of them."""
+    """Returns the schema of a call that is an object, or of a list of them."""
     key = "parameters" if form == "llama3" else "arguments"
     choices = []
     for name, schema in tools.items():

@@ -1,4 +1,4 @@
-"""POST of what is answered, as /v1/chat/completions, and GET of the answers that clients may come again for."""
+"""The routes of answers: POST asks for one, GET resumes it, DELETE ends it."""
 
 import re
 import secrets
@@ -26,16 +26,24 @@ from tpiedge.api.records import AcceptedRequest, RecordFolder, marks
 from tpiedge.api.service import Service
 
 ANSWER_FORMS: Final[Mapping[FormatName, AnswerForm]] = {
-    **openai_request.FORMS, **embeddings.FORMS, **anthropic.FORMS, **responses.FORMS, **ollama.FORMS,
-}  # fmt: skip
-"""Every form that answers have."""
+    "completion": openai_request.COMPLETION,
+    "chat": openai_request.CHAT,
+    "embeddings": embeddings.EMBEDDING,
+    "embeddings-base64": replace(embeddings.EMBEDDING, path=""),
+    "message": anthropic.MESSAGE,
+    "response": responses.RESPONSE,
+    "ollama-chat": ollama.CHAT,
+    "ollama-generate": ollama.GENERATE,
+    "ollama-embed": ollama.EMBED,
+    "ollama-embeddings": ollama.OLD_EMBED,
+}
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/(.+?)/((?:chat/)?completions|embeddings)")
 _DEPLOYMENT_KEY: Final = "tpiedge.deployment"
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Accepts requests and finds their answers. `records`: where answers are to survive the server."""
+    """Accepts requests and finds their answers. `records`: the folder from which the next server resumes answers."""
 
     service: Service
     intake: Intake
@@ -43,7 +51,6 @@ class Answers:
     records: RecordFolder | None
 
     def routes(self) -> list[Route]:
-        """Clients come again only for answers of forms that have a kind."""
         forms = [(name, form) for name, form in ANSWER_FORMS.items() if form.path]
         asked = [Route(form.path, partial(self._asked, name), methods=["POST"]) for name, form in forms]
         kept = [
@@ -54,7 +61,7 @@ class Answers:
         return asked + kept
 
     def accept(self, form_name: FormatName, values: dict[str, object], sender: Request) -> Work:
-        """Check, tokenize, submit: in a thread. The deployment of a path of Azure's counts as the model."""
+        """Checks, tokenizes and submits a request, for a thread. In Azure's paths the deployment is the model."""
         if _DEPLOYMENT_KEY in sender.scope:
             values["model"] = sender.scope[_DEPLOYMENT_KEY]
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
@@ -62,14 +69,8 @@ class Answers:
         asked, scope = form.asked(values, service, name), self.intake.scope(sender)
         choices = [replace(one, request=replace(one.request, scope=scope)) for one in asked.choices]
         asked = replace(asked, choices=tuple(choices))
-        accepted = AcceptedRequest.of(
-            asked,
-            name,
-            int(time.time()),
-            service.model().name,
-            "" if records is None else records.pack,
-            self.intake.key(sender),
-        )
+        pack, model, key = records.pack if records else "", service.model().name, self.intake.key(sender)
+        accepted = AcceptedRequest.of(asked, name, int(time.time()), model, pack, key)
         question = accepted.question(asked.choices, service.tokenizer)
         reader = self.shelf.accept(
             question,
@@ -90,15 +91,15 @@ class Answers:
         return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
 
     async def _kept(self, form: FormatName, request: Request) -> ASGIApp:
-        """GET .../{id}: the rest of a stream for a client that says after which event, by a header or as OpenAI's
-        client of responses does, else the whole answer. DELETE .../{id}: nobody wants it any more."""
+        """GET .../{id} sends the rest of a stream after the client's last event, else the whole answer. DELETE .../{id}
+        ends the answer."""
         if request.method == "HEAD":  # which would take the reader's place and nothing else
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
-        name, key, kind = request.path_params["id"], key_of(request.scope["headers"]), ANSWER_FORMS[form].kind
+        name, key, known = request.path_params["id"], key_of(request.scope["headers"]), ANSWER_FORMS[form]
         after = _last_event(request) if request.method == "GET" else None
         log = self.shelf.find(name)
         accepted = None if log is None else log.question.about
-        # A client that may not have an answer is told what is told of one that does not exist.
+        # Another client's answer looks like one that does not exist.
         if (
             log is None
             or not isinstance(accepted, AcceptedRequest)
@@ -108,12 +109,10 @@ class Answers:
             raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
         if request.method == "DELETE":
             log.delete()
-            return _json({"id": name, "object": f"{kind}.deleted", "deleted": True})
+            return _json({"id": name, "object": f"{known.kind}.deleted", "deleted": True})
         reply = replace(accepted.reply, stream=accepted.reply.stream and after is not None)
         reader = log.read(collects=not reply.stream)
-        work = Work(
-            accepted, accepted.choices, reply, ANSWER_FORMS[form], reader, after=after or 0, named=True
-        )
+        work = Work(accepted, accepted.choices, reply, known, reader, after=after or 0, named=True)
         return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
 
 
@@ -122,7 +121,7 @@ def _json(value: object, headers: MutableMapping[str, str] | None = None) -> ASG
 
 
 def _last_event(request: Request) -> int | None:
-    """The number of the last event that came, from 1 on, 0 before the first; None where the whole is wanted. Raises
+    """Returns the number of the client's last event, 0 before the first; None if it wants the whole answer. Raises
     ApiError 400."""
     given, name, first = request.headers.get("last-event-id"), "the header Last-Event-ID", 1
     if given is None:
@@ -137,8 +136,7 @@ def _last_event(request: Request) -> int | None:
 
 
 def name_usual_path(scope: MutableMapping[str, Any]) -> None:
-    """Gives a request for a path of Azure's OpenAI, below /openai/v1 or, older, below the name of a deployment, the
-    path that everybody else asks for."""
+    """Rewrites a path of Azure's OpenAI (/openai/v1/..., or older with the name of a deployment) to the usual one."""
     path = scope["path"]
     if path.startswith("/openai/v1/"):
         scope["path"] = path.removeprefix("/openai")

@@ -1,30 +1,16 @@
-"""/v1/embeddings: its requests, and vectors as JSON that is sent part by part, as they come.
-
-A part is written when it has come and all before it have; those that come too early wait as bytes.
-"""
+"""Reads /v1/embeddings and writes vectors as JSON, in their order, each as soon as it and all before it have come."""
 
 import base64
 import math
 import struct
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, cast
 
+from tpiedge.api import asked as a
 from tpiedge.api import fields as t
-from tpiedge.api.asked import (
-    MODEL,
-    Asked,
-    Choice,
-    FormatName,
-    Reply,
-    answer_limit,
-    named_choices,
-    prompts,
-    read_prompts,
-    read_token_ids,
-    request_of,
-)
+from tpiedge.api.asked import Asked, Choice, FormatName, Reply
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, json_bytes
@@ -33,13 +19,12 @@ from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Pooling, Sampling
 
-_MAX_INPUTS: Final = 2048
-"""One request may have so many: as many as OpenAI's."""
+_MAX_INPUTS: Final = 2048  # as OpenAI's
 _ENCODINGS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}
 _POOLINGS: Final = ("mean", "last")
-INPUT: Final = prompts(_MAX_INPUTS, "A text, token ids, or a list of either.")
+INPUT: Final = a.prompts(_MAX_INPUTS, "A text, token ids, or a list of either.")
 POOLED: Final = {
-    "model": MODEL,
+    "model": a.MODEL,
     "pooling": t.word(*_POOLINGS, description="Of which positions the vector is."),
     "dimensions": t.integer(1, 2**31, "None but the model's own."),
 }
@@ -53,9 +38,9 @@ def _read_embeddings(fields: BodyFields, service: Service, name: str) -> Asked:
 
 
 def embedded(fields: BodyFields, service: Service, name: str, key: str, form: FormatName) -> Asked:
-    """`key` is the field that has the texts. Raises ApiError."""
+    """Reads a request for vectors of the texts in the field `key`. Raises ApiError."""
     width, wanted = service.model().width, fields.get("dimensions")
-    # The first ones alone mean something only in models that were trained for it.
+    # Fewer dimensions mean something only in models that were trained for it.
     if wanted is not None and wanted != width:
         why = f"is {wanted}: embeddings of this model have {width}, and none fewer"
         raise fields.wrong("dimensions", why)
@@ -66,22 +51,20 @@ def embedded(fields: BodyFields, service: Service, name: str, key: str, form: Fo
             "supported: give 'pooling', which may be 'mean' or 'last'",
             "pooling",
         )
-    choices, inputs = [], read_prompts(fields, key)
+    choices, inputs = [], a.read_prompts(fields, key)
     if len(inputs) > _MAX_INPUTS:
         raise fields.wrong(key, f"has {len(inputs)} entries: at most {_MAX_INPUTS}")
     for number, one in enumerate(inputs):
-        ids = read_token_ids(one, key, service)
-        answer_limit(key, 0, len(ids), service)
-        request = replace(request_of(ids, 0, Sampling(), service), pooling=cast(Pooling, pooling))
+        ids = a.read_token_ids(one, key, service)
+        a.answer_limit(key, 0, len(ids), service)
+        request = replace(a.request_of(ids, 0, Sampling(), service), pooling=cast(Pooling, pooling))
         choices.append(Choice(request, number))
-    # As a stream, each part of which is an embedding: the whole of many would take much memory.
+    # The answer is a stream, as many vectors at once would take much memory.
     reply = Reply(form, True, False, None, (), False)
-    return Asked(named_choices(choices, 1, name), reply, fields.ignored)
+    return Asked(a.named_choices(choices, 1, name), reply, fields.ignored)
 
 
 class VectorFormat(AnswerFormat):
-    """Every choice is a vector: what begins the JSON, the entries, and what ends it."""
-
     stream_type = b"application/json"
 
     def __init__(self, head: AnswerHead) -> None:
@@ -91,7 +74,7 @@ class VectorFormat(AnswerFormat):
 
     @abstractmethod
     def entry(self, number: int, values: Sequence[float]) -> object:
-        """One vector's part of the array, as JSON."""
+        """Returns a vector's entry of the array."""
 
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
         comma = b", " if choice else b""
@@ -106,13 +89,11 @@ class VectorFormat(AnswerFormat):
         return b"\n"  # between two parts JSON may have it
 
     def broken(self, error: ApiError, tokens: int) -> bytes:
-        """Makes it no JSON any more, whatever a client does with a body that breaks off."""
+        """Appends the error, so that the body is no JSON even for clients that ignore its early end."""
         return b"\n" + json_bytes(self.failure(error, tokens))
 
 
 class EmbeddingFormat(VectorFormat):
-    """Vectors as OpenAI's API has them."""
-
     def opening(self) -> Sequence[bytes]:
         return (b'{"object": "list", "data": [',)
 
@@ -129,15 +110,12 @@ class EmbeddingFormat(VectorFormat):
 
 
 def unit_vector(values: Sequence[float]) -> list[float]:
-    """The vector made one unit long, as clients who compare them by their products expect; zeros stay zeros. Each
-    number has nine digits, as many as tell every f32 from its neighbours."""
+    """Normalises a vector, as clients that compare by dot products expect. Nine digits tell every f32 from its
+    neighbours."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
     return [float(f"{value / length:.9g}") for value in values]
 
 
-_FORM: Final = AnswerForm(
+EMBEDDING: Final = AnswerForm(
     "/v1/embeddings", "Vectors of texts", "embd", _EMBEDDINGS, _read_embeddings, EmbeddingFormat
 )
-FORMS: Final[Mapping[FormatName, AnswerForm]] = {
-    "embeddings": _FORM, "embeddings-base64": replace(_FORM, path=""),
-}  # fmt: skip

@@ -1,5 +1,4 @@
-"""Errors as clients read them: OpenAI's {"error": {"message", "type", "param", "code"}}, and the shapes of the other
-APIs."""
+"""Errors as clients read them, in the shapes of each API."""
 
 import logging
 import math
@@ -36,7 +35,7 @@ _ANTHROPIC_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-#: The first that an error is of counts.
+#: The first match counts.
 _KNOWN: Final[Sequence[tuple[type[Exception], int, str]]] = (
     (PeerLost, 503, "worker_lost"),
     (ChildLost, 503, "child_lost"),
@@ -47,7 +46,7 @@ _KNOWN: Final[Sequence[tuple[type[Exception], int, str]]] = (
     (UserError, 400, "invalid_value"),
     (OutOfMemory, 503, "out_of_memory"),
     (ResourceError, 503, "resource_error"),
-    (Dismissed, 403, "ended_by_administrator"),  # no client is to try it again by itself
+    (Dismissed, 403, "ended_by_administrator"),  # a status that no client retries by itself
     (Superseded, 409, "superseded"),
     (ServerEnds, 503, "shutting_down"),
     (Cancelled, 503, "cancelled"),
@@ -58,8 +57,7 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 
 
 class ApiError(Exception):
-    """An answer that is an error: `status` and `headers` of HTTP, `param` the field of the request at fault, `details`
-    what clients of Anthropic's read of it."""
+    """An error as an answer. `param`: the request's field at fault; `details`: what Anthropic's clients read."""
 
     def __init__(
         self,
@@ -88,8 +86,8 @@ class ApiError(Exception):
 class PromptTooLong(ApiError):
     """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
 
-    `size`: what is said of the prompt, the value of `param`; `tokens`: how many it has, or at least has; `text`: what
-    they are counted in where that is not yet known.
+    `size`: the message's words about the prompt, the value of `param`; `tokens`: how many it has at least; `text`: the
+    prompt, if its tokens are not counted yet.
     """
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
@@ -101,13 +99,12 @@ class PromptTooLong(ApiError):
 
 
 def refused(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """A request that is wrong, at `param`."""
     return ApiError(400, message, code, param=param)
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """What a client is told of `error`; nothing of the inside where it is a defect, whose place the log tells.
-    `grammar`: the field of the request that says what the answer must keep to."""
+    """Makes an ApiError of any error. Of a defect the client learns only the type; its place is logged. `grammar`: the
+    request's field that restricts the answer."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):
@@ -122,18 +119,18 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
     words = f"a defect of tpiedge: {type(error).__name__}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"
-    # Not what it says, which may be of a prompt.
+    # The error's own words may quote a prompt.
     _log.warning("%s at %s: a request failed", words, place)
     return ApiError(500, words, "internal_error")
 
 
 def is_anthropic(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a client of Anthropic's API sent them: some of its paths are OpenAI's, too."""
+    """Whether a client of Anthropic's API sent the headers: some of its paths are OpenAI's, too."""
     return any(name == b"anthropic-version" for name, _ in headers)
 
 
 def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, object]:
-    """Of an answer to a request for `path` with these headers."""
+    """Returns the error in the shape of the API of `path`."""
     if f"{path}/".startswith("/v1/messages/") or is_anthropic(headers):
         return anthropic_error(error)
     if path.startswith("/api/"):
@@ -142,16 +139,14 @@ def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]
 
 
 def anthropic_error(error: ApiError) -> dict[str, object]:
-    """{"type": "error", "error": {"type", "message"}}, and "details" where there are some."""
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_KINDS.get(error.status, usual)
     message = error.message
-    if isinstance(error, PromptTooLong):  # the words after which Claude Code shortens the conversation
+    if isinstance(error, PromptTooLong):  # Claude Code reads these words and shortens the conversation
         message = f"prompt is too long: {error.tokens} tokens > {error.maximum} maximum"
     more = {"details": error.details} if error.details else {}
     return {"type": "error", "error": {"type": kind, "message": message, **more}}
 
 
 def ollama_error(error: ApiError) -> dict[str, object]:
-    """{"error": message}."""
     return {"error": error.message}

@@ -1,9 +1,7 @@
-"""Tables of the fields that JSON objects of clients may have, as JSON Schema, and what reads objects by them; `openapi`
-shows the same tables. A module that has tables calls this one `t`.
+"""Reads clients' JSON objects by tables in JSON Schema, which `openapi` shows. Modules with tables call this one `t`.
 
-null is the same as no field. A field that is not in the table, or that has no effect, is taken and told back as
-ignored, as other servers of these APIs have more fields. One that is a slip of the pen from a field of the table is
-refused: a misspelt limit that is silently ignored is worse than an error.
+null is the same as no field. Unknown fields are reported as ignored, as other servers have more of them; one edit away
+from a known field they are refused, as a misspelt limit must not be ignored.
 """
 
 import re
@@ -17,16 +15,14 @@ from tpiedge.wire.fields import Range
 JsonSchema = dict[str, Any]
 
 IGNORED: Final = "x-ignored-fields"
-"""The header of an answer that lists the fields of the request that have no effect."""
+"""The header that lists the request's ignored fields."""
 MAX_ENTRIES: Final = 4096
-"""An array of messages, or of the parts of one, has at most so many entries."""
 MAX_TEXT_VALUES: Final = 65_536
-"""The texts of one request that are JSON have at most so many values, all of them together."""
+"""The limit of values in all texts of one request that are JSON."""
 TEXT: Final[JsonSchema] = {"type": "string"}
 OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 
-_NEAR_LENGTH: Final = 6
-"""A shorter name may be one edit from another and mean something else, as top_k and top_p."""
+_NEAR_LENGTH: Final = 6  # Shorter names differ by one letter on purpose: top_k, top_p.
 _MOST_UNKNOWN: Final = 256
 _SHOWN: Final = 64
 _INDEX: Final = re.compile(r"\[\d+\]")
@@ -39,17 +35,16 @@ _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an
 
 
 class Unsupported(JsonSchema):
-    """The schema of a field that may only say what is so anyway. `details` are those of the error otherwise."""
+    """The schema of a field that is refused unless its value is harmless. `details` are those of the error."""
 
     details: Mapping[str, object] = {}
 
 
 VAIN: Final[JsonSchema] = {"description": "Has no effect."}
-"""The schema of a field that may have any value, without an effect."""
 
 
 def unsupported(*harmless: object, why: str = "") -> Unsupported:
-    """A field that is refused, unless it is null, empty or one of the `harmless` values. `why` begins with a comma."""
+    """Makes the schema of a field that may only be null, empty or `harmless`. `why` begins with a comma."""
     return Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
 
 
@@ -58,17 +53,15 @@ def vain(*names: str) -> dict[str, JsonSchema]:
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    """An object that a client sends; fields that are not in it have no effect."""
     return {"type": "object", "properties": fields, "required": [*needed]}
 
 
 def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
-    """An object that may be null."""
     return {**schema, "type": ["object", "null"], "description": description}
 
 
 def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
-    """The objects that may stand at one place, by what their field `tag` says."""
+    """Makes tables of the objects that one place may have, by the value of their field `tag`."""
     return {
         name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
@@ -80,7 +73,7 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
-    """A text, or an array of objects of these forms. `more`: other types."""
+    """Makes the schema of a text or an array of these objects. `more`: other types."""
     return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
@@ -103,7 +96,6 @@ def text(description: str = "", most: int = 0) -> JsonSchema:
 
 
 def word(*words: str, description: str = "") -> JsonSchema:
-    """One of some words."""
     return {"enum": [*words, None], "description": description}
 
 
@@ -112,8 +104,6 @@ def array(items: JsonSchema, description: str = "", most: int = MAX_ENTRIES) -> 
 
 
 class BodyFields:
-    """An object that a client sent, all fields of which are what the table `form` says."""
-
     def __init__(
         self,
         values: Mapping[str, object],
@@ -121,14 +111,14 @@ class BodyFields:
         where: str = "",
         outer: "BodyFields | None" = None,
     ) -> None:
-        """`where`: what an error names before its fields; `outer`: the object that it is in. Raises ApiError."""
+        """`where`: the prefix of its fields' names in errors; `outer`: the object around it. Raises ApiError."""
         self.values = values
         self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
         self._whole: BodyFields = self if outer is None else outer._whole
         self._read: dict[str, Any] = {}
         self._nested: dict[str, BodyFields] = {}
-        #: Of the whole request: names of fields without an effect, and the number of values of JSON in its texts.
+        #: Both are used in the outermost object only.
         self._ignored: dict[str, None] = {}
         self._text_values = 0
         for key, value in values.items():
@@ -141,29 +131,26 @@ class BodyFields:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of fields of the whole request that have no effect, in the order in which they were found; without
-        indices, and with nothing that could not stand in a header."""
+        """Names of the whole request's ignored fields, as found; without indices, and safe in a header."""
         return tuple(self._whole._ignored)
 
     def name(self, key: str) -> str:
-        """`key` as an error names it: "messages[2].content"."""
+        """Returns `key` as an error names it: "messages[2].content"."""
         return f"{self._where}{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, of the table's type where that names one; `default` where the field is not given."""
-        self._table[key]  # a field that is read and not in the table is a defect
+        """Returns the value, of the table's type, or `default`."""
+        self._table[key]  # to read a field that is not in the table is a defect
         return self._read.get(key, default)
 
     def needed(self, key: str) -> str:
-        """A text that the table requires, or one that something else does. Raises ApiError."""
         value: str | None = self.get(key)
         if value is None:
             raise self.missing(key)
         return value
 
     def parsed(self, key: str) -> object:
-        """The value that the text of the field is, where it is JSON; else the field as it is. Raises ApiError for more
-        of it than a request may have."""
+        """Parses the field if it is a text of JSON, else returns it as it is. Raises ApiError above MAX_TEXT_VALUES."""
         value, whole = self.get(key), self._whole
         if not isinstance(value, str):
             return value
@@ -176,18 +163,16 @@ class BodyFields:
         return found
 
     def nested(self, key: str) -> "BodyFields":
-        """The object in a field whose table has one of its own; an empty one where the field is not given."""
+        """Returns the object in a field whose table has one of its own; an empty one if the field is missing."""
         empty = {"properties": self._table[key]["properties"], "required": ()}
         return self._nested.get(key) or BodyFields({}, empty, f"{self.name(key)}.", self)
 
     def inner(self, value: object, key: str, form: JsonSchema) -> "BodyFields":
-        """An object that is found somewhere under `key`. Raises ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
         return BodyFields(value, form, f"{self.name(key)}.", self)
 
     def entries(self, key: str) -> Iterator[tuple[str, dict[str, object]]]:
-        """The objects of an array, with the names of their places. Raises ApiError."""
         for index, item in enumerate(self.get(key, ())):
             if not isinstance(item, dict):
                 raise self.wrong_type(f"{key}[{index}]", "an object", item)
@@ -196,8 +181,7 @@ class BodyFields:
     def kind(
         self, value: object, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
     ) -> "tuple[str, BodyFields]":
-        """An object under `key` that is one of several, as its field `tag` says: which, and its fields. Raises
-        ApiError."""
+        """Reads an object whose field `tag` names its form. Returns that name and its fields. Raises ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
         found = value.get(tag) or usual
@@ -210,26 +194,24 @@ class BodyFields:
     def kinds(
         self, key: str, forms: Mapping[str, JsonSchema], tag: str = "type"
     ) -> "list[tuple[str, BodyFields]]":
-        """The objects of an array, each as `kind` reads it."""
         return [self.kind(item, where, forms, tag) for where, item in self.entries(key)]
 
     def leave_out(self, key: str, place: str) -> None:
-        """Notes that what stands at that place within the field has no effect."""
+        """Reports a place within the field as ignored."""
         room = _SHOWN - len(f"{self.name(key)}..")
         if len(place) >= room:
             place = f"..{place[max(0, len(place) - room + 1) :].partition('.')[2]}"
         self.note(f"{key}.{place}")
 
     def note(self, key: str) -> None:
-        """Notes that something of the object has no effect, which need not be a field."""
+        """Reports a field, or something else of the object, as ignored."""
         ignored = self._whole._ignored
         if len(ignored) < 32:
             name = _INDEX.sub("[]", self.name(key)[:_SHOWN])
-            # The header would end with a blank, which none may, where the last name is empty.
+            # With an empty last name the header would end with a blank, which none may.
             ignored[_STRANGE.sub("?", name) or "?"] = None
 
     def wrong(self, key: str, why: str, code: str = "invalid_value") -> ApiError:
-        """An error that says `why` after the name of the field."""
         return refused(f"'{self.name(key)}' {why}", self.name(key), code)
 
     def missing(self, key: str) -> ApiError:
@@ -243,8 +225,7 @@ class BodyFields:
         return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
     def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
-        """The value, a number as the schema has it. Raises ApiError where it is not what the schema allows, as far as
-        that is simple."""
+        """Returns the value, a number in the schema's type. Checks types and limits, but no items. Raises ApiError."""
         if schema is VAIN:
             self.note(key)
         elif "enum" in schema and value not in schema["enum"]:
@@ -270,11 +251,9 @@ class BodyFields:
         return float(value) if kinds == ["number"] else int(value) if kinds == ["integer"] else value
 
     def _overlook(self, unknown: Sequence[str], form: JsonSchema) -> None:
-        """Notes fields that are not in the table, or refuses them."""
         if len(unknown) > _MOST_UNKNOWN:
-            raise refused(
-                f"{len(unknown)} fields are not known: at most {_MOST_UNKNOWN} may be", unknown[0][:_SHOWN]
-            )
+            why = f"{len(unknown)} fields are not known: at most {_MOST_UNKNOWN} may be"
+            raise refused(why, unknown[0][:_SHOWN])
         for key in unknown:
             shown = self.name(key)[:_SHOWN]
             meant = next((known for known in sorted(self._table) if _is_slip(key, known)), None)
@@ -289,12 +268,10 @@ class BodyFields:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """The header that says to a client that these fields have no effect."""
     return {IGNORED: ", ".join(names)} if names else {}
 
 
 def _listed(words: Iterable[str]) -> str:
-    """'a', 'b' or 'c'."""
     *others, last = (f"'{one}'" for one in words)
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -303,21 +280,17 @@ def _is_of(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):
-        return value.is_integer()  # as JSON of languages that know no other numbers has it
+        return value.is_integer()  # some languages know no other numbers
     return isinstance(value, _TYPES[kind][1])
 
 
 def _is_slip(given: str, known: str) -> bool:
-    """Whether one letter more, less or other, or two that changed places, makes one of the other."""
+    """Whether one letter was added, left out or replaced, or two neighbours swapped."""
     if len(known) < _NEAR_LENGTH or abs(len(given) - len(known)) > 1:
         return False
     begin = 0
     while begin < min(len(given), len(known)) and given[begin] == known[begin]:
         begin += 1
     one, other = given[begin:], known[begin:]
-    return (
-        one[1:] == other[1:]
-        or one[1:] == other
-        or one == other[1:]
-        or (one[1:2] + one[:1] + one[2:] == other and len(one) > 1)
-    )
+    swapped = one[1:2] + one[:1] + one[2:]
+    return one[1:] in (other[1:], other) or one == other[1:] or (len(one) > 1 and swapped == other)

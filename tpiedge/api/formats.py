@@ -1,4 +1,4 @@
-"""The forms that an answer can have on the wire, and its parts as bytes: JSON, and the events of a stream."""
+"""The interface of the formats of answers, and the bytes of JSON and of events."""
 
 import json
 from abc import ABC, abstractmethod
@@ -14,15 +14,14 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
 
 REQUEST_ID = "x-request-id"
-"""The header in which an answer names its request."""
 RESUMABLE = "x-resumable"
-"""The header of an answer of which a client that comes again gets the rest, by that name."""
+"""The header that says that the answer can be resumed by this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Everything about an answer except the answer. `created`: in seconds since 1970; `prompt_tokens`: of all prompts;
-    `prompts`: of each choice, the number of its prompt."""
+    """What an answer says of itself. `created`: in seconds since 1970; `prompt_tokens`: of all prompts; `prompts`: the
+    prompt's number of each choice."""
 
     id: str
     created: int
@@ -34,53 +33,48 @@ class AnswerHead:
 
 
 class AnswerFormat(ABC):
-    """Makes the bytes of one answer, of which no other is made with it. Choices have their numbers from 0 on.
+    """Makes the bytes of one answer. Choices are numbered from 0.
 
-    What a stream consists of follows from the pieces and nothing else: so a later stream of the same answer can go on
-    after any of its frames.
+    Law: the frames of a stream depend on the pieces alone, so another stream of the answer can resume after any frame.
     """
 
-    #: The content type of a stream.
     stream_type: bytes = b"text/event-stream; charset=utf-8"
 
     def __init__(self, head: AnswerHead) -> None:
         self.head = head
 
     def opening(self) -> Sequence[bytes]:
-        """Frames before any piece."""
         return ()
 
     @abstractmethod
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
-        """Frames of the next piece of a choice."""
+        """Returns the frames of a choice's next piece."""
 
     @abstractmethod
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        """Frames after all pieces, from the transcripts of all choices."""
+        """Returns the frames after all pieces. `transcripts`: one of each choice."""
 
     def alive(self, why: str) -> bytes:
-        """What a client hears that waits for the next frame of a stream, and no part of the answer. `why` it waits,
-        where that is known."""
+        """Returns a sign of life that is no part of the answer. `why`: what the client waits for, if known."""
         return comment(why or "ping")
 
     def broken(self, error: ApiError, tokens: int) -> bytes:
-        """The last frame of a stream that fails after so many tokens."""
+        """Returns the last frame of a stream that fails after so many tokens."""
         return event(self.failure(error, tokens))
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> object:
-        """An answer that is not streamed, of the pieces of each choice, as JSON; for forms that have it."""
+        """Returns an answer that is not streamed, as JSON. `pieces`: all of each choice."""
         raise NotImplementedError
 
     def failure(self, error: ApiError, _tokens: int) -> object:
-        """The same where it fails after its beginning."""
+        """Returns the JSON of an answer that is not streamed and fails."""
         return error.body() | {"id": self.head.id}
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A form of answers: all that is known of it. `path`: of its route, where it has one of its own; `about`: what that
-    is for; `prefix`: what the answers' names begin with; `table`: of the fields of its requests, which `read` makes an
-    Asked of; `kind`: as its API calls an answer, where clients may come again for it, or have it deleted."""
+    """A form of answers. `path`: of its route, or ""; `about`: the route's summary; `prefix`: of the answers' names;
+    `table`: of its requests, which `read` parses; `kind`: the API's name of an answer that can be resumed, else ""."""
 
     path: str
     about: str
@@ -91,23 +85,22 @@ class AnswerForm:
     kind: str = ""
 
     def asked(self, values: dict[str, object], service: Service, name: str) -> Asked:
-        """Reads a request, for the answer of that name. Raises ApiError, AnsweredAtOnce."""
+        """Reads a request for the answer `name`. Raises ApiError, AnsweredAtOnce."""
         fields = BodyFields(values, self.table)
         check_model(fields, service)
         return self.read(fields, service, name)
 
 
 Json = dict[str, object]
-"""An object of JSON."""
 
 
 def json_bytes(value: object) -> bytes:
-    """ASCII only: a line separator within the text cannot end an event early."""
+    """Encodes in ASCII, so that no line separator within the text ends an event early."""
     return json.dumps(value).encode("ascii")
 
 
 def json_parts(value: object) -> Iterator[bytes]:
-    """Joined they are `json_bytes` of it. Other threads wait for each part: it is short if no single value is long."""
+    """Yields `json_bytes` of the value in short parts, between which other threads run."""
     if isinstance(value, dict):
         yield b"{"
         for number, (key, inner) in enumerate(value.items()):
@@ -115,7 +108,7 @@ def json_parts(value: object) -> Iterator[bytes]:
             yield from json_parts(inner)
         yield b"}"
     elif isinstance(value, list):
-        # Of few each may be large, as the choices of an answer are; many are written together.
+        # A few entries may be large each, as choices are; many are written together.
         few = len(value) <= 128
         parts = (
             json_parts(value[first]) if few else [json_bytes(value[first : first + 128])[1:-1]]
@@ -131,26 +124,24 @@ def json_parts(value: object) -> Iterator[bytes]:
 
 
 def event(value: object) -> bytes:
-    """A server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-def named_event(name: str, value: object) -> bytes:
-    """A server-sent event that has a name."""
-    return b"event: " + name.encode("ascii") + b"\n" + event(value)
+def typed_event(kind: str, **fields: object) -> bytes:
+    """Returns a server-sent event whose name is also the type of its object."""
+    return f"event: {kind}\n".encode("ascii") + event({"type": kind, **fields})
 
 
 def json_line(value: object) -> bytes:
-    """A value of a stream of JSON."""
     return json_bytes(value) + b"\n"
 
 
 def numbered(number: int, frame: bytes) -> bytes:
-    """The event with the number by which clients say that they have it."""
+    """Adds the number by which clients resume after the event."""
     return b"id: %d\n%b" % (number, frame)
 
 
 def comment(text: str) -> bytes:
-    """What clients do not take for a part of the answer. No empty line follows: OpenAI's client for Python takes it for
-    an event as soon as it has heard a number, and fails as that has no data."""
+    """Returns a comment of a stream. No empty line follows, as OpenAI's client for Python would take it for an event
+    without data, and fail."""
     return f": {sanitised_line(text)}\n".encode()

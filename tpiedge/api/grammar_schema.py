@@ -1,10 +1,8 @@
-"""Makes of a client's JSON schema the one that a grammar is made of. Pure.
+"""Rewrites a client's JSON schema into one that a grammar can hold. Pure.
 
-An object has the properties that its schema declares and no others, unless the schema says something of others itself,
-or is put together of several parts that hold for the same object: `allOf`, or a choice or a reference beside
-properties. What a grammar cannot hold is left out and named; words without a meaning for what may be written
-(annotations, formats that are not known) are only left out. That one part alone of `oneOf` holds is not checked: nearly
-always it follows from their types and tags.
+An object has only declared properties, unless its schema mentions others or has several parts for one object: `allOf`,
+or a choice or reference beside properties. What a grammar cannot hold is left out and named; annotations and unknown
+formats are only left out. `oneOf` is read as `anyOf`: types and tags nearly always exclude each other.
 """
 
 import math
@@ -15,14 +13,14 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 _MAX_PARTS: Final = 20_000
-#: Longer ones of the characters of places and patterns would be work that the number of parts does not show.
+#: Long places and patterns are work that the number of parts does not show.
 _MAX_PLACE: Final = 256
 _CHARACTERS_OF_PART: Final = 100
 _TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _FORMATS: Final = (
     "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",
 )  # fmt: skip
-#: Whose values are taken as they are.
+#: Their values are copied.
 _PLAIN: Final = (
     "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "multipleOf",
 )  # fmt: skip
@@ -30,15 +28,15 @@ _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _UNHELD: Final = (
     "uniqueItems", "contains", "not", "if", "dependentRequired", "dependentSchemas", "dependencies",
 )  # fmt: skip
-#: Up to here doubles are exact, and the largest of them that is a signed integer of 64 bits.
+#: The end of exact integers in doubles, and the largest double that fits a signed integer of 64 bits.
 _EXACT, _LARGEST = 1 << 53, (1 << 63) - (1 << 10)
 _CHOICES: Final = ("anyOf", "oneOf")
 _OWN: Final = ("properties", "patternProperties")
-#: Beside one of these a part of a schema holds for the same object as another one.
+#: Beside these words several parts hold for one object.
 _JOINED: Final = ("allOf", *_CHOICES, "$ref", "if", "dependentSchemas")
 _ESCAPE: Final = r"\\(?:[pP]\{[^}]{0,64}\}|(?!u[dD][89a-fA-F])[aftnrvxuUdDsSwWAzpP]|(?![\w<>])[ -~])"
 _CLASS: Final = rf"\[\^?+\]?+(?:{_ESCAPE}|\[:\^?\w+:\]|[^\\\[\]])*+\]"
-#: A pattern of Rust's syntax, in which nothing looks around: anchors stand only where an alternative begins or ends.
+#: A pattern in Rust's syntax without look-around; anchors stand only at the ends of an alternative.
 _HELD: Final = re.compile(
     rf"\^*+(?:{_ESCAPE}|{_CLASS}|\((?:\?(?:P?<[A-Za-z_]|[isUuxR-]*+[:)])|(?!\?))\^*+|\|\^*+|\$(?=[)|$]|\Z)"
     r"|\{[0-9]+(?:,[0-9]*)?\}|[^\\\[{^$(|])*+",
@@ -47,31 +45,29 @@ _HELD: Final = re.compile(
 
 
 class SchemaTooLarge(ValueError):
-    """The schema has more parts than a grammar is made of."""
+    """Too many parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSchema:
-    """A schema without references to anything but its `$defs`. `left_out`: the places of the words of the client's
-    schema that it does not hold."""
+    """A schema that refers only to its `$defs`. `left_out`: places of words in the client's schema that it lacks."""
 
     schema: dict[str, Any]
     left_out: tuple[str, ...]
 
 
 def grammar_schema(schema: dict[str, Any], prefix: str = "") -> GrammarSchema:
-    """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
+    """Rewrites a schema. `prefix` begins the names of all definitions. Raises SchemaTooLarge."""
     return _Rewriting(schema, prefix).whole()
 
 
 def is_held(pattern: str) -> bool:
-    """Whether a grammar can hold the pattern. Patterns are written for JavaScript or Python; the library of grammars
-    reads Rust's syntax, without what looks around."""
+    """Whether a grammar can hold the pattern: llguidance reads Rust's syntax without look-around."""
     return _HELD.fullmatch(pattern) is not None
 
 
 class _Rewriting:
-    """Rewrites a schema. Parts that are `opened` hold for the same object as others, and may have other properties."""
+    """Rewrites one schema. A part that is `opened` shares its object with others, so it allows more properties."""
 
     def __init__(self, root: dict[str, Any], prefix: str) -> None:
         self._root = root
@@ -123,14 +119,13 @@ class _Rewriting:
         return found
 
     def _value(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
-        """The words that hold for a value of any type, or of one that has no parts."""
         kinds = _kinds(schema)
         if schema.get("type") is not None:
             if kinds and all(kind in _TYPES for kind in kinds):
                 found["type"] = kinds if isinstance(schema["type"], list) else kinds[0]
             else:
                 self._leave_out(path, "type")
-        # Clients in Go write null for no list; as a constant it is a value.
+        # Clients in Go write null for no list; in `const` null is a value.
         found |= {key: schema[key] for key in _PLAIN if schema.get(key) is not None}
         for key in ("const", "enum"):
             if key not in schema or (key == "enum" and schema[key] is None):
@@ -200,7 +195,6 @@ class _Rewriting:
         found["additionalProperties"] = False
 
     def _refer(self, schema: dict[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
-        """A reference becomes one to `$defs` of the schema itself, so that it may become a part of another one."""
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return
@@ -220,20 +214,19 @@ class _Rewriting:
         found["$ref"] = f"#/$defs/{name}"
 
     def _choices(self, schema: dict[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
-        """The parts of `allOf`, `anyOf` and `oneOf`."""
         for word in ("allOf", *_CHOICES):
             parts = schema.get(word)
             if parts is None:
                 continue
             if not isinstance(parts, list):
-                found[word] = {}  # no list either, so refused, and without references
+                found[word] = {}  # refused as well, but without references
                 continue
             made = self._several(parts, path, word, opened)
             if word == "oneOf" and "anyOf" in found:
                 found["allOf"] = [*found.get("allOf", ()), {"anyOf": made}]
             else:
                 found["allOf" if word == "allOf" else "anyOf"] = made
-        # OpenAPI's discriminator is a property: pydantic gives it a default, so that it is not required.
+        # Pydantic gives OpenAPI's discriminator a default, so that it is not required.
         given = schema.get("discriminator")
         tag = given.get("propertyName") if isinstance(given, dict) else None
         if isinstance(tag, str) and schema.get("required") in (None, []):
@@ -241,7 +234,7 @@ class _Rewriting:
 
 
 def _is_exact(value: object) -> bool:
-    """Whether the library of grammars, which counts in doubles, reads all whole numbers of a constant as they are."""
+    """Whether doubles, in which llguidance counts, hold all integers of a constant."""
     match value:
         case dict():
             return all(map(_is_exact, value.values()))
@@ -253,8 +246,8 @@ def _is_exact(value: object) -> bool:
 
 
 def _within(bound: object, word: str, whole: bool) -> object:
-    """Returns the bound, or where the library of grammars would round it, the nearest one inside that it reads as it
-    is. `whole`: only integers are meant, and those it counts with 64 bits."""
+    """Moves a bound that llguidance would round to the nearest double inside. `whole`: bounds of integers, which it
+    counts with 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
     upwards = word in ("minimum", "exclusiveMinimum")
@@ -267,7 +260,6 @@ def _within(bound: object, word: str, whole: bool) -> object:
 
 
 def _target(reference: str, root: object) -> object:
-    """The part of the schema that the reference, a JSON pointer, names; None where there is none."""
     address, _, pointer = unquote(reference).partition("#")
     if address or (pointer and not pointer.startswith("/")):
         return None
@@ -284,13 +276,13 @@ def _target(reference: str, root: object) -> object:
 
 
 def _inner(path: str, *keys: str) -> str:
-    """The place of a part. Of a long path, the end."""
+    """Returns the place of a part, with the end of a long path."""
     *outer, last = (path, *keys) if path else keys
     return ".".join((*filter(None, (".".join(outer)[-_MAX_PLACE:],)), last))
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """The types, also where they are written in capitals, as clients of Gemini's do; "" for what is none."""
+    """Returns the types, which Gemini's clients write in capitals; "" for anything else."""
     given = schema.get("type")
     kinds = given if isinstance(given, list) else [given]
     return [kind.lower() if isinstance(kind, str) else "" for kind in kinds]

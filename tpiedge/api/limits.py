@@ -1,4 +1,4 @@
-"""How much a client may take."""
+"""Limits of clients."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -8,16 +8,14 @@ from tpiedge.units import KIB, MIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes and seconds.
+    """Limits in bytes and seconds.
 
-    `connections`: that are open at a time, of one address at most half of them;
-    `body_bytes`, `body_values`: of one request, as JSON; `bodies_bytes`: of all requests that arrive at the same time;
-    `preparing`: requests whose body arrives or is tokenized at the same time; of these and of those bytes no client has
-    more than half, nor more than the others leave; `linger_s`: how long a refused body is read and thrown away, so that
-    its sender reads the refusal; `answer_s`: from a request's acceptance to the end of its answer, its time in the
-    queue included, None where the cluster's progress alone bounds it; `quiet_s`: until a client that waits for a whole
-    answer hears that we live, `ping_s`: the same in a stream, and from one such sign to the next; `write_s`: how long a
-    client may not read an answer, up to twice as long.
+    `connections`: open at a time, at most half of them of one address; `body_bytes`, `body_values`: of one request;
+    `bodies_bytes`, `preparing`: of all requests that arrive or are tokenized at a time, at most half of them of one
+    client; `linger_s`: how long a refused body is read, so that its sender reads the refusal; `answer_s`: from
+    acceptance to the answer's end, None for no limit; `quiet_s`: until a client that waits for a whole answer hears a
+    sign of life, `ping_s`: the same in a stream, and between signs; `write_s`: until a client that does not read is cut
+    off, at most twice as long.
     """
 
     connections: int = 4096
@@ -36,11 +34,11 @@ class Limits:
 
     @classmethod
     def of_context(cls, tokens: int) -> Self:
-        """The limits for prompts of up to `tokens`: a body that is larger cannot be answered, whatever it says."""
+        """Returns limits for prompts of up to `tokens`: a larger body cannot be answered."""
         body_bytes = min(4 * MIB, 512 * KIB + 64 * tokens)
-        # Beside the prompt: 4096 messages of one part, each with a role, a name and commas.
+        # 65,536 values are 4096 messages of one part, each with a role, a name and commas.
         return cls(body_bytes=body_bytes, body_values=65_536 + tokens, bodies_bytes=4 * body_bytes)
 
     def of_descriptors(self, descriptors: int) -> Self:
-        """The limits for a process that may open so many files and connections: half of them are for workers."""
+        """Returns limits for a process that may open so many files, half of them for workers."""
         return replace(self, connections=min(self.connections, descriptors // 2))

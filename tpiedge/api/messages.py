@@ -1,4 +1,4 @@
-"""The messages of a chat: text, documents and files of text, calls of tools, and what these gave."""
+"""Reads the messages of a chat: text, documents, calls of tools and their results."""
 
 import base64
 import binascii
@@ -71,9 +71,8 @@ SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.t
 
 
 def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
-    """{"role", "content"} and, where given, "name", "reasoning_content", "tool_calls" and "tool_call_id" of every
-    message, as `chat_prompt` takes them. `goes_on`: the answer goes on with the last message. Raises ApiError that
-    names the field."""
+    """Returns "role", "content" and, if given, "name", "reasoning_content", "tool_calls" and "tool_call_id" of each
+    message, as `chat_prompt` takes them. `goes_on`: the answer continues the last message. Raises ApiError."""
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
         raise fields.wrong("messages", "is empty: give at least one message")
@@ -84,7 +83,6 @@ def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str
 
 
 def message_texts(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yields all texts in them."""
     for message in messages:
         yield message["content"] or ""
         yield message.get("reasoning_content", "")
@@ -95,7 +93,6 @@ def message_texts(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def content_text(fields: BodyFields, key: str, parts: Mapping[str, t.JsonSchema]) -> str:
-    """A string, or the texts of an array of `parts` as one. Raises ApiError."""
     value = fields.get(key)
     if isinstance(value, str):
         return value
@@ -105,7 +102,6 @@ def content_text(fields: BodyFields, key: str, parts: Mapping[str, t.JsonSchema]
 
 
 def part_text(kind: str, part: BodyFields) -> str:
-    """The text of a part of that `type`. Raises ApiError."""
     match kind:
         case "document":
             of, source = part.kind(part.get("source"), "source", _SOURCES)
@@ -123,7 +119,6 @@ def part_text(kind: str, part: BodyFields) -> str:
 
 
 def _file_text(file: BodyFields) -> str:
-    """The text of OpenAI's file with data of its own, below its name."""
     kind, _, encoded = (file.get("file_data") or "").partition(";base64,")
     if not kind.startswith("data:text/") or not encoded:
         why = "must be data:text/plain;base64,...: only text is read here"
@@ -140,7 +135,6 @@ def _below(heads: list[str | None], text: str) -> str:
 
 
 def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
-    """`begun`: the answer goes on with it."""
     found: dict[str, Any] = {"role": _ROLES[role], "content": None}
     if role != "assistant" or message.get("content") is not None:
         found["content"] = content_text(message, "content", _SAID_PARTS if role == "assistant" else _PARTS)
@@ -159,7 +153,7 @@ def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
             raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
         if calls:
             found["tool_calls"] = calls
-        # Only beside calls may there be no content at all; a refusal is what was said instead.
+        # Content is null only beside calls; a refusal replaces it.
         refusal = message.get("refusal")
         if refusal and not found["content"]:
             found["content"] = refusal
@@ -175,7 +169,7 @@ def _call(call: BodyFields) -> dict[str, Any]:
     name = function.needed("name")
     if not name:
         raise function.missing("name")
-    # No arguments are an empty object; what is no object at all stays a text.
+    # Missing arguments are an empty object; any other value stays a text.
     text = function.get("arguments") or "{}"
     value = function.parsed("arguments") if function.get("arguments") else {}
     called = {"name": name, "arguments": GivenArguments(text, value if isinstance(value, dict) else text)}
@@ -183,8 +177,8 @@ def _call(call: BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls that have none. A result without an id is that of the first call, of its tool where it names
-    one, that has no result yet."""
+    """Gives ids to calls without one. A result without an id belongs to the first call without a result, of its tool if
+    it names one."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

@@ -1,27 +1,20 @@
-"""Ollama's API: requests of /api/chat and /api/generate, as chats and completions, and of /api/embed; answers, whole or
-as lines of JSON."""
+"""Ollama's API: reads requests as chats, completions or embeddings, and writes answers whole or as lines of JSON."""
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import MAX_TOOLS, MODEL, SAMPLING, TOP_LOGPROBS, AnsweredAtOnce, Asked, FormatName
+from tpiedge.api.asked import MAX_TOOLS, MODEL, SAMPLING, TOP_LOGPROBS, AnsweredAtOnce, Asked
 from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_vector
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import (
-    AnswerForm,
-    AnswerFormat,
-    AnswerHead,
-    Json,
-    json_bytes,
-    json_line,
-)
-from tpiedge.api.openai_request import COMPLETION, Chat, Dialect, copied
+from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, json_bytes, json_line
+from tpiedge.api.openai_request import asked_by_chat, copied, function_call
 from tpiedge.api.service import Service
 from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcript, call_id, joined
 from tpiedge.model.call_reader import CallEnded
@@ -33,7 +26,7 @@ _OPTIONS: Final = {
     "repeat_penalty": "repetition_penalty",
     **{key: key for key in ("presence_penalty", "frequency_penalty")},
 }
-"""By their names, what a chat calls them."""
+"""The names of a chat's fields by those of Ollama's options."""
 _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
     "max_tokens": "options.num_predict",
     "response_format": "format",
@@ -102,10 +95,10 @@ def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
     if not messages:
         raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
-    # The answer goes on with what the assistant has begun to say.
+    # The answer continues an assistant's last message.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     copied(fields, chat, "tools")
-    return Dialect("ollama-chat", _NAMES).asked(chat, fields, service, name)
+    return asked_by_chat(chat, fields, service, name, ("ollama-chat", _NAMES))
 
 
 def _read_generate(fields: BodyFields, service: Service, name: str) -> Asked:
@@ -122,25 +115,25 @@ def _read_generate(fields: BodyFields, service: Service, name: str) -> Asked:
             if fields.get(key):
                 fields.note(key)
         asked["prompt"] = prompt
-        return Dialect("ollama-generate", _NAMES).asked(asked, fields, service, name, COMPLETION)
+        return asked_by_chat(asked, fields, service, name, ("ollama-generate", _NAMES))
     messages = [{"role": "system", "content": system}] if system else []
     asked["messages"] = [*messages, {"role": "user", "content": prompt}]
-    return Dialect("ollama-generate", _NAMES | {"messages": "prompt"}).asked(asked, fields, service, name)
+    names = _NAMES | {"messages": "prompt"}
+    return asked_by_chat(asked, fields, service, name, ("ollama-generate", names))
 
 
-def _loaded(fields: BodyFields, service: Service, said: Chat) -> AnsweredAtOnce:
-    """What a request without a prompt is told: it wants the model in memory, where it always is."""
+def _loaded(fields: BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
+    """Answers a request without a prompt, which only wants the model loaded."""
     head = {"model": service.model().name, "created_at": moment(time.time())}
     return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
 
 
-def _wishes(fields: BodyFields) -> Chat:
-    """How the answer is drawn, how long it may be, and its form."""
-    asked: Chat = {"stream": fields.get("stream", True)}
+def _wishes(fields: BodyFields) -> Json:
+    asked: Json = {"stream": fields.get("stream", True)}
     options = fields.nested("options")
     copied(options, asked, **_OPTIONS)
     limit = options.get("num_predict")
-    # Without a limit theirs end by themselves.
+    # Ollama's answers have no usual limit.
     asked["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
     scored, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if scored:
@@ -160,18 +153,17 @@ def _wishes(fields: BodyFields) -> Chat:
     return asked
 
 
-def _messages(fields: BodyFields) -> list[Chat]:
-    """Calls and results need no ids: results follow in the order of the calls."""
-    found: list[Chat] = []
+def _messages(fields: BodyFields) -> list[Json]:
+    """Reads messages. Calls and results may have no ids: results follow in the order of calls."""
+    found: list[Json] = []
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
-        said: Chat = {"role": role, "content": message.get("content") or ""}
-        calls: list[Chat] = []
+        said: Json = {"role": role, "content": message.get("content") or ""}
+        calls: list[Json] = []
         for where, item in message.entries("tool_calls"):
-            call = message.inner(item, where, _CALL)  # whose arguments are an object
+            call = message.inner(item, where, _CALL)
             function = call.nested("function")
             arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-            called = {"name": function.needed("name"), "arguments": arguments}
-            calls.append({"id": call.get("id"), "type": "function", "function": called})
+            calls.append(function_call(call.get("id"), function.needed("name"), arguments))
         if calls:
             said["tool_calls"] = calls
         if role == "tool":
@@ -185,8 +177,6 @@ def _messages(fields: BodyFields) -> list[Chat]:
 
 
 class OllamaFormat(AnswerFormat):
-    """Chats and texts, of one choice."""
-
     stream_type = b"application/x-ndjson"
 
     def __init__(self, head: AnswerHead) -> None:
@@ -209,7 +199,7 @@ class OllamaFormat(AnswerFormat):
         return (json_line(self._shown([]) | self._told() | self._end(self._last, transcripts[0])),)
 
     def alive(self, _why: str) -> bytes:
-        """A line that says nothing: an empty one is an error to their clients."""
+        """Returns a line without content, as an empty one is an error to their clients."""
         return json_line(self._shown([]) | {"done": False})
 
     def broken(self, error: ApiError, _tokens: int) -> bytes:
@@ -236,7 +226,6 @@ class OllamaFormat(AnswerFormat):
         return {"model": self.head.model, "created_at": moment(time.time()), **shown}
 
     def _told(self) -> Json:
-        """The scores that were not told yet, where they are wanted."""
         told = self._scores.tell()
         return {"logprobs": told} if told else {}
 
@@ -245,7 +234,7 @@ class OllamaFormat(AnswerFormat):
         return {"id": call_id(self.head.id, 0, call.index), "function": function}
 
     def _end(self, last: str, transcript: Transcript) -> Json:
-        """In nanoseconds: from the acceptance to the first token, which includes a wait for others, and from there."""
+        """Durations are in nanoseconds, before and after the first token; the first includes waiting in the queue."""
         now = time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
         return {
@@ -260,8 +249,8 @@ class OllamaFormat(AnswerFormat):
         }
 
 
-class OllamaEmbedFormat(VectorFormat):
-    """Vectors of /api/embed, or the one of the older /api/embeddings, which is as long as it is."""
+class OllamaVectors(VectorFormat):
+    """Vectors of /api/embed, or the one of the older /api/embeddings, which is not normalised."""
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
@@ -290,7 +279,6 @@ class OllamaEmbedFormat(VectorFormat):
 
 
 def moment(at_s: float) -> str:
-    """Seconds since 1970 as Ollama writes them."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -298,32 +286,14 @@ def _ns(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-FORMS: Final[Mapping[FormatName, AnswerForm]] = {
-    "ollama-chat": AnswerForm(
-        "/api/chat", "Answer a chat, as Ollama does", "chat", _CHAT, _read_chat, OllamaFormat
-    ),
-    "ollama-generate": AnswerForm(
-        "/api/generate",
-        "Go on with a text, as Ollama does",
-        "generate",
-        _GENERATE,
-        _read_generate,
-        OllamaFormat,
-    ),
-    "ollama-embed": AnswerForm(
-        "/api/embed",
-        "Vectors of texts, as of Ollama",
-        "embed",
-        _NEW_EMBED,
-        lambda fields, service, name: embedded(fields, service, name, "input", "ollama-embed"),
-        OllamaEmbedFormat,
-    ),
-    "ollama-embeddings": AnswerForm(
-        "/api/embeddings",
-        "A vector of a text, as of older versions of Ollama",
-        "embed",
-        _OLD_EMBED,
-        lambda fields, service, name: embedded(fields, service, name, "prompt", "ollama-embeddings"),
-        OllamaEmbedFormat,
-    ),
-}
+CHAT: Final = AnswerForm(
+    "/api/chat", "Answer a chat, as Ollama does", "chat", _CHAT, _read_chat, OllamaFormat
+)
+GENERATE: Final = AnswerForm(
+    "/api/generate", "Go on with a text, as Ollama does", "generate", _GENERATE, _read_generate, OllamaFormat
+)
+_NEW, _OLD = "Vectors of texts, as of Ollama", "A vector of a text, as of older versions of Ollama"
+_read_new_embed = partial(embedded, key="input", form="ollama-embed")
+_read_old_embed = partial(embedded, key="prompt", form="ollama-embeddings")
+EMBED: Final = AnswerForm("/api/embed", _NEW, "embed", _NEW_EMBED, _read_new_embed, OllamaVectors)
+OLD_EMBED: Final = AnswerForm("/api/embeddings", _OLD, "embed", _OLD_EMBED, _read_old_embed, OllamaVectors)

@@ -1,19 +1,11 @@
-"""Answers as OpenAI's API has them: completions and chats, whole or in chunks."""
+"""Writes OpenAI's completions and chats, whole or in chunks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerFormat, AnswerHead, Json, event
-from tpiedge.api.transcript import (
-    SpokenChoice,
-    TextPiece,
-    TokenScores,
-    Transcript,
-    call_id,
-    joined,
-    own_score,
-)
+from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcript, call_id, joined
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import SpokenText
 from tpiedge.wire.control import Token
@@ -22,8 +14,6 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class OpenAIFormat(AnswerFormat):
-    """Completions and chats."""
-
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
         self._reply = head.reply
@@ -32,7 +22,6 @@ class OpenAIFormat(AnswerFormat):
         self._speech = [SpokenChoice(head.reply.speech) for _ in head.prompts]
 
     def opening(self) -> Sequence[bytes]:
-        """A chat begins with the role."""
         shown: Json = {"delta": {"role": "assistant", "content": ""}}
         choices = range(len(self.head.prompts) if self._chat else 0)
         return [event(self._chunk([self._choice(choice, shown, None)])) for choice in choices]
@@ -45,18 +34,15 @@ class OpenAIFormat(AnswerFormat):
         told = self._reply.logprobs is not None or self._reply.token_ids
         if not deltas and piece.last is None and not told:
             return ()
-        *before, end = deltas or [{}]
-        # The first has the tokens, the last the ending.
-        parts = [replace(piece, last=None), *[TextPiece("", (), ())] * len(before)]
-        parts[-1] = replace(parts[-1], last=self._ending(choice, piece))
-        shown = [
-            self._choice(choice, {"delta": one}, part)
-            for one, part in zip((*before, end), parts, strict=True)
-        ]
+        # The first chunk has the tokens, the last one the ending.
+        part, shown = replace(piece, last=None), list[Json]()
+        for delta in deltas or [{}]:
+            shown.append(self._choice(choice, {"delta": delta}, part))
+            part = TextPiece("", (), ())
+        shown[-1]["finish_reason"] = self._ending(choice, piece)
         return [event(self._chunk([one])) for one in shown]
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        """The usage, in a chunk that has no choice."""
         if not self._reply.include_usage:
             return [_DONE]
         return [event(self._chunk([]) | {"usage": self._usage(transcripts)}), _DONE]
@@ -67,7 +53,6 @@ class OpenAIFormat(AnswerFormat):
         return self._object(kind, choices) | {"usage": self._usage(transcripts)}
 
     def failure(self, error: ApiError, tokens: int) -> Json:
-        """Tells what a client needs to report it: the request and how far it came."""
         return error.body() | {"id": self.head.id, "tokens": tokens}
 
     def _whole_choice(self, number: int, pieces: Sequence[TextPiece]) -> Json:
@@ -101,7 +86,7 @@ class OpenAIFormat(AnswerFormat):
         ]
         content = joined(said, thought=False)
         message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        if self._reply.thinking:
+        if self._reply.speech.thinking:
             message["reasoning_content"] = joined(said, thought=True) or None
         if calls and self._reply.functions:
             message["function_call"] = calls[0]["function"]
@@ -110,7 +95,6 @@ class OpenAIFormat(AnswerFormat):
         return message
 
     def _ending(self, choice: int, piece: TextPiece) -> str | None:
-        """Returns the ending of the SpokenChoice, in the words of the request."""
         last = self._speech[choice].ending(piece)
         return "function_call" if last == "tool_calls" and self._reply.functions else last
 
@@ -124,13 +108,8 @@ class OpenAIFormat(AnswerFormat):
 
     def _object(self, kind: str, choices: list[Json]) -> Json:
         head = self.head
-        return {
-            "id": head.id,
-            "object": kind,
-            "created": head.created,
-            "model": head.model,
-            "choices": choices,
-        }
+        named: Json = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+        return named | {"choices": choices}
 
     def _choice(self, number: int, shown: Json, piece: TextPiece | None) -> Json:
         choice: Json = {"index": number, **shown, "logprobs": None}
@@ -145,16 +124,13 @@ class OpenAIFormat(AnswerFormat):
         return choice
 
     def _usage(self, transcripts: Sequence[Transcript]) -> Json:
-        """What the answer took; without rank 0's last words, which stop strings do not wait for, only what is known
-        here. The tokens of a prompt count once, however many choices go on with it."""
+        """Counts tokens and steps; a stop string does not wait for rank 0's numbers, which are left out then. A prompt
+        counts once, however many choices it has."""
         prompt_tokens, tokens = self.head.prompt_tokens, sum(one.count for one in transcripts)
-        usage: Json = {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": tokens,
-            "total_tokens": prompt_tokens + tokens,
-        }
+        usage: Json = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
+        usage["total_tokens"] = prompt_tokens + tokens
         ends = [one.finished for one in transcripts if one.finished is not None]
-        # No steps are said of tokens in which other epochs had a part.
+        # Steps are unknown if tokens came from several epochs.
         if len(ends) == len(transcripts) and all(end.steps or not end.tokens for end in ends):
             cached = {
                 prompt: end.cached_tokens
@@ -172,14 +148,13 @@ class OpenAIFormat(AnswerFormat):
     def _text_scores(self, piece: TextPiece) -> Json:
         return {
             "tokens": [self._scores.text(token.token) for token in piece.tokens],
-            "token_logprobs": [own_score(token) for token in piece.tokens],
+            "token_logprobs": [self._scores.own(token) for token in piece.tokens],
             "top_logprobs": [self._top(token) for token in piece.tokens] if self._reply.logprobs else None,
             "text_offset": list(piece.offsets),
         }
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        """The most probable of those that are written alike, as a letter and the token of its byte are, stands. None
-        of a prompt's first token."""
+        """Of tokens with one text, as a letter and its byte, the likeliest counts. A prompt's first token has none."""
         if not token.logprobs:
             return None
         found: dict[str, float] = {}

@@ -1,10 +1,7 @@
-"""GET /openapi.json: what this server answers, as an OpenAPI document, for people and tools that read such.
+"""GET /openapi.json: describes the routes. A request's schema is the table by which it is read; answers have the shapes
+of their APIs, so only their types are told."""
 
-A route is a form of answers, a lookup or a line of `_ROUTES`, which the tests compare with the routes. What a request
-may have is the table by which it is read; of answers only the kind is told, as their shapes are those of the APIs.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -18,9 +15,9 @@ from tpiedge.api.admin import word_body
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.lookups import LOOKUPS
 
-_EVENTS: Final = "text/event-stream"
 _NAME: Final[t.JsonSchema] = {**t.TEXT, "minLength": 1, "maxLength": 256}
-_NUMBER: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
+_COUNT: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
+_FLAG: Final[t.JsonSchema] = {"enum": ["true", "false"]}
 _WORKER: Final = word_body("name", "Either name that `tpiedge nodes` shows.")
 _TOLD: Final[Mapping[str, str]] = {
     "/health": "Whether the server lives",
@@ -47,24 +44,6 @@ _ASKED: Final[Mapping[str, tuple[str, t.JsonSchema]]] = {
     "/admin/nodes/undrain": ("Take a drained worker back in", _WORKER),
     "/admin/nodes/clear": ("Try a worker that is left out again now", _WORKER),
 }
-_ROUTES: Final[Sequence[tuple[str, str, str, t.JsonSchema | None, str]]] = (
-    *(
-        route
-        for form in ANSWER_FORMS.values()
-        if form.path
-        for route in (
-            (form.path, "post", form.about, form.table, form.write.stream_type.decode().partition(";")[0]),
-            (f"{form.path}/{{id}}", "get", "The rest of such an answer, or the whole of it", None, _EVENTS),
-            (f"{form.path}/{{id}}", "delete", "Nobody wants this answer any more", None, ""),
-        )[: 3 if form.kind else 1]
-    ),
-    *((path, "get", about, None, "text/plain" * (path == "/metrics")) for path, about in _TOLD.items()),
-    *((path, "post", about, table, "") for path, (about, table) in _ASKED.items()),
-    ("/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""),
-)
-"""The path as OpenAPI writes it, the method, what it is for, what is sent, and the type of the answer where it is not
-JSON, or may be a stream."""
-
 _ERRORS: Final[Mapping[str, tuple[t.JsonSchema, tuple[str, ...]]]] = {
     "error": ({"error": {"type": "object", "required": ["message", "type", "param", "code"]}}, ("/",)),
     "anthropic_error": (
@@ -73,38 +52,55 @@ _ERRORS: Final[Mapping[str, tuple[t.JsonSchema, tuple[str, ...]]]] = {
     ),
     "ollama_error": ({"error": t.TEXT}, ("/api/",)),
 }
-"""The shapes of errors, and where the paths begin that have them; the last one counts."""
+"""Shapes of errors, and the beginnings of their paths; the last match counts."""
 
 
 def _content(schema: t.JsonSchema, kind: str = "application/json") -> t.JsonSchema:
     return {"content": {kind: {"schema": schema}}}
 
 
-def _parameter(name: str, where: str, schema: t.JsonSchema, description: str = "") -> t.JsonSchema:
-    needed = where == "path"
-    return {"name": name, "in": where, "required": needed, "schema": schema, "description": description}
-
-
-_PARAMETERS: Final[Mapping[str, Sequence[t.JsonSchema]]] = {
-    "/admin/whatif": (_parameter("without", "query", _NAME), _parameter("more", "query", {"const": "1"})),
+_PARAMETERS: Final[Mapping[str, Sequence[tuple[str, str, t.JsonSchema, str]]]] = {
+    "/admin/whatif": (("without", "query", _NAME, ""), ("more", "query", {"const": "1"}, "")),
     "/{id}": (
-        _parameter(
-            "Last-Event-ID", "header", _NUMBER, "The id of the last event that came: the rest is sent."
-        ),
-        _parameter(
-            "stream",
-            "query",
-            {"enum": ["true", "false"]},
-            "The answer comes as the stream that was asked for.",
-        ),
-        _parameter(
+        ("Last-Event-ID", "header", _COUNT, "The id of the last event that came: the rest is sent."),
+        ("stream", "query", _FLAG, "The answer comes as the stream that was asked for."),
+        (
             "starting_after",
             "query",
-            _NUMBER,
+            _COUNT,
             "In place of the header: the last event, of which the first is 0.",
         ),
     ),
 }
+"""Name, place, schema and description, by the end of the path of a GET."""
+
+
+def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
+    """Yields path, method, summary, the request's schema, and the answer's type if it is no JSON or may be a stream."""
+    for form in ANSWER_FORMS.values():
+        if form.path:
+            kind = form.write.stream_type.decode().partition(";")[0]
+            yield form.path, "post", form.about, form.table, kind
+        if form.kind:
+            again = f"{form.path}/{{id}}"
+            yield again, "get", "The rest of such an answer, or the whole of it", None, "text/event-stream"
+            yield again, "delete", "Nobody wants this answer any more", None, ""
+    for path, about in _TOLD.items():
+        yield path, "get", about, None, "text/plain" if path == "/metrics" else ""
+    for path, (about, table) in _ASKED.items():
+        yield path, "post", about, table, ""
+    yield "/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""
+
+
+def _parameters(path: str, method: str) -> list[t.JsonSchema]:
+    given = [(name, "path", _NAME, "") for name in ("id", "name") if f"{{{name}}}" in path]
+    for end, some in _PARAMETERS.items():
+        if method == "get" and path.endswith(end):
+            given += some
+    return [
+        {"name": name, "in": where, "required": where == "path", "schema": schema, "description": about}
+        for name, where, schema, about in given
+    ]
 
 
 def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) -> t.JsonSchema:
@@ -116,15 +112,7 @@ def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) ->
         answer["content"][kind] = {"schema": {}}
     found: t.JsonSchema = {
         "responses": {"200": answer, "default": {"$ref": f"#/components/responses/{failure}"}},
-        "parameters": [
-            *(_parameter(name, "path", _NAME) for name in ("id", "name") if f"{{{name}}}" in path),
-            *(
-                one
-                for end, some in _PARAMETERS.items()
-                if method == "get" and path.endswith(end)
-                for one in some
-            ),
-        ],
+        "parameters": _parameters(path, method),
     }
     if path == "/ready":
         found["responses"]["503"] = {"description": "Not yet", **_content({"type": "object"})}
@@ -139,9 +127,8 @@ def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) ->
 
 @cache
 def document() -> t.JsonSchema:
-    """The whole document."""
     paths: dict[str, t.JsonSchema] = {}
-    for path, method, summary, asked, kind in _ROUTES:
+    for path, method, summary, asked, kind in _routes():
         paths.setdefault(path, {})[method] = {"summary": summary, **_operation(path, method, asked, kind)}
     return {
         "openapi": "3.1.0",
@@ -177,7 +164,6 @@ def document() -> t.JsonSchema:
 
 
 def openapi_routes() -> Sequence[Route]:
-    """The route to it."""
     return (Route("/openapi.json", _send, methods=["GET"]),)
 
 

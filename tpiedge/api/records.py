@@ -51,7 +51,7 @@ from tpiedge.wire.fields import U64, Name, Text
 
 _log = logging.getLogger(__name__)
 
-RECORD_VERSION: Final = 5
+RECORD_VERSION: Final = 6
 MOST_OTHERS: Final = 1000
 
 #: Of a record: what the system reads at a time. (A token with twenty scores has half a kilobyte.)

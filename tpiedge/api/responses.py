@@ -1,32 +1,22 @@
-"""OpenAI's /v1/responses: requests, as chats; answers, as items, whole or in numbered events that have names. Nothing
-is stored: what goes on with an earlier answer is refused."""
+"""OpenAI's /v1/responses: reads requests as chats and writes answers as items. Nothing is stored, so a request that
+names an earlier answer is refused."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from tpiedge.api import asked as a
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import (
-    LIMIT,
-    MAX_ECHO,
-    MAX_TOOL_NAME,
-    MAX_TOOLS,
-    MODEL,
-    SAMPLING,
-    STREAM,
-    TOP_LOGPROBS,
-    Asked,
-    FormatName,
-)
+from tpiedge.api.asked import Asked
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, named_event
+from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, typed_event
 from tpiedge.api.messages import CITED_TEXT, content_text
-from tpiedge.api.openai_request import Chat, Dialect, copied
+from tpiedge.api.openai_request import asked_by_chat, copied, function_call, function_tool
 from tpiedge.api.service import Service
-from tpiedge.api.tools import is_function
+from tpiedge.api.tools import FUNCTION, is_function
 from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcript, call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
@@ -39,19 +29,18 @@ _NAMES: Final = {
     "tools[].function": "tools[]",
 }
 _JOINT: Final = "__"
+_MAX_ECHO: Final = 131_072
 _SCORES: Final = "message.output_text.logprobs"
 _ECHOED: Final = (
     "temperature", "top_p", "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "tool_choice", "truncation",
     "top_logprobs", "user", "safety_identifier", "prompt_cache_key", "reasoning", "text", "metadata", "instructions",
     "tools",
 )  # fmt: skip
-"""The fields of a request that its answer repeats: all that fit, the small ones first."""
+"""The fields of a request that its answer repeats as far as they fit, small ones first."""
 _OF_SERVERS: Final = (
     "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "tool_search_call",
     "tool_search_output", "web_search_call",
 )  # fmt: skip
-"""Items about tools that no client runs, which another server answered with."""
-
 _PARTS: Final = t.tagged(
     "type",
     **dict.fromkeys(("input_text", "output_text", "text"), CITED_TEXT),
@@ -61,12 +50,7 @@ _PARTS: Final = t.tagged(
 _THOUGHTS: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
 _CONTENT: Final = t.text_or(_PARTS)
 _ITEM: Final[dict[str, t.JsonSchema]] = t.vain("id", "status", "phase")
-_CALL: Final[dict[str, t.JsonSchema]] = {
-    **_ITEM,
-    "call_id": t.TEXT,
-    "name": t.TEXT,
-    "namespace": t.text(),
-}
+_CALL: Final = {**_ITEM, "call_id": t.TEXT, "name": t.TEXT, "namespace": t.text()}
 _OUTPUT: Final = t.body("call_id", **_ITEM, call_id=t.TEXT, output=_CONTENT, **t.vain("name", "namespace"))
 _ITEMS: Final = t.tagged(
     "type",
@@ -80,14 +64,7 @@ _ITEMS: Final = t.tagged(
     reasoning=t.body(**_ITEM, content=t.array(t.OBJECT), **t.vain("summary", "encrypted_content")),
 )
 _ITEMS["message"]["required"].remove("type")
-_FUNCTION: Final = t.body(
-    "name",
-    type={"const": "function"},
-    name=t.TEXT,
-    description=t.text(),
-    parameters=t.OBJECT,
-    strict=t.flag(""),
-)
+_FUNCTION: Final = t.body("name", type={"const": "function"}, **FUNCTION)
 _NAMESPACE: Final = t.body(
     "name", "tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT), description=t.VAIN
 )
@@ -103,23 +80,23 @@ _RESPONSES: Final = t.body(
     "model",
     "input",
     **FORM,
-    model=MODEL,
+    model=a.MODEL,
     **dict.fromkeys(("previous_response_id", "conversation", "prompt"), _NOT_STORED),
     background=t.unsupported(False),
     input=t.text_or(_ITEMS),
     instructions=t.text(),
-    max_output_tokens=LIMIT,
-    temperature=SAMPLING["temperature"],
-    top_p=SAMPLING["top_p"],
-    stream=STREAM,
+    max_output_tokens=a.LIMIT,
+    temperature=a.SAMPLING["temperature"],
+    top_p=a.SAMPLING["top_p"],
+    stream=a.STREAM,
     stream_options=t.optional(t.body(**t.vain("include_obfuscation")), "Has no effect."),
     text=t.optional(t.body(format=t.OBJECT, verbosity=t.VAIN), "The form of the text."),
     reasoning=t.optional(t.body(effort=t.text(), **t.vain("summary", "generate_summary"))),
-    tools=t.array(t.OBJECT, most=MAX_TOOLS),
+    tools=t.array(t.OBJECT, most=a.MAX_TOOLS),
     tool_choice=t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
     parallel_tool_calls=t.flag("Whether several tools may be called at once; true without."),
     include=t.array(t.TEXT, f"With `{_SCORES}`, probabilities are told."),
-    top_logprobs=TOP_LOGPROBS,
+    top_logprobs=a.TOP_LOGPROBS,
     truncation=t.word(
         "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
     ),
@@ -135,7 +112,7 @@ _FORMAT: Final = t.body("type", type=t.TEXT, **{key: {} for key in _DESCRIBED})
 def _read_response(fields: BodyFields, service: Service, name: str) -> Asked:
     if fields.get("truncation") == "auto":
         fields.note("truncation")
-    chat: Chat = {"stream": fields.get("stream", False)}
+    chat: Json = {"stream": fields.get("stream", False)}
     copied(fields, chat, "temperature", "top_p", "parallel_tool_calls", max_output_tokens="max_tokens")
     included, top = fields.get("include") or [], fields.get("top_logprobs")
     if any(one != _SCORES for one in included):
@@ -155,35 +132,32 @@ def _read_response(fields: BodyFields, service: Service, name: str) -> Asked:
     if choice is not None:
         chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
     instructions = fields.get("instructions")
-    told: list[Chat] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    told: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
     chat["messages"] = [*told, *_input(fields)]
-    asked = Dialect("response", _NAMES).asked(chat, fields, service, name)
-    found = tuple(namespaces.get(tool, "") for tool in asked.reply.tools)
+    asked = asked_by_chat(chat, fields, service, name, ("response", _NAMES))
     echo = dict[str, object]()
     for key in _ECHOED:
         more = {**echo, key: fields.values.get(key)}
-        if more[key] is not None and len(json.dumps(more)) <= MAX_ECHO:
+        if more[key] is not None and len(json.dumps(more)) <= _MAX_ECHO:
             echo = more
-    reply = replace(asked.reply, echo=json.dumps(echo), namespaces=found if any(found) else ())
-    return replace(asked, reply=reply)
+    return replace(asked, reply=replace(asked.reply, echo=json.dumps(echo), namespaces=namespaces))
 
 
 def _full_name(namespace: str | None, name: str) -> str:
-    """The function's name for the model. Codex sends tools of MCP servers in namespaces: their names begin with that,
-    unless both are too long for one name."""
+    """The function's name for the model: with its namespace, as of an MCP server of Codex, unless that is too long."""
     full = f"{_prefix(namespace or '')}{name}"
-    return full if len(full) <= MAX_TOOL_NAME else name
+    return full if len(full) <= a.MAX_TOOL_NAME else name
 
 
 def _prefix(namespace: str) -> str:
     return namespace if not namespace or namespace.endswith(_JOINT) else f"{namespace}{_JOINT}"
 
 
-def _input(fields: BodyFields) -> list[Chat]:
+def _input(fields: BodyFields) -> list[Json]:
     value = fields.get("input")
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    found: list[Chat] = []
+    found: list[Json] = []
     thoughts = ""
     for where, given in fields.entries("input"):
         if given.get("type") in _OF_SERVERS:
@@ -197,7 +171,7 @@ def _input(fields: BodyFields) -> list[Chat]:
                 _add_call(found, item, item.needed("arguments"))
             case "custom_tool_call":
                 _add_call(found, item, json.dumps({"input": item.needed("input")}))
-            case "reasoning":  # of the assistant's next message, which an answer of ours has as they were
+            case "reasoning":  # belongs to the assistant's next message
                 thoughts = content_text(item, "content", _THOUGHTS) if item.get("content") else ""
                 continue
             case _:
@@ -211,18 +185,16 @@ def _input(fields: BodyFields) -> list[Chat]:
     return found
 
 
-def _add_call(found: list[Chat], item: BodyFields, arguments: str) -> None:
-    """A call of a function is the assistant's, in one message with what it said before, and with its other calls."""
-    function = {"name": _full_name(item.get("namespace"), item.needed("name")), "arguments": arguments}
-    call: Chat = {"id": item.needed("call_id"), "type": "function", "function": function}
+def _add_call(found: list[Json], item: BodyFields, arguments: str) -> None:
+    name = _full_name(item.get("namespace"), item.needed("name"))
+    call = function_call(item.needed("call_id"), name, arguments)
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
     before = found[-1].get("tool_calls")
     found[-1]["tool_calls"] = [*(before if isinstance(before, list) else []), call]
 
 
-def _tool_choice(fields: BodyFields, given: object) -> Chat:
-    """One function, or some of which one may be called, or must be."""
+def _tool_choice(fields: BodyFields, given: object) -> Json:
     kind, choice = fields.kind(given, "tool_choice", _CHOICES)
     if kind == "function":
         return _chosen(choice)
@@ -230,15 +202,14 @@ def _tool_choice(fields: BodyFields, given: object) -> Chat:
     return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
 
 
-def _chosen(choice: BodyFields) -> Chat:
+def _chosen(choice: BodyFields) -> Json:
     name = _full_name(choice.get("namespace"), choice.needed("name"))
     return {"type": "function", "function": {"name": name}}
 
 
-def _unfolded(fields: BodyFields) -> tuple[dict[str, str], list[Chat]]:
-    """The namespaces of functions by their names for the model, and what a chat has of the functions, also of those in
-    namespaces; nothing of what is no function."""
-    namespaces, found = dict[str, str](), list[Chat]()
+def _unfolded(fields: BodyFields) -> tuple[dict[str, str], list[Json]]:
+    """Returns the namespaces of functions by their names for the model, and all functions as a chat's tools."""
+    namespaces, found = dict[str, str](), list[Json]()
     for where, item in fields.entries("tools"):
         namespace, inner, outer = "", [(where, item)], fields
         if item.get("type") == "namespace":
@@ -248,24 +219,22 @@ def _unfolded(fields: BodyFields) -> tuple[dict[str, str], list[Chat]]:
             if is_function(outer, place, one):
                 tool = outer.inner(one, place, _FUNCTION)
                 name = _full_name(namespace, tool.needed("name"))
-                function: Chat = {"name": name}
-                copied(tool, function, "description", "parameters", "strict")
-                found.append({"type": "function", "function": function})
-                namespaces[name] = namespace
+                found.append(function_tool(tool, name))
+                if namespace:
+                    namespaces[name] = namespace
     return namespaces, found
 
 
 _WRITTEN: Final[Mapping[object, str]] = {
     "message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments",
 }  # fmt: skip
-"""The part of an item of each type that is written, as the names of its events have it."""
 _BEGUN: Final[Mapping[str, Json]] = {
     "message": {"role": "assistant", "content": []}, "reasoning": {"summary": [], "content": []},
 }  # fmt: skip
 
 
 class ResponsesFormat(AnswerFormat):
-    """Responses, of one choice. Neighbouring texts of a kind are one item."""
+    """Responses of one choice. Neighbouring texts of a kind are one item."""
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
@@ -274,7 +243,7 @@ class ResponsesFormat(AnswerFormat):
         self._number = 0
         self._last = ""
         self._items: list[Json] = []
-        #: The text or the arguments of the item that is written, the last one, where one is.
+        #: The text or arguments of the last item, while that is being written.
         self._written: str | None = None
         self._written_scores: list[Json] = []
         self._scores = TokenScores(head.tokenizer, head.reply.logprobs, without_bytes=[])
@@ -290,7 +259,7 @@ class ResponsesFormat(AnswerFormat):
             return frames
         self._last = piece.last
         if self._writes("message"):
-            self._written_scores += self._scores.tell()  # of tokens without a text
+            self._written_scores += self._scores.tell()  # scores of tokens without text
         if not self._items:
             frames += self._begun("message")
         return frames + self._done()
@@ -306,13 +275,10 @@ class ResponsesFormat(AnswerFormat):
         return self._event("response.failed", response=failed)
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
-        """Returns the response with the items that a stream would have written."""
         (parts,), (only,) = pieces, transcripts
         for piece in parts:
             self.frames(0, piece)
         return self._ended(only)
-
-    # --- items
 
     def _said(self, said: Said) -> list[bytes]:
         match said:
@@ -332,7 +298,6 @@ class ResponsesFormat(AnswerFormat):
         return self._written is not None and self._items[-1]["type"] == kind
 
     def _begun(self, kind: str, **call: object) -> list[bytes]:
-        """Ends the item that is written, and begins one of this kind."""
         frames, number = self._done(), len(self._items)
         identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
         item: Json = {"id": identity, "type": kind, "status": "in_progress", **(call or _BEGUN[kind])}
@@ -351,7 +316,6 @@ class ResponsesFormat(AnswerFormat):
         return self._event(f"response.{_WRITTEN[kind]}.delta", **self._place, delta=text, **more)
 
     def _done(self, status: str = "") -> list[bytes]:
-        """Ends the item that is written, if one is."""
         if self._written is None:
             return []
         item, part, place = self._items[-1], self._part, self._place
@@ -370,9 +334,7 @@ class ResponsesFormat(AnswerFormat):
         return [*frames, self._event("response.output_item.done", output_index=index, item=item)]
 
     def _named(self, name: str) -> Json:
-        """The function's own name, and its namespace if it has one."""
-        reply = self.head.reply
-        namespace = dict(zip(reply.tools, reply.namespaces, strict=False)).get(name, "")
+        namespace = self.head.reply.namespaces.get(name, "")
         own: Json = {"name": name.removeprefix(_prefix(namespace))}
         return own | {"namespace": namespace} if namespace else own
 
@@ -389,11 +351,9 @@ class ResponsesFormat(AnswerFormat):
             part |= {"annotations": [], "logprobs": self._written_scores}
         return part
 
-    # --- the rest
-
     def _event(self, kind: str, **fields: object) -> bytes:
         number, self._number = self._number, self._number + 1
-        return named_event(kind, {"type": kind, **fields, "sequence_number": number})
+        return typed_event(kind, **fields, sequence_number=number)
 
     def _ended(self, transcript: Transcript) -> Json:
         cut = self._last == "length"
@@ -401,7 +361,7 @@ class ResponsesFormat(AnswerFormat):
         if cut:
             found["incomplete_details"] = {"reason": "max_output_tokens"}
         ended = transcript.finished
-        return found | self._usage(transcript.count, ended.cached_tokens if ended is not None else 0)
+        return found | self._usage(transcript.count, 0 if ended is None else ended.cached_tokens)
 
     def _response(self, status: str, output: list[Json]) -> Json:
         return {
@@ -415,7 +375,7 @@ class ResponsesFormat(AnswerFormat):
             "metadata": {},
             "model": self.head.model,
             "output": output,
-            "parallel_tool_calls": self.head.reply.several,
+            "parallel_tool_calls": self.head.reply.speech.several,
             "previous_response_id": None,
             "store": False,
             "temperature": None,
@@ -429,24 +389,13 @@ class ResponsesFormat(AnswerFormat):
         }
 
     def _usage(self, tokens: int, cached: int) -> Json:
-        usage = {
-            "input_tokens": self.head.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": cached},
-            "output_tokens": tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": self.head.prompt_tokens + tokens,
-        }
-        return {"usage": usage}
+        prompt_tokens = self.head.prompt_tokens
+        usage: Json = {"input_tokens": prompt_tokens, "input_tokens_details": {"cached_tokens": cached}}
+        usage |= {"output_tokens": tokens, "output_tokens_details": {"reasoning_tokens": 0}}
+        return {"usage": usage | {"total_tokens": prompt_tokens + tokens}}
 
 
-FORMS: Final[Mapping[FormatName, AnswerForm]] = {
-    "response": AnswerForm(
-        "/v1/responses",
-        "Answer, in the form of OpenAI's responses; none is stored",
-        "resp",
-        _RESPONSES,
-        _read_response,
-        ResponsesFormat,
-        "response",
-    ),
-}
+_ABOUT: Final = "Answer, in the form of OpenAI's responses; none is stored"
+RESPONSE: Final = AnswerForm(
+    "/v1/responses", _ABOUT, "resp", _RESPONSES, _read_response, ResponsesFormat, "response"
+)

@@ -7,21 +7,21 @@ from typing import Any, Final
 
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import check_schema, schema_of_grammar
-from tpiedge.api.asked import MAX_TEXT_NAME, MAX_TEXTS, MAX_TOOL_NAME, MAX_TOOLS
+from tpiedge.api.asked import MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
-from tpiedge.model.call_reader import CallForm, call_form
+from tpiedge.model.call_reader import CallForm, ReadTool, call_form
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
-_FUNCTION: Final = t.body(
-    "name",
-    name={**t.TEXT, "pattern": f"^{_NAME.pattern}$"},
-    description=t.text(),
-    parameters=t.OBJECT,
-    strict=t.flag("Where a call is required it is always so."),
-)
+FUNCTION: Final[dict[str, t.JsonSchema]] = {
+    "name": {**t.TEXT, "pattern": f"^{_NAME.pattern}$"},
+    "description": t.text(),
+    "parameters": t.OBJECT,
+    "strict": t.flag("Where a call is required it is always so."),
+}
+_FUNCTION: Final = t.body("name", **FUNCTION)
 _TOOL: Final = t.body("type", "function", type={"const": "function"}, function=_FUNCTION)
 _NAMED: Final = t.tagged(
     "type", function=t.body("function", function=t.body("name", name=t.TEXT), custom=t.unsupported())
@@ -33,6 +33,7 @@ _ALLOWED: Final = t.body(
     tools=t.array(t.any_of(*_NAMED.values()), most=MAX_TOOLS),
 )
 _CHOICES: Final = _NAMED | t.tagged("type", allowed_tools=t.body("allowed_tools", allowed_tools=_ALLOWED))
+_CALLED: Final = t.body("name", name=t.TEXT)
 TOOLS: Final[dict[str, t.JsonSchema]] = {
     "tools": t.array(_TOOL, most=MAX_TOOLS),
     "tool_choice": t.any_of(
@@ -41,17 +42,24 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
         description="Whether one of the tools must be called, or which.",
     ),
     "parallel_tool_calls": t.flag("Whether several tools may be called at once; true without."),
+    "functions": t.array(
+        {"type": "object"}, "The older name of tools, of which at most one is called.", MAX_TOOLS
+    ),
+    "function_call": t.any_of(
+        {"enum": ["none", "auto", None]}, _CALLED, description="The older name of tool_choice."
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """What the model may call. `shown`: as its template is told; `required`: the names of which the answer must call
-    one; `several`: whether it may call more."""
+    """The tools that the model may call. `shown`: as its template is told; `required`: the answer must call one of
+    these names; `several`: it may call more than one; `field`: the request's field that has them."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()
     several: bool = True
+    field: str = "tools"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,12 +67,15 @@ class AskedTools:
 
     @property
     def schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """The schemas of their arguments."""
         return tuple(tool["function"]["parameters"] for tool in self.shown)
 
+    def read_as(self, form: CallForm) -> tuple[ReadTool, ...]:
+        texts = (text_names(schema) if form == "qwen-xml" else () for schema in self.schemas)
+        return tuple(map(ReadTool, self.names, texts))
+
     def callable(self, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """The tools of these names, and what grammars hold of the schemas of their arguments, which are an object also
-        where the schema allows other values, too. The definitions of all tools stand beside each other."""
+        """Returns the tools of these names with the schemas of their arguments as grammars hold them: arguments are an
+        object, whatever else a schema allows. Definitions of different tools have different names."""
         return {
             name: grammar_schema(dict(schema), f"tool-{at}-").schema | {"type": "object"}
             for at, (name, schema) in enumerate(zip(self.names, self.schemas, strict=True))
@@ -73,36 +84,44 @@ class AskedTools:
 
 
 def read_tools(fields: BodyFields) -> AskedTools:
-    """Reads the tools; without any where the model is to call none of them. Raises ApiError."""
-    several = fields.get("parallel_tool_calls", True)
-    tools = [
-        fields.inner(item, where, _TOOL)
-        for where, item in fields.entries("tools")
-        if is_function(fields, where, item)
-    ]
-    functions = [tool.nested("function") for tool in tools]
+    """Reads `tools`, or `functions`, which OpenAI had before and of which at most one is called. Raises ApiError."""
+    key, choice_key, several = "tools", "tool_choice", fields.get("parallel_tool_calls", True)
+    if fields.get("functions") or fields.get("function_call") not in (None, "none", "auto"):
+        key, choice_key, several = "functions", "function_call", False
+        if fields.get("tools") or fields.get("tool_choice"):
+            raise refused("'functions' is the older name of 'tools': give one", "functions")
+        functions = []
+        for at, one in enumerate(fields.get(key, ())):
+            if one is None:
+                raise fields.missing(f"{key}[{at}]")
+            functions.append(fields.inner(one, f"{key}[{at}]", _FUNCTION))
+    else:
+        functions = [
+            fields.inner(item, where, _TOOL).nested("function")
+            for where, item in fields.entries(key)
+            if is_function(fields, where, item)
+        ]
     shown = [_shown(function) for function in functions]
     names = [one["name"] for one in shown]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise refused(f"'tools' has two of the name {twice!r}", "tools")
-    choice = _choice(fields, names)
+        raise refused(f"'{key}' has two of the name {twice!r}", key)
+    choice = _choice(fields, choice_key, names, key)
     if choice is None:
-        return AskedTools()
+        return AskedTools(field=key)
     allowed, required = choice
     for function, one in zip(functions, shown, strict=True):
-        if one["name"] in allowed:  # says what no grammar holds of its parameters, or refuses it
+        if one["name"] in allowed:  # reports or refuses what no grammar holds
             schema_of_grammar(function, "parameters", one["parameters"], strict=function.get("strict", False))
     told = tuple({"type": "function", "function": one} for one in shown if one["name"] in allowed)
-    return AskedTools(told, required, several)
+    return AskedTools(told, required, several, key)
 
 
 def is_function(
     fields: BodyFields, where: str, tool: Mapping[str, object], functions: Sequence[str] = ("function",)
 ) -> bool:
-    """Whether the tool at that place is a function. Another, as a search that a vendor's servers run, is noted by its
-    type, and by its name where it has one. `functions` are the types of those that are. Raises ApiError for a tool
-    without a type."""
+    """Whether the tool has one of the types `functions`. Another one, which a vendor's servers would run, is noted as
+    ignored. Raises ApiError for a tool without a type."""
     kind, name = tool.get("type"), tool.get("name")
     if kind in functions:
         return True
@@ -115,37 +134,28 @@ def is_function(
 
 
 def tool_form(tools: AskedTools, service: Service) -> CallForm:
-    """How the model writes calls; "" where it has nothing to call. Raises ApiError where it cannot be told of tools."""
+    """How the model writes calls; "" without tools. Raises ApiError if its template knows no tools."""
     if not tools.shown:
         return ""
     template = service.template.source(tools=True) if service.template is not None else ""
     name = service.model().name
-    # Clients that read "does not support tools" go on without them.
-    if "tools" not in template:
-        raise refused(
-            f"the model {name!r} does not support tools: its chat template knows none; use another model",
-            "tools",
-        )
-    form = call_form(template)
+    form = call_form(template) if "tools" in template else ""
     if not form:
-        raise refused(
-            f"the model {name!r} does not support tools here: it writes calls in a form that is not known",
-            "tools",
-        )
+        why = ": its chat template knows none; use another model"
+        if "tools" in template:
+            why = " here: it writes calls in a form that is not known"
+        # Clients that read "does not support tools" go on without them.
+        raise refused(f"the model {name!r} does not support {tools.field}{why}", tools.field)
     return form
 
 
 def text_names(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parameters of a tool of that schema that are texts and nothing else; of many, the first."""
     properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return ()
-    names = [name for name, value in properties.items() if _is_text(value) and len(name) <= MAX_TEXT_NAME]
-    return tuple(names[:MAX_TEXTS])
+    found = properties.items() if isinstance(properties, dict) else ()
+    return tuple(name for name, value in found if _is_text(value))
 
 
 def _is_text(schema: object) -> bool:
-    """Whether all values of the schema are texts, as far as it says so itself."""
     if not isinstance(schema, dict):
         return False
     choices = schema.get("enum", [schema["const"]] if "const" in schema else ())
@@ -155,12 +165,11 @@ def _is_text(schema: object) -> bool:
 
 
 def _shown(function: BodyFields) -> dict[str, Any]:
-    """A function as templates are told of it. Raises ApiError."""
     name = function.needed("name")
     if not _NAME.fullmatch(name):
         why = f"must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'"
         raise function.wrong("name", why)
-    # Templates join descriptions to texts: those of other servers give an empty one where there is none.
+    # Templates join descriptions to texts, so a missing one is empty.
     found: dict[str, Any] = {"name": name, "description": function.get("description") or ""}
     value = function.get("parameters") or {"type": "object", "properties": {}}
     schema = check_schema(value, function.name("parameters"))
@@ -170,32 +179,35 @@ def _shown(function: BodyFields) -> dict[str, Any]:
     return found | {"parameters": schema}
 
 
-def _choice(fields: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]] | None:
-    """Which may be called, and of which one must be; None where none may be. Raises ApiError."""
-    value = fields.get("tool_choice")
+def _choice(
+    fields: BodyFields, key: str, names: Sequence[str], tools: str
+) -> tuple[Sequence[str], tuple[str, ...]] | None:
+    """Returns the names that may be called and those of which one must be; None if none may be."""
+    value = fields.get(key)
     if value in (None, "auto"):
         return names, ()
     if value == "none":
         return None
     if value == "required":
         if not names:
-            raise refused("'tool_choice' is 'required', but there are no 'tools'", "tool_choice")
+            raise refused(f"'{key}' is 'required', but there are no '{tools}'", key)
         return names, tuple(names)
     if not isinstance(value, dict):
-        raise refused("'tool_choice' must be 'none', 'auto', 'required' or a function", "tool_choice")
-    kind, choice = fields.kind(value, "tool_choice", _CHOICES)
+        raise refused(f"'{key}' must be 'none', 'auto', 'required' or a function", key)
+
+    def known(function: BodyFields) -> str:
+        name: str = function.get("name")
+        if name not in names:
+            raise refused(f"'{key}' names no function of '{tools}'", key)
+        return name
+
+    if tools == "functions":
+        return names, (known(fields.inner(value, key, _CALLED)),)
+    kind, choice = fields.kind(value, key, _CHOICES)
     if kind == "function":
-        return names, (_function_name(choice, names),)
+        return names, (known(choice.nested("function")),)
     allowed = choice.nested("allowed_tools")
-    chosen = [_function_name(one, names) for _, one in allowed.kinds("tools", _NAMED)]
+    chosen = [known(one.nested("function")) for _, one in allowed.kinds("tools", _NAMED)]
     if not chosen:
         raise allowed.wrong("tools", "is empty: give at least one function")
     return chosen, tuple(chosen) if allowed.get("mode") == "required" else ()
-
-
-def _function_name(choice: BodyFields, names: Sequence[str]) -> str:
-    """The tool that a choice names. Raises ApiError."""
-    name: str = choice.nested("function").get("name")
-    if name not in names:
-        raise refused("'tool_choice' names no function of 'tools'", "tool_choice")
-    return name

@@ -58,18 +58,12 @@ def chat(
         if prompt is None:
             converse(speaker, system)
             return
-        screen, begun = Screen(), False
-
-        def show(text: str) -> None:
-            nonlocal begun
-            if not as_json:
-                begun = True
-                screen.show(text)
-
+        screen = Screen()
+        show = (lambda _text: None) if as_json else screen.show
         try:
             answer = speaker.speak(messages_of(system, prompt), {}, show)
         finally:
-            if begun:
+            if screen.begun:
                 click.echo()
         if as_json:
             record = {"model": speaker.name, "text": answer.text, "finish_reason": answer.finish_reason}
@@ -77,8 +71,6 @@ def chat(
 
 
 class _MasterSpeaker:
-    """A `Speaker`. The master keeps the common prefix of the turns in its cache."""
-
     def __init__(self, master: MasterClient, model: str, options: Mapping[str, float | None]) -> None:
         self.name = model
         self._master = master
@@ -108,7 +100,6 @@ class _MasterSpeaker:
 
 
 def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str:
-    """What the master calls its one model. Raises UserError where that is not the one of --model."""
     match master.get("/v1/models"):
         case {"data": [{"id": str(served), **more}, *_]}:
             also = more.get("also_called")
@@ -129,8 +120,7 @@ def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str
 
 
 def _take(event: str, answer: Spoken) -> str:
-    """The text of one event, added to the answer; thoughts before it are only shown. Raises PeerError for an error
-    event."""
+    """The text of one event, added to the answer; reasoning is only shown. Raises PeerError for an error event."""
     try:
         value = json.loads(event)
     except (ValueError, RecursionError):

@@ -1,6 +1,4 @@
-"""What the two chats have in common: messages and answers, the commands that begin with a slash, and the terminal,
-which wraps answers between words as they come and has lines with editing and history.
-"""
+"""The chat of `tpiedge chat` and `tpiedge run`: messages, commands that begin with a slash, and the terminal."""
 
 import contextlib
 import json
@@ -21,7 +19,7 @@ from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
 
 ANSWER_TOKENS = 2048
-"""Of an answer for which nobody gave another number: a model that never comes to an end is stopped."""
+"""The usual limit of an answer: some models never stop."""
 
 _HELP = """\
 Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one message.
@@ -42,17 +40,15 @@ SETTINGS: Mapping[str, tuple[Range, float]] = {
     "seed": (Range(0, MAX_SEED), 7),
     "max_tokens": (Range(1, 2**32 - 1), 500),
 }
-"""What /set changes: its range and an example, whole where it is a whole number."""
+"""What /set changes: its range and an example, an int where only whole numbers are allowed."""
 
 ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
-"""Numbers that flags or /set gave, by name."""
 
 
 @dataclass
 class Spoken:
-    """An answer, why it ended - "stop", or "length" for the number of tokens -, and the tokens that it took, where they
-    are counted. `thinking`: what was shown last is no part of it."""
+    """An answer. `thinking`: the text shown last was reasoning, which is no part of it."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -61,25 +57,23 @@ class Spoken:
 
 
 class Speaker(Protocol):
-    """A model that answers. `settings`: what flags set, or else the model's habits where they are known here."""
+    """A model that answers. `settings`: from flags, or the model's defaults where they are known here."""
 
     name: str
     settings: Settings
 
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         """The answer to the last message; blocks. `show` gets it piece by piece. Raises UserError, PeerError."""
-        ...
 
 
 def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> list[ChatMessage]:
-    """What the model gets of a conversation, or of one message of the user: what it is told first comes first."""
+    """The messages for the model, the system prompt first."""
     if isinstance(messages, str):
         messages = [_message("user", messages)]
     return [*([] if system is None else [_message("system", system)]), *messages]
 
 
 def converse(speaker: Speaker, system: str | None) -> None:
-    """A conversation with standard input, until its end or /bye."""
     keys: Pipe | Terminal = Terminal() if sys.stdin.isatty() else Pipe()
     if keys.interactive:
         click.echo(
@@ -90,24 +84,23 @@ def converse(speaker: Speaker, system: str | None) -> None:
         try:
             if not conversation.take(text):
                 return
-        except KeyboardInterrupt:  # at a terminal, it ends what is under way and not the conversation
+        except KeyboardInterrupt:  # at a terminal, Ctrl-C ends the answer, not the conversation
             if not keys.interactive:
                 raise
 
 
+@dataclass(eq=False)
 class Conversation:
-    """The messages so far. A message without an answer, or whose answer broke off, is forgotten; one that the user
-    stopped stays as far as it came."""
+    """The messages so far. A message whose answer failed is dropped; an answer that the user stopped stays."""
 
-    def __init__(self, speaker: Speaker, keys: "Pipe | Terminal", system: str | None) -> None:
-        self._speaker = speaker
-        self._keys = keys
-        self._system = system
-        self._messages: list[ChatMessage] = []
-        self._settings: dict[str, float] = {}
+    _speaker: Speaker
+    _keys: "Pipe | Terminal"
+    _system: str | None
+    _messages: list[ChatMessage] = field(default_factory=list)
+    _settings: dict[str, float] = field(default_factory=dict)
 
     def take(self, text: str) -> bool:
-        """A message or a command; false where that ends the conversation."""
+        """Handles a message or a command; returns False where it ends the conversation."""
         command = re.fullmatch(r"/([a-z?]+)(?:\s+(.*))?", text.strip(), re.DOTALL | re.IGNORECASE)
         if command is None:
             if text.strip():
@@ -151,7 +144,6 @@ class Conversation:
             _tell(", ".join(f"{one} {value}" for one, value in found.items()))
 
     def _confirm(self, line: str) -> None:
-        """Says what a command did, where somebody looks."""
         if self._keys.interactive:
             _tell(line)
 
@@ -227,11 +219,8 @@ def _tell(line: str) -> None:
 
 
 class WordWrap:
-    """Text for a terminal of `columns` columns, which begins at the first one. `cells` is a character's width.
-
-    A word that would cross the edge is taken back and begun anew on the next line. The last column stays free: a cursor
-    that waits there for the next line could not be moved back.
-    """
+    """Wraps words for a terminal of `columns`; `cells` is a character's width. The last column stays free: a cursor
+    that waits there could not be moved back."""
 
     def __init__(self, columns: int, cells: Callable[[str], int]) -> None:
         self._limit = max(columns - 1, 1)
@@ -268,9 +257,10 @@ class WordWrap:
 
 
 class Screen:
-    """Shows one answer, which begins at the start of a line: on a terminal its words are wrapped."""
+    """Shows one answer; on a terminal its words are wrapped."""
 
     def __init__(self) -> None:
+        self.begun = False
         self._wrap: WordWrap | None = None
         if sys.stdout.isatty():
             from prompt_toolkit.utils import get_cwidth
@@ -278,8 +268,7 @@ class Screen:
             self._wrap = WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns or 80, get_cwidth)
 
     def show(self, text: str) -> None:
-        """The next piece of the answer, without what could command a terminal."""
-        clean = sanitised(text, "\n\t")
+        self.begun, clean = True, sanitised(text, "\n\t")
         click.echo(self._wrap.push(clean) if self._wrap else clean, nl=False)
 
 
@@ -289,24 +278,20 @@ class Pipe:
     interactive = False
 
     def read(self) -> str | None:
-        """The next message; None at the end."""
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While an answer comes."""
         yield
 
 
 class Terminal:
-    """A terminal: lines can be edited and called back, and what is pasted is one message. Its library takes a tenth of
-    a second to import, for which a pipe need not wait."""
+    """Lines with editing and history; pasted text is one message. Its library takes a tenth of a second to import."""
 
     interactive = True
 
     def __init__(self) -> None:
-        """Enter ends a message, or a search for an earlier one, Alt-Enter a line of it."""
         from prompt_toolkit import PromptSession
         from prompt_toolkit.filters import is_searching
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -323,13 +308,8 @@ class Terminal:
         def _break_line(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
-        for key in (
-            "enter",
-            "right",
-            "left",
-            "home",
-            "end",
-        ):  # what was found (Ctrl-R) is the line from now on
+        # What was found (Ctrl-R) is the line from now on.
+        for key in ("enter", "right", "left", "home", "end"):
             keys.add(key, filter=is_searching)(accept_search)
 
         self._output = create_output(always_prefer_tty=True)  # standard output may be a file
@@ -342,8 +322,8 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """The next message; None after Ctrl-D on an empty line, or after Ctrl-C twice on one: the first may have been
-        meant for an answer that had just ended."""
+        """The next message; None after Ctrl-D, or Ctrl-C twice on an empty line: the first may have been meant for an
+        answer."""
         interrupts = 0
         while True:
             try:
@@ -359,7 +339,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While an answer comes, what is typed waits for the next line, and is not shown in the middle of it."""
+        """Keeps what is typed during an answer for the next line, and does not echo it."""
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
         quiet = termios.tcgetattr(fd)

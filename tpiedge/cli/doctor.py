@@ -12,27 +12,8 @@ from platformdirs import user_cache_path
 
 from tpiedge.cli.listing import json_option
 from tpiedge.cli.options import cache_option
-from tpiedge.doctor.computer import (
-    Check,
-    CheckResult,
-    check_arithmetic,
-    check_clock,
-    check_disk,
-    check_links,
-    check_memory,
-    check_processor,
-    check_python,
-    examine,
-)
-from tpiedge.doctor.network import (
-    check_addresses,
-    check_firewall,
-    check_large_packets,
-    check_master_clock,
-    check_mtu,
-    check_ports,
-    check_reach,
-)
+from tpiedge.doctor import computer, network
+from tpiedge.doctor.computer import Check, CheckResult
 from tpiedge.errors import ResourceError
 from tpiedge.host.addresses import CONTROL_PORT, parse_address
 
@@ -43,7 +24,7 @@ from tpiedge.host.addresses import CONTROL_PORT, parse_address
 @cache_option
 def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
     """Check this computer and its network, within ten seconds; nothing is changed."""
-    findings = examine(_checks(connect, cache or user_cache_path("tpiedge")), 9.0)
+    findings = computer.examine(_checks(connect, cache or user_cache_path("tpiedge")), 9.0)
     if as_json:
         worst = max((finding.verdict for finding in findings), key=get_args(CheckResult).index)
         click.echo(json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}))
@@ -60,23 +41,23 @@ def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
 
 def _checks(connect: str | None, cache: Path) -> Mapping[str, Check]:
     checks: dict[str, Check] = {
-        "python": check_python,
-        "encryption": check_links,
-        "torch": partial(check_arithmetic, 8.0),
-        "processor": check_processor,
-        "memory": check_memory,
-        "disk": partial(check_disk, cache),
-        "clock": check_clock,
-        "ports": check_ports,
-        "firewall": check_firewall,
-        "addresses": check_addresses,
-        "MTU": check_mtu,
+        "python": computer.check_python,
+        "encryption": computer.check_links,
+        "torch": partial(computer.check_arithmetic, 8.0),
+        "processor": computer.check_processor,
+        "memory": computer.check_memory,
+        "disk": partial(computer.check_disk, cache),
+        "clock": computer.check_clock,
+        "ports": network.check_ports,
+        "firewall": network.check_firewall,
+        "addresses": network.check_addresses,
+        "MTU": network.check_mtu,
     }
     if connect is not None:
         master = parse_address(connect, CONTROL_PORT)
         checks |= {
-            "master": partial(check_reach, master),
-            "large packets": partial(check_large_packets, master),
-            "master's clock": partial(check_master_clock, master.host),
+            "master": partial(network.check_reach, master),
+            "large packets": partial(network.check_large_packets, master),
+            "master's clock": partial(network.check_master_clock, master.host),
         }
     return checks

@@ -1,9 +1,4 @@
-"""The console script, and how a command is told to end: what a signal raises, wherever it arrives, and what Ctrl-C
-says.
-
-An interrupt during the imports ends as quietly as one later, so this module imports little: nothing before it is
-protected. Standard files that are closed count as /dev/null.
-"""
+"""The console script, and the signals that end a command. It imports little, so that an early interrupt is caught."""
 
 import os
 import signal
@@ -26,8 +21,7 @@ def main() -> None:
 
 
 def open_standard_files() -> None:
-    """Opens /dev/null in place of each standard file that was closed at the start, as some starters of processes leave
-    it: Python has None for it, and the next file or socket would get its number, which children take for theirs."""
+    """Opens /dev/null for closed standard files: else children would take the next file for one of theirs."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -36,20 +30,20 @@ def open_standard_files() -> None:
             os.dup2(opened, number)
             os.close(opened)
         os.set_inheritable(number, True)
-        # Never closed, as the files that Python makes itself.
+        # Never closed, like the files that Python makes itself.
         setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 class Terminated(BaseException):
-    """A polite kill: not KeyboardInterrupt, which a chat takes for the end of one answer."""
+    """A polite kill: not KeyboardInterrupt, which ends one answer of a chat."""
 
 
 _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 def raise_lost_interrupts() -> None:
-    """From now on, an interrupt that arrives where the interpreter drops exceptions is raised again a moment later: in
-    the callback of a weak reference, of which each import has one, or in a finaliser. For the main thread."""
+    """Raises interrupts again that arrive in finalisers or in callbacks of weak references (each import has one), where
+    Python drops exceptions. For the main thread."""
     sys.unraisablehook = _raise_again
 
 
@@ -58,13 +52,13 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
     if number is None:
         sys.__unraisablehook__(lost)
         return
-    # Not at once: that would be in the same callback still.
+    # Later: now is still in the same callback.
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
     signal.setitimer(signal.ITIMER_REAL, 0.001)
 
 
 def honour_signals() -> None:
-    """Commands end in order, children included. For the main thread."""
+    """SIGTERM and SIGHUP raise Terminated, so that commands end their children. For the main thread."""
 
     def terminate(_signal: int, _frame: object) -> None:
         raise Terminated
@@ -72,13 +66,13 @@ def honour_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, terminate)
-    # A stopped master would be lost to its nodes within two seconds: Ctrl-Z cannot be honoured.
+    # Ctrl-Z is ignored: nodes would lose a stopped master within two seconds.
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
 
 
 @contextmanager
 def interrupt_says(words: str) -> Iterator[None]:
-    """Ctrl-C meanwhile ends the command with these words, unless a block within has said others."""
+    """Sets the words with which Ctrl-C ends the command; those of an inner block count first."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -1,4 +1,4 @@
-"""What verbs list: commands in --help, and rows in plain tables."""
+"""Lists of commands in --help, and plain tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import click
 
 
 class ListingGroup(click.Group):
-    """click would cut the sentences to a line each."""
+    """A group whose --help shows whole sentences; click would cut them to a line."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = [(name, self.commands[name]) for name in self.list_commands(ctx)]
@@ -22,7 +22,7 @@ json_option = click.option(
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as their widest cell, the first to the left, the others to the right."""
+    """Columns as wide as their widest cell; all but the first are right-aligned."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, ["-" * width for width in widths], *rows):
         first, *others = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -30,5 +30,4 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterato
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for line in table_lines(header, rows):
-        click.echo(line)
+    click.echo("\n".join(table_lines(header, rows)))

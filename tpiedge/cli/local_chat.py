@@ -1,7 +1,7 @@
-"""Answers of a local cluster: what is said of one to a prompt, and those of a conversation."""
+"""Answers of a local cluster, for one prompt or a conversation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -92,28 +92,23 @@ def tell_summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None
     )
 
 
+@dataclass(eq=False)
 class LocalSpeaker:
-    """A `Speaker`. The KV cache keeps the common prefix of the turns."""
+    _cluster: LocalCluster
+    _model: PreparedModel
+    _capacity: int
+    _sampling: Sampling
+    _flags: Mapping[str, Any]
 
-    def __init__(
-        self,
-        cluster: LocalCluster,
-        model: PreparedModel,
-        capacity: int,
-        sampling: Sampling,
-        flags: Mapping[str, Any],
-    ) -> None:
-        self.name = model.name
+    def __post_init__(self) -> None:
+        self.name = self._model.name
         self.settings: Settings = {
-            **{name: getattr(sampling, name) for name in SETTINGS if name not in ("max_tokens", "seed")},
-            **({} if is_default("seed") else {"seed": sampling.seed}),
-            "max_tokens": flags["max_tokens"] or ANSWER_TOKENS,
+            **{
+                name: getattr(self._sampling, name) for name in SETTINGS if name not in ("max_tokens", "seed")
+            },
+            **({} if is_default("seed") else {"seed": self._sampling.seed}),
+            "max_tokens": self._flags["max_tokens"] or ANSWER_TOKENS,
         }
-        self._cluster = cluster
-        self._model = model
-        self._capacity = capacity
-        self._flags = flags
-        self._sampling = sampling
         self._turns = count(1)
 
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
@@ -123,7 +118,7 @@ class LocalSpeaker:
                 f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "
                 "again with a larger --context"
             )
-        # How tokens are drawn, and how many at most, after what /set changed.
+        # Flags, then what /set changed.
         values = {"seed": new_seed(), **self.settings, **settings}
         tokens = int(values.pop("max_tokens"))
         sampling = replace(self._sampling, **values)  # type: ignore[arg-type]  # /set keeps whole numbers whole

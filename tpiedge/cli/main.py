@@ -22,14 +22,8 @@ from tpiedge.host.process import LEAST, check_address_space, raise_limits
 
 VERBS = {
     "run": ("cli.run:run", "Answer a prompt with a cluster of local processes."),
-    "demo": (
-        "cli.run:demo",
-        "Watch three nodes of unequal shares answer together with the bundled model.",
-    ),
-    "pack": (
-        "cli.pack:pack",
-        "Write MODEL (or a random model of a real shape) in the form that nodes read.",
-    ),
+    "demo": ("cli.run:demo", "Watch three nodes of unequal shares answer together with the bundled model."),
+    "pack": ("cli.pack:pack", "Write MODEL (or a random model of a real shape) in the form that nodes read."),
     "unpack": (
         "cli.pack:unpack",
         "Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32.",
@@ -104,7 +98,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def main() -> None:
-    """Run a command; every error is one line on standard error and an exit status."""
+    """Runs a command; every error is one line on standard error and an exit status."""
     honour_signals()
     raise_limits()
     sys.exit(_run())
@@ -132,7 +126,6 @@ def _run() -> int:
 
 
 def _system_failure(error: OSError) -> int:
-    """What the verbs leave to be said here: wherever a path of the user is looked at, its reading may be forbidden."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         words = "no space left where the output goes: free some, or write elsewhere"
         if error.filename is not None:
@@ -145,7 +138,6 @@ def _system_failure(error: OSError) -> int:
 
 
 def _defect(error: Exception) -> int:
-    """Ours to mend; where it is, is said on request."""
     wanted = bool(os.environ.get("TPIEDGE_DEBUG"))
     if wanted:
         traceback.print_exception(error)

@@ -10,32 +10,11 @@ import click
 from tpiedge.api.guard import Origins, Proxies, check_bind, public_name
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.records import records_in
-from tpiedge.cli.master_lines import (
-    lan_address,
-    page_lines,
-    terminal_columns,
-    url_for_others,
-    watch,
-    workers_invited,
-)
+from tpiedge.cli import master_lines, options
 from tpiedge.cli.master_parts import ANYWHERE, RECORDS, check_ports, master_parts, only_master
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.nearby import announcing, check_announcing
-from tpiedge.cli.options import (
-    Location,
-    Number,
-    arithmetic_options,
-    cache_option,
-    collective_option,
-    keeping_of,
-    keeping_options,
-    kv_option,
-    option,
-    own_memory_option,
-    speculate_option,
-    state_option,
-    wire_option,
-)
+from tpiedge.cli.options import Location, Number, option
 from tpiedge.cli.scribe import serving_until_stopped
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, outgoing_host, own_names, parse_address, resolve
@@ -64,7 +43,7 @@ def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that makes of the option's value what the master needs: its errors are UserErrors, in their words."""
+    """A callback that makes the master's value of the option's; it may raise UserError in its own words."""
     return lambda _context, _option, value: read(value, *more)
 
 
@@ -84,11 +63,11 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 )
 @option("--min-workers", None, click.IntRange(0, 126), 0)
 @option("--shares", "Relative weights: the master's, then the workers' as they join.")
-@own_memory_option
-@keeping_options
+@options.own_memory_option
+@options.keeping_options
 @option("--threads", "Of this machine's node.  [default: the cores]", click.IntRange(1, 1024))
-@arithmetic_options
-@kv_option
+@options.arithmetic_options
+@options.kv_option
 @option(
     "--context", "Tokens of a prompt and its answer.  [default: the model's own, where memory allows]", int
 )
@@ -100,9 +79,9 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
     "Positions of the KV cache for all answers together, at least the context.  [default: the context]",
     int,
 )
-@speculate_option
-@collective_option
-@wire_option
+@options.speculate_option
+@options.collective_option
+@options.wire_option
 @option("--api-key", "Clients must send it; repeatable.", name="api_keys", multiple=True)
 @option(
     "--api-key-file",
@@ -157,9 +136,7 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 )
 @option("--insecure", "Serve other machines without an API key.", is_flag=True)
 @option(
-    "--token-file",
-    "Keep there, while it runs, a token for any number of workers.",
-    Location(dir_okay=False),
+    "--token-file", "Keep there, while it runs, a token for any number of workers.", Location(dir_okay=False)
 )
 @option(
     "--answer-limit",
@@ -191,8 +168,8 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
     is_flag=True,
 )
 @option("--drain", "Seconds.", Number(0, 3600), 10.0, "drain_s")
-@state_option
-@cache_option
+@options.state_option
+@options.cache_option
 def master(model_name: str, **given: Any) -> None:
     """Serve MODEL with this machine and the workers that join it."""
     check_address_space(LEAST_TO_COMPUTE)
@@ -200,7 +177,7 @@ def master(model_name: str, **given: Any) -> None:
     flags = SimpleNamespace(
         **given,
         keys=ApiKeys(given["api_keys"], given["api_key_file"]),
-        keeping=keeping_of(given["window"], given["pin"], given["io"]),
+        keeping=options.keeping_of(given),
         node_threads=given["threads"] or default_threads(),
         usable_bytes=limits.usable_bytes,
         offer=MemoryOffer(limits.usable_bytes()),
@@ -216,7 +193,7 @@ def master(model_name: str, **given: Any) -> None:
     if flags.context is not None:
         chosen_kv_tokens(flags.context, flags.kv_tokens)  # before the model is prepared, which may take long
     if flags.announce:
-        check_announcing(lan_address(resolve(flags.listen)))
+        check_announcing(master_lines.lan_address(resolve(flags.listen)))
     folder = master_state(flags.state)
     with (
         only_master(folder),
@@ -236,13 +213,15 @@ def master(model_name: str, **given: Any) -> None:
         with (
             Supervisor() as supervisor,
             master_parts(flags, model, keys, folder, supervisor, certificate) as (running, api, pairing),
-            workers_invited(flags.listen, keys, folder, flags.token_file, scribe.say),
-            announcing(lan_address(resolve(flags.listen)), keys.public, scribe.say)
+            master_lines.workers_invited(flags.listen, keys, folder, flags.token_file, scribe.say),
+            announcing(master_lines.lan_address(resolve(flags.listen)), keys.public, scribe.say)
             if flags.announce
             else nullcontext(),
         ):
-            scribe.say(f"serving {model.public_name} at {url_for_others(flags.http, api.url)}/v1")
-            for line in page_lines(flags.http, api.url, terminal_columns()):
+            scribe.say(
+                f"serving {model.public_name} at {master_lines.url_for_others(flags.http, api.url)}/v1"
+            )
+            for line in master_lines.page_lines(flags.http, api.url, master_lines.terminal_columns()):
                 scribe.say(line)
             if certificate is not None:
                 scribe.say(f"the certificate has the SHA-256 fingerprint {certificate.shown}")
@@ -253,7 +232,7 @@ def master(model_name: str, **given: Any) -> None:
                     f"left in {left[0].parent}: {counted(len(left), 'answer')}; --journal goes on with them"
                 )
             try:
-                watch(running, supervisor, pairing.pending, scribe.say)
+                master_lines.watch(running, supervisor, pairing.pending, scribe.say)
             finally:
                 running.drain()
                 if not running.requests.idle:

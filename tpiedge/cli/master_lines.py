@@ -1,4 +1,4 @@
-"""What a master says of itself: first where workers, programs and browsers find it, then what changes."""
+"""Lines of a running master: how to reach it, then each change."""
 
 import io
 import math
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -36,14 +37,14 @@ _SPARE = {
 
 
 def lan_address(listen: Address) -> Address:
-    """Where others most likely reach what listens at `listen`; on loopback where there is no network."""
+    """The address at which others most likely reach `listen`; loopback without a network."""
     if listen.host not in _ANYWHERE:
         return listen
     return Address(outgoing_host() or "127.0.0.1", listen.port)
 
 
 def url_for_others(http: Address, url: str) -> str:
-    """What other computers type, where they can. `url`: of the API as this computer reaches it."""
+    """The URL for other computers. `url` is the one for this computer."""
     return url if http.host not in _ANYWHERE else f"{url.partition('://')[0]}://{lan_address(http)}"
 
 
@@ -51,7 +52,7 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Writes a token for every worker into the file, or says one worker's line to paste. Void afterwards."""
+    """Writes a token for every worker into the file, or says one worker's command. The token is void afterwards."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -66,8 +67,7 @@ def workers_invited(
 
 
 def page_lines(http: Address, url: str, columns: int) -> list[str]:
-    """The address of the page; where other devices reach it as a QR code, too, if `columns` hold that, else how they
-    would reach it. `url` as of `url_for_others`, without a secret."""
+    """The address of the page, as a QR code too if `columns` suffice and other devices reach it."""
     page = f"{url_for_others(http, url)}/"
     if lan_address(http).host in ("127.0.0.1", "::1", "localhost"):
         return [
@@ -78,18 +78,18 @@ def page_lines(http: Address, url: str, columns: int) -> list[str]:
 
 
 def qr_lines(text: str, columns: int) -> list[str]:
-    """A QR code of `text` in half blocks, two rows of squares to a line; none where it has more than `columns`."""
+    """A QR code in half blocks, two rows of squares to a line; empty if it is wider than `columns`."""
     code = segno.make_qr(text, error="l")
     if code.symbol_size(border=2)[0] > columns:
         return []
     drawn = io.StringIO()
     code.terminal(drawn, border=2, compact=True)
-    # Light squares are drawn: in white on black they are the lighter ones whatever the terminal's own colours are.
+    # White on black: light squares stay lighter in any colour scheme.
     return [f"\x1b[97;40m{line}\x1b[0m" for line in drawn.getvalue().splitlines()]
 
 
 def terminal_columns() -> int:
-    """Of standard error; 0 where it is no terminal, or one that knows neither half blocks nor colours."""
+    """Columns of standard error; 0 unless it is a terminal with half blocks and colours."""
     shows = sys.stderr.isatty() and sys.stderr.encoding.lower() == "utf-8"
     if not shows or os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR"):
         return 0
@@ -102,8 +102,8 @@ def watch(
     pending: Callable[[], Sequence[Pending]],
     say: Callable[[str], None],
 ) -> None:
-    """Says what changes, `pending` workers too, until the user ends it. Raises what ended the control thread, or
-    another one. Meanwhile what floods took is given back to the system."""
+    """Says each change and each waiting worker until the user ends it. Raises what ended the control or another
+    thread."""
     show, callers, freed = Changes(say), Callers(say), FreedMemory()
     while running.failed is None:
         supervisor.check()
@@ -114,13 +114,13 @@ def watch(
     raise running.failed
 
 
+@dataclass(eq=False)
 class Callers:
-    """Turns workers that show a code into lines: one for each, and one in ten seconds, whoever calls."""
+    """Announces each worker that shows a code, at most one in ten seconds."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._known: frozenset[str] = frozenset()
-        self._due = -math.inf
+    _say: Callable[[str], None]
+    _known: frozenset[str] = frozenset()
+    _due: float = -math.inf
 
     def __call__(self, pending: Sequence[Pending], now: float) -> None:
         self._known &= {one.name for one in pending}
@@ -134,12 +134,12 @@ class Callers:
             )
 
 
+@dataclass(eq=False)
 class Changes:
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._last = ""
-        #: Of each machine in the last snapshot, the reason for which the plan has no part for it.
-        self._spare: dict[str, SpareKind | Literal[""]] = {}
+    _say: Callable[[str], None]
+    _last: str = ""
+    #: By machine of the last snapshot, why the plan has no part for it.
+    _spare: dict[str, SpareKind | Literal[""]] = field(default_factory=dict)
 
     def __call__(self, status: ClusterStatus) -> None:
         line = _summary(status)
@@ -155,7 +155,6 @@ class Changes:
 
 
 def _called(node: NodeStatus, status: ClusterStatus) -> str:
-    """What its machine calls itself, with the name that tells it from others of that name."""
     host = node.host or node.name
     others = (other for other in status.nodes if other.name != node.name)
     return f"{node.name} ({host})" if any(host in (other.name, other.host) for other in others) else host

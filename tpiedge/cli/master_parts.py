@@ -1,4 +1,4 @@
-"""The parts of a running master, put together for `tpiedge master`."""
+"""Starts and connects the parts of a running master."""
 
 import errno
 import secrets
@@ -54,15 +54,14 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 
 RECORDS = "answers"
-"""The folder of records below a master's own."""
+"""Name of the answers' folder in the master's."""
 
 ANYWHERE = "0.0.0.0"
-"""All addresses of this computer."""
 
 
 @contextmanager
 def only_master(folder: Path) -> Iterator[None]:
-    """Keeps other masters off the members, tokens and address that are in `folder`. Raises UserError where one runs."""
+    """Locks the master's `folder`. Raises UserError if another master runs with it."""
     with FileLock(private_folder(folder) / ".master.lock") as lock:
         try:
             alone = lock.try_alone()
@@ -79,7 +78,7 @@ def only_master(folder: Path) -> Iterator[None]:
 
 
 def check_ports(listen: Address, http: Address) -> None:
-    """Says at once, and not once the model has been prepared, that somebody has a port. Raises UserError."""
+    """Raises UserError if a port is taken: before the model is prepared, which takes long."""
     purposes = {0: "workers", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
     ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in purposes.items()]
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
@@ -99,7 +98,6 @@ def master_parts(
     supervisor: Supervisor,
     certificate: Certificate | None,
 ) -> Iterator[tuple[Master, ApiServer, PairingHub]]:
-    """The running parts, put together; ended in reverse order."""
     alone = Layout(1, None, flags.node_threads, flags.offer.offered_bytes, flags.keeping)
     context = chosen_context(model, alone, flags.context)
     kv_tokens = chosen_kv_tokens(context, flags.kv_tokens)
@@ -111,7 +109,7 @@ def master_parts(
         bootstrap = NodeBootstrap(0, 0, own.zmq, keys.public, unset, flags.node_threads, timing, data)
         rank_zero = RankZero(bootstrap, clock, flags.offer, flags.usable_bytes, folder / LOCKER)
         stack.callback(rank_zero.close)
-        # Measures at the first start: no worker is let in before the master can answer.
+        # Measures at the first start: no worker joins before the master can answer.
         placement = _placement(flags, model, rank_zero, kv_tokens, folder)
         hub = stack.enter_context(
             ZmqHub(listen.zmq, keys, MASTER, {}, plane=CONTROL, guests=guest_policy(folder))
@@ -172,15 +170,15 @@ def master_parts(
                 Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
             ),
             records=RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None,
-            grace_s=max(flags.recovery_grace_s, 30.0),  # which readers of a master before need to come again
+            grace_s=max(flags.recovery_grace_s, 30.0),  # readers of the previous master need it to come back
             public_names=flags.public_names,
             proxies=flags.proxies,
             share_prefixes=flags.share_prefixes,
         )
         stack.callback(running.close)
-        stack.callback(api.close)  # before the other: what answers still lack is left to the next master
+        stack.callback(api.close)  # first: the next master resumes unfinished answers
         running.start(int(time.time()))
-        # Before anybody is answered: the file of a master that was killed has another secret.
+        # Before the API starts: a killed master's file holds another secret.
         admin = folder / "admin.json"
         workers = str(lan_address(listen))
         note: dict[str, object] = {"url": api.url, "secret": secret, "workers": workers}

@@ -1,4 +1,4 @@
-"""What names a model on the command line. A shell completes what lies on this computer, and the aliases."""
+"""Names of models and testbeds on the command line, and their completion in a shell."""
 
 import functools
 import pkgutil
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from tpiedge.cli.options import CompletedName
+from tpiedge.cli.options import CompletedName, option
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
 from tpiedge.local.layout import Devices
@@ -26,21 +26,18 @@ def _pulled(context: click.Context) -> Iterable[str]:
 
 
 def _cache(context: click.Context) -> Path:
-    """The folder that --cache before the cursor says, or the variable, or the user's own."""
     return cache_folder(context.params.get("cache"))
 
 
 MODEL = CompletedName(
-    lambda _context: (DEMO,),
-    _pulled,
-    lambda context: (pack.name for pack in stored_packs(_cache(context))),
+    lambda _context: (DEMO,), _pulled, lambda context: (pack.name for pack in stored_packs(_cache(context)))
 )
 HUB_MODEL = CompletedName(lambda _context: aliases(), *MODEL.sources)
-"""Also one that is not on this computer yet."""
+"""Also names of models that are not on this computer yet."""
 
 
 def model_option(command: Callable[..., _T], *, needed: bool = True) -> Callable[..., _T]:
-    """The model that a verb cannot do without, as `model_name`: its argument, or --model, which settings can give."""
+    """Adds `model_name`: an argument, or --model, which settings can give. Refuses its absence if `needed`."""
 
     @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
     @click.option("--model", "model_name", type=MODEL, help=_HELP)
@@ -57,13 +54,11 @@ def model_option(command: Callable[..., _T], *, needed: bool = True) -> Callable
 
 
 def optional_model_option(command: Callable[..., _T]) -> Callable[..., _T]:
-    """As `model_option`, for a verb that can do without: `model_name` may be None."""
     return model_option(command, needed=False)
 
 
 def emulated(given: str | None, nodes: int | None) -> Devices | None:
-    """Returns the first `nodes` devices of the testbed with that name or file, by default all; None without a testbed.
-    Raises UserError."""
+    """The first `nodes` devices of a testbed, all by default; None without a testbed. Raises UserError."""
     found: Devices | None = None
     if given is not None:
         found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
@@ -71,8 +66,6 @@ def emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 
 def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
-    """Returns the names that the function at MODULE:FUNCTION returns, for a shell that completes them."""
-
     def names(_context: click.Context) -> Iterable[str]:
         found: Iterable[str] = pkgutil.resolve_name(path)()
         return found
@@ -84,10 +77,10 @@ _RUNNING = _names("tpiedge.lab.testbed.state:names")
 TESTBED = CompletedName(_names("tpiedge.lab.testbed.description:shipped_scenarios"), _RUNNING)
 RUNNING_TESTBED = CompletedName(_RUNNING)
 
-testbed_option = click.option(
+testbed_option = option(
     "--testbed",
-    "testbed_name",
-    type=TESTBED,
+    "Run the nodes on the devices of this testbed (see 'tpiedge testbed ls'); root only.",
+    TESTBED,
+    name="testbed_name",
     metavar="NAME",
-    help="Run the nodes on the devices of this testbed (see 'tpiedge testbed ls'); root only.",
 )

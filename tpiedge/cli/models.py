@@ -1,4 +1,4 @@
-"""The models of this computer: `tpiedge ls`, `show`, `rm`, `pull`; and the parts that a worker keeps: `shards`."""
+"""The models of this computer: `tpiedge ls`, `show`, `rm`, `pull`; and a worker's parts of models: `shards`."""
 
 import dataclasses
 import json
@@ -13,19 +13,10 @@ import click
 
 from tpiedge.cli.listing import ListingGroup, json_option, print_table
 from tpiedge.cli.model_names import HUB_MODEL, MODEL
-from tpiedge.cli.options import cache_option
+from tpiedge.cli.options import cache_option, together
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
-from tpiedge.local.catalogue import (
-    ModelKind,
-    find_model,
-    load_label,
-    packs_folder,
-    packs_of,
-    shards_folder,
-    stored_pack,
-    stored_packs,
-)
+from tpiedge.local import catalogue
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
@@ -40,27 +31,28 @@ from tpiedge.progress import ByteProgress
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes, parse_bytes
 
+_usual_options = together(json_option, cache_option)
+
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
-    """All that is known of a model, as plain JSON values; sizes in bytes. Its `path` is None where it is not on this
-    computer: then its shape comes from the alias. Raises UserError for a model that is neither here nor an alias."""
+    """What is known of a model, as JSON values; `path` is None for an alias that is not here. Raises UserError."""
     hub_name = parse_hub_name(name)
     known = [one for one in aliases().values() if hub_name and one.repo == hub_name.repo]
     alias = aliases().get(name) or next(iter(known), None)
     try:
-        found = find_model(name, cache)
+        found = catalogue.find_model(name, cache)
     except UserError:
         if alias is None:
             raise
         config, path, packs = alias.config, None, []
     else:
-        path, packs = found.path, packs_of(name, cache)
-        if found.kind is ModelKind.CHECKPOINT:
+        path, packs = found.path, catalogue.packs_of(name, cache)
+        if found.kind == "checkpoint":
             config = ModelConfig.open(path)
         else:
-            is_pack, hub_name, alias = found.kind is ModelKind.PACK, None, None
+            is_pack, hub_name, alias = found.kind == "pack", None, None
             config = config_of_pack(Pack.open(path)) if is_pack else GgufModel.open(path).config
-            name = load_label(path).name if is_pack else name
+            name = catalogue.load_label(path).name if is_pack else name
     spec = model_spec(config)
     layers = {one: sum(_nbytes(layer, one) for layer in spec.layers) for one in Precision}
     others = {
@@ -91,12 +83,11 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
 
 
 def _card_lines(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(label, value), what is unknown left out."""
     revision = "" if card["revision"] in (None, DEFAULT_REVISION) else f"@{card['revision']}"
     yield "model", f"{card['model']} ({card['repo']}{revision})" if card["repo"] else card["model"]
     yield "where", card["path"] or f"not on this computer: tpiedge pull {card['model']}"
     for path in card["packs"]:
-        found = stored_pack(Path(path))
+        found = catalogue.stored_pack(Path(path))
         size = "damaged" if found.nbytes is None else format_bytes(found.nbytes)
         words = [f"{found.precision or '?'}, {size}, of {sanitised_line(found.source)}"]
         yield "pack", ", ".join(words if path == card["path"] else [found.name, *words, path])
@@ -127,7 +118,7 @@ def _numbers(blob: BlobSpec) -> int:
 
 
 def _nbytes(blob: BlobSpec, precision: Precision) -> int:
-    """Bytes of the numbers and their scales, without what fills up rows and pages."""
+    """Bytes of the numbers and their scales, without padding."""
     vectors = sum(vector.length for vector in blob.vectors)
     weights = _numbers(blob) - vectors
     scales = weights // GROUP * 16 if precision.quantised else 0
@@ -136,11 +127,10 @@ def _nbytes(blob: BlobSpec, precision: Precision) -> int:
 
 @click.command()
 @click.option("--all", "with_aliases", is_flag=True, help="Also the aliases of models that can be pulled.")
-@json_option
-@cache_option
+@_usual_options
 def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
     """List the models that were pulled and the packs in the cache, by the names that every verb takes."""
-    pulled, packs = HubCache(cache).pulled(), stored_packs(cache)
+    pulled, packs = HubCache(cache).pulled(), catalogue.stored_packs(cache)
     offered = list(aliases().values()) if with_aliases else []
     if as_json:
         record = {
@@ -170,8 +160,7 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
 
 @click.command()
 @click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
-@json_option
-@cache_option
+@_usual_options
 def show(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Say what is known of MODEL: shape, size, terms, where it lies."""
     card = _card(model_name, cache)
@@ -192,9 +181,9 @@ def show(model_name: str, as_json: bool, cache: Path | None) -> None:
 def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None:
     """Delete MODEL from the cache: what was pulled, and its packs. A folder of your own is never deleted."""
     hub_name, hub = parse_hub_name(model_name), HubCache(cache)
-    packs = packs_of(model_name, cache)
+    packs = catalogue.packs_of(model_name, cache)
     for pack in packs:
-        if pack.resolve().parent != packs_folder(cache).resolve():
+        if pack.resolve().parent != catalogue.packs_folder(cache).resolve():
             raise UserError(f"{pack} is not in the cache: delete the folder yourself")
     repo = hub_name.repo if hub_name is not None and not packs_only else None
     entry = hub.entry(repo) if repo is not None and hub.entry(repo).is_dir() else None
@@ -206,20 +195,19 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
         if not yes and not click.confirm("Sure?", err=True):
             click.echo("nothing was deleted", err=True)
             return
-    except click.Abort:  # by the end of the input, or by Ctrl-C
+    except click.Abort:  # end of input, or Ctrl-C
         click.echo(err=True)
         if sys.stdin.isatty():
             raise
         raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
-    remove_packs(packs)  # first: it refuses where a process uses one
+    remove_packs(packs)  # first: it refuses packs in use
     if entry is not None and repo is not None:
         hub.remove(repo)
 
 
 @click.command()
 @click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
-@json_option
-@cache_option
+@_usual_options
 def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).
 
@@ -231,7 +219,7 @@ def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
         raise UserError(
             f"{quote(model_name)} is no name of a model on the hub: give org/name or an alias (`tpiedge ls --all`)"
         )
-    # Late: with it comes an HTTP client that no other verb should have to load.
+    # Late: it imports an HTTP client that other verbs do not need.
     from tpiedge.model.hub import pull as pull_model
 
     progress = ByteProgress(f"pulling {name}")
@@ -257,11 +245,10 @@ def shards() -> None:
 
 
 @shards.command("ls")
-@json_option
-@cache_option
+@_usual_options
 def shards_ls(as_json: bool, cache: Path | None) -> None:
     """List the packs of which parts are here, and what they take."""
-    usage = ShardStore(shards_folder(cache)).usage()
+    usage = ShardStore(catalogue.shards_folder(cache)).usage()
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(usage)))
         return
@@ -282,7 +269,7 @@ def shards_ls(as_json: bool, cache: Path | None) -> None:
 @cache_option
 def shards_rm(name: str, cache: Path | None) -> None:
     """Remove PACK (the beginning of its id) from this computer; a worker fetches it again when it needs it."""
-    removed = ShardStore(shards_folder(cache)).remove(name)
+    removed = ShardStore(catalogue.shards_folder(cache)).remove(name)
     click.echo(f"removed {removed[:12]}")
 
 
@@ -292,6 +279,6 @@ def shards_rm(name: str, cache: Path | None) -> None:
 def shards_limit(size: str, cache: Path | None) -> None:
     """Let the parts take at most SIZE (like 20GB), or "none": the pack used longest ago leaves first."""
     most = None if size == "none" else parse_bytes(size)
-    write_limit(shards_folder(cache), most)
+    write_limit(catalogue.shards_folder(cache), most)
     words = "all that the disk has" if most is None else f"at most {format_bytes(most)}"
     click.echo(f"the parts may take {words}", err=True)

@@ -1,7 +1,4 @@
-"""Masters of the local network that can be found without an address: how one is announced, how a worker picks one.
-
-Anybody may announce anything: who is there is proved by a key that the worker knows, or by the code of a newcomer.
-"""
+"""Masters found by mDNS. Announcements prove nothing: a known key or a pairing code tells who is there."""
 
 import contextlib
 import socket
@@ -28,7 +25,7 @@ _ANSWER_S: Final = 3.0
 
 
 def check_announcing(address: Address) -> None:
-    """Whether a master at this address can be announced: to be asked before it is started. Raises UserError."""
+    """Raises UserError if a master at this address cannot be announced."""
     _check_installed("--announce")
     host = address.host
     if not host.replace(".", "").isdecimal() or host.startswith("127."):  # a name, or IPv6
@@ -39,8 +36,7 @@ def check_announcing(address: Address) -> None:
 
 @contextlib.contextmanager
 def announcing(address: Address, master_key: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Other machines find the master of that key at `address` soon, as long as the block takes. `say` is told how, or
-    why they do not: neither the block nor its end depends on it. From another thread."""
+    """Announces the master from a thread while the block runs; `say` gets the name or the failure."""
     over = threading.Event()
 
     def not_announced(error: Exception) -> str:
@@ -55,7 +51,7 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
                 if not over.is_set():
                     say(f"announced here as {name}; on another machine:  tpiedge worker")
                 over.wait()
-        except Exception as error:  # whatever a library meets in a strange network: the master serves on
+        except Exception as error:  # the library may fail in any way: the master serves on
             if not over.is_set():
                 say(not_announced(error))
 
@@ -75,10 +71,9 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """The master to join where nobody names one, and its key, where this worker knows it: one of the `known` (keys by
-    address, the best first) that is where it was or announces itself anywhere. A worker that knows none joins the only
-    other one that announces itself; else a user is asked. Looks until one is found, for a few seconds and `wait_s`.
-    Raises UserError, PeerError."""
+    """The master to join where none is named, and its key if known. `known`: keys by address, the best first. A known
+    master wins; a worker that knows none joins the only one announced, or asks the user. Looks for `wait_s` and a few
+    seconds. Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the master that this machine knows at {found[0]}; --connect HOST names another one")
         return found
@@ -109,7 +104,6 @@ def master_nearby(
 
 
 def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "AnnouncedMaster":
-    """The only one, if that needs no question where it is `alone`, or the one that the user picks."""
     if alone and len(found) == 1:
         return found[0]
     if not asks:
@@ -123,7 +117,7 @@ def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "
 
 
 def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
-    """The first address at which the master of that key is, or else may be. Several at a time: most wait for nobody."""
+    """The first address at which the master with that key answers, or else somebody does."""
     may_be, threads = None, ThreadPoolExecutor(8)
     try:
         answers = threads.map(lambda one: who_is_at(one[0], one[1], _ANSWER_S), tries)

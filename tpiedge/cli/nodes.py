@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tpiedge.cli.listing import ListingGroup, json_option, print_table
-from tpiedge.cli.options import Number, state_option
+from tpiedge.cli.options import Number, option, state_option, together
 from tpiedge.cli.reach import MasterClient, admin_of
 from tpiedge.cli.top import named, title, waiting_lines, well_formed
 from tpiedge.errors import PeerError
@@ -22,17 +22,17 @@ _HEADER = (
     *("node", "rank", "state", "heads", "FFN tiles", "threads"),
     *("memory", "speed", "weights", "disk", "seen"),
 )
+_usual_options = together(json_option, state_option)
 
 
 @click.group(cls=ListingGroup, invoke_without_command=True)
-@click.option(
+@option(
     "--all",
-    "everybody",
+    "Also workers that have been away for a minute or more, and those that were revoked.",
+    name="everybody",
     is_flag=True,
-    help="Also workers that have been away for a minute or more, and those that were revoked.",
 )
-@json_option
-@state_option
+@_usual_options
 @click.pass_context
 def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | None) -> None:
     """Show who has which share of the model, and why; let workers in, drain them, try them again, shut them out."""
@@ -42,16 +42,14 @@ def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | 
 
 @nodes.command()
 @click.argument("code")
-@json_option
-@state_option
+@_usual_options
 def approve(code: str, as_json: bool, state: Path | None) -> None:
     """Let the worker in that shows CODE on its screen."""
     _order(as_json, state, "approve", {"code": code}, "{} may join from now on")
 
 
 @nodes.command()
-@json_option
-@state_option
+@_usual_options
 def key(as_json: bool, state: Path | None) -> None:
     """Print the administrator's key of the running master, for the page's view of the cluster.
 
@@ -64,8 +62,7 @@ def key(as_json: bool, state: Path | None) -> None:
 
 @nodes.command()
 @click.argument("name")
-@json_option
-@state_option
+@_usual_options
 def revoke(name: str, as_json: bool, state: Path | None) -> None:
     """Shut the node NAME out for good."""
     _order(as_json, state, "revoke", {"name": name}, "{} is shut out")
@@ -74,16 +71,10 @@ def revoke(name: str, as_json: bool, state: Path | None) -> None:
 @nodes.command()
 @click.argument("name")
 @click.option("--undo", is_flag=True, help="Let plans have the worker again.")
-@click.option(
-    "--timeout",
-    "limit_s",
-    type=Number(0, 1e6),
-    default=600.0,
-    show_default=True,
-    help="Seconds to wait until it has no part. It stays drained.",
+@option(
+    "--timeout", "Seconds to wait until it has no part. It stays drained.", Number(0, 1e6), 600.0, "limit_s"
 )
-@json_option
-@state_option
+@_usual_options
 def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None) -> None:
     """Take the worker NAME out of the plan, so that its machine can be switched off.
 
@@ -103,8 +94,7 @@ def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | No
 
 @nodes.command()
 @click.argument("name")
-@json_option
-@state_option
+@_usual_options
 def clear(name: str, as_json: bool, state: Path | None) -> None:
     """Try the worker NAME again now, which is left out for a while after failures or breaches.
 
@@ -114,7 +104,6 @@ def clear(name: str, as_json: bool, state: Path | None) -> None:
 
 
 def _order(as_json: bool, state: Path | None, what: str, body: dict[str, str], words: str) -> None:
-    """Has the master do `what`, and says so in `words` of the worker that it names."""
     with admin_of(state) as master:
         answer = master.post(f"/admin/nodes/{what}", body)
     peer = str(answer.get("revoked" if what == "revoke" else "name"))
@@ -122,7 +111,6 @@ def _order(as_json: bool, state: Path | None, what: str, body: dict[str, str], w
 
 
 def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:
-    """The line of the worker `peer` once it has no part: drained, or away. Raises PeerError."""
     deadline, progress = time.monotonic() + limit_s, LiveLine()
     try:
         with well_formed():

@@ -1,9 +1,9 @@
-"""Flags that several verbs share, their types, and what a refused command line is told."""
+"""Flags that several verbs share, their types, and the words for wrong command lines."""
 
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from tpiedge.host.private_file import check_folder
 from tpiedge.pack.specs import Precision
 from tpiedge.units import parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
-from tpiedge.wire.fields import CollectiveChoice, Compute, Keeping, KVPrecision, Pin, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, Compute, Keeping, KVPrecision, WirePrecision
 from tpiedge.wire.requests import Sampling
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -31,8 +31,6 @@ _OF_MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def together(*options: Decorator[Any]) -> Decorator[Any]:
-    """A decorator that adds all of them to a command, in this order."""
-
     def add(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
@@ -49,14 +47,14 @@ def option(
     name: str | None = None,
     **more: Any,
 ) -> Decorator[Any]:
-    """click's option, which shows its default if it has one; `name` is that of the parameter."""
+    """click's option; shows its default if there is one. `name` is the parameter's."""
     if default is not None:
         more |= {"default": default, "show_default": True}
     return click.option(flag, *([] if name is None else [name]), type=kind, help=says, **more)
 
 
 class Location(click.Path):
-    """A path. An empty one is refused: it would mean the current folder."""
+    """A path; empty ones are refused, which would mean the current folder."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)
@@ -68,7 +66,7 @@ class Location(click.Path):
 
 
 class Number(click.FloatRange):
-    """A number within a range; NaN is within none."""
+    """A number within a range; NaN is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found: float = super().convert(value, param, ctx)
@@ -78,10 +76,7 @@ class Number(click.FloatRange):
 
 
 class CompletedName(click.types.StringParamType):
-    """The name or the path of something. A shell completes the names that `sources` give; where none begins so, a path.
-
-    A source that fails, as for a damaged cache, has no names.
-    """
+    """A name or path. A shell completes the names of `sources`, else paths. A source that fails has no names."""
 
     def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
         self.sources = sources
@@ -91,15 +86,15 @@ class CompletedName(click.types.StringParamType):
     ) -> list[CompletionItem[str]]:
         found: list[str] = []
         for source in self.sources:
-            with suppress(Exception):  # a traceback would spoil the line that is being typed
+            with suppress(Exception):  # a traceback would spoil the line
                 found += source(ctx)
         names = [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
-        # The request for paths comes first: it makes bash forget what came before.
+        # Paths first: bash forgets what came before.
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
 
 
 class Parsed(click.ParamType[Any]):
-    """A text that `read` understands: what it raises as UserError is said of the option."""
+    """A text for `read`, whose UserError becomes the option's error."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -119,7 +114,6 @@ def _memory(text: str) -> int:
 
 
 def _window(text: str) -> tuple[int, int]:
-    """(blocks, bytes), one of which is 0."""
     if not text.isdecimal():
         return 0, parse_bytes(text)
     if len(text) > 5 or not 1 <= int(text) <= 10_000:
@@ -128,7 +122,7 @@ def _window(text: str) -> tuple[int, int]:
 
 
 def _speculate(text: str) -> int:
-    """`Assign.speculate`. With the token before them, 15 guesses fill a small batch of the kernels."""
+    """`Assign.speculate`. With the token before them, 15 drafts fill a small batch of the kernels."""
     words = {"auto": SPECULATE_AUTO, "off": 0} | {str(number): number for number in range(1, 16)}
     if text not in words:
         raise UserError(f"{text[:20]!r} is none of 'auto', 'off' or a number from 1 to 15")
@@ -148,22 +142,19 @@ MEMORY = Parsed("SIZE", _memory)
 
 
 def usage_words(error: click.ClickException) -> str:
-    """The line for `error`: a flag's range as numbers, the likeliest of misspelt flags alone, or where help is."""
+    """The line for `error`: with a flag's range, the most similar flag, or where help is."""
     alike = getattr(error, "possibilities", None)
     if isinstance(error, click.NoSuchOption) and alike:
         return f"{error.message} Did you mean {alike[0]!r}?"
     words = error.format_message()
     if alike or isinstance(error, click.BadParameter) or not isinstance(error, click.UsageError):
         return value_words(words, error)
-    return (
-        f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' shows what there is"
-        if error.ctx
-        else words
-    )
+    if error.ctx is None:
+        return words
+    return f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' shows what there is"
 
 
 def value_words(words: str, error: click.ClickException) -> str:
-    """What click says in `words` of a value that `error` refuses, which may be no number."""
     found = re.search(r" is not a valid (integer|float)( range)?\.$", words)
     if found is None:
         return words
@@ -177,14 +168,14 @@ def value_words(words: str, error: click.ClickException) -> str:
 
 
 def is_default(name: str) -> bool:
-    """Whether neither the command line nor settings say anything of this parameter of the running command."""
+    """Whether neither the command line nor settings give this parameter."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
 
 
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """A folder in which other users may change what this one reads is refused; `usual` is the one without the flag."""
+    """A folder, which is refused if other users may change `within` it; `usual` is its default."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion
@@ -218,7 +209,6 @@ arithmetic_options = together(
         "--compute", "Arithmetic.  [default: int8 for q8 and q4, else f32]", click.Choice(get_args(Compute))
     ),
 )
-"""See prepare.choose_arithmetics."""
 kv_option = option(
     "--kv-precision",
     "How keys and values are kept; q8 and q4 are quantised.  [default: f32 for f32 arithmetic, else bf16]",
@@ -265,10 +255,9 @@ speculate_option = option(
 )
 
 
-def keeping_of(window: tuple[int, int] | None, pin: Pin, io: str) -> Keeping:
-    """What the keeping options say."""
-    blocks, nbytes = window or (0, 0)
-    return Keeping(pin, blocks, nbytes, io == "direct")
+def keeping_of(flags: Mapping[str, Any]) -> Keeping:
+    blocks, nbytes = flags["window"] or (0, 0)
+    return Keeping(flags["pin"], blocks, nbytes, flags["io"] == "direct")
 
 
 def _sampling(name: str, kind: type, says: str | None = None) -> Decorator[Any]:
@@ -286,11 +275,11 @@ sampling_options = together(
     _sampling("repetition_penalty", float),
     _sampling("presence_penalty", float),
     _sampling("frequency_penalty", float),
-    click.option(
+    option(
         "--logit-bias",
-        type=Parsed("ID:BIAS", _logit_bias),
+        "Add BIAS to a token's logit; repeatable.",
+        Parsed("ID:BIAS", _logit_bias),
         multiple=True,
-        help="Add BIAS to a token's logit; repeatable.",
     ),
     click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
     _sampling("logprobs", int, "Report the K likeliest tokens (--json)."),
@@ -298,15 +287,11 @@ sampling_options = together(
 
 
 def new_seed() -> int:
-    """A seed that nobody gave: short enough to be typed again."""
     return secrets.randbits(32)
 
 
 def sampling_of(flags: dict[str, Any]) -> Sampling:
-    """Take the sampling flags out of `flags`. Raises UserError that names the flag.
-
-    That --logit-bias stays within the vocabulary is still to be checked, once the model is known.
-    """
+    """Takes the sampling flags out of `flags`. Raises UserError; --logit-bias and the vocabulary are compared later."""
     values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
     if values["seed"] is None:
         values["seed"] = new_seed()
@@ -316,7 +301,7 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
 
 
 def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """What neither the command line nor settings say of the running command's sampling is as usual for the model."""
+    """The model's own sampling where neither the command line nor settings say."""
     return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
 
 

@@ -1,4 +1,4 @@
-"""`tpiedge pack`, `tpiedge import-gguf` and `tpiedge unpack`: the on-disk form of a model, and back."""
+"""`tpiedge pack`, `tpiedge import-gguf` and `tpiedge unpack`: packs, written and exported."""
 
 import json
 import time
@@ -15,15 +15,7 @@ from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.options import Location, cache_option, option, together
 from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import (
-    ModelKind,
-    check_free,
-    check_name,
-    find_model,
-    name_pack,
-    packs_folder,
-    the_pack_of,
-)
+from tpiedge.local.catalogue import check_free, check_name, find_model, name_pack, packs_folder, the_pack_of
 from tpiedge.local.packing import PackedModel, keep_text_files, pack_model, run_packing, source_precision
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
@@ -56,9 +48,7 @@ _result_options = together(
 @option("--distinct-layers", "Store K layers and repeat them (with --random).", int, metavar="K")
 @option("--seed", "Of the random weights.", click.IntRange(0, MAX_SEED), 0)
 @option(
-    "--precision",
-    "Storage; q8 and q4 quantise the layers.  [default: the checkpoint's; bf16]",
-    _precision,
+    "--precision", "Storage; q8 and q4 quantise the layers.  [default: the checkpoint's; bf16]", _precision
 )
 @option("--embedding-precision", "Of the embedding, with q8 or q4.  [default: bf16]", _precision)
 @option(
@@ -102,7 +92,7 @@ def pack(
     report = packed.report
     quality = load_quality(report.path)
     record: dict[str, object] = {"seconds": None, "source_bytes": None, "source_bytes_per_s": None}
-    if not report.reused:  # the packing process from its start to its end
+    if not report.reused:  # of the whole packing process
         rate = source_bytes / seconds if source_bytes is not None else None
         record |= {"seconds": seconds, "source_bytes": source_bytes, "source_bytes_per_s": rate}
     more = []
@@ -116,9 +106,9 @@ def pack(
 
 def _checkpoint_of(name: str, cache: Path | None) -> Checkpoint:
     found = find_model(name, cache)
-    if found.kind is ModelKind.PACK:
+    if found.kind == "pack":
         raise UserError(f"{name} is a pack already, {found.path}: give what it was made from (tpiedge ls)")
-    if found.kind is ModelKind.GGUF:
+    if found.kind == "GGUF file":
         refuse_gguf(found.path)
     return Checkpoint.open(found.path)
 
@@ -132,8 +122,6 @@ def _pack_preset(
     out: Path | None,
     name: str | None,
 ) -> PackedModel:
-    """As pack_model, with random weights. `storage_of`: the usual precision of layers, and whether embedding and
-    head are one matrix, as the flags say."""
     spec = model_spec(ModelConfig.from_huggingface(preset(preset_name), f"preset {preset_name}"))
     layers = f"-k{distinct_layers}" if distinct_layers is not None else ""
     storage = storage_of(Precision.BF16, spec.tied)
@@ -152,12 +140,7 @@ def _pack_preset(
 @option("--precision", "Of the layers.  [default: what holds the file's weights as they are; q8]", _precision)
 @_result_options
 def import_gguf(
-    file: Path,
-    out: Path | None,
-    precision: str | None,
-    name: str | None,
-    cache: Path | None,
-    **flags: bool,
+    file: Path, out: Path | None, precision: str | None, name: str | None, cache: Path | None, **flags: bool
 ) -> None:
     """Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.
 
@@ -201,7 +184,6 @@ def unpack(model_name: str, out: Path, cache: Path | None) -> None:
 
 
 def _check_name(name: str | None, out: Path | None) -> None:
-    """Raises UserError for a --name that no pack can have, or beside --out."""
     if name is not None:
         if out is not None:
             raise UserError("give either --name or --out: a pack outside of the cache is called by its path")
@@ -211,7 +193,6 @@ def _check_name(name: str | None, out: Path | None) -> None:
 def _tell(
     packed: PackedModel, flags: Mapping[str, Any], more: list[str], record: Mapping[str, object]
 ) -> None:
-    """Says where the pack is, and what to type for it where it has a name; or the same and `record` for --json."""
     report, name = packed.report, packed.name
     if flags["verify"]:
         verify_pack(Pack.open(report.path))

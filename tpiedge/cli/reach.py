@@ -1,11 +1,5 @@
-"""Talking to a running master over HTTP: requests, streamed answers, whose certificate is its own, and what to tell the
-user where none answers.
-
-A master that records its answers (`tpiedge master --journal`) names the request in the head of a stream and numbers the
-events. Then a connection that breaks is made anew, for RECOVERY_GRACE_S at most, and the events go on after the last
-one that came: none is missing, none comes twice. Whoever stops reading has the answer deleted there. Of another
-master's answer a break is the end, for both.
-"""
+"""HTTP client of a running master. Streams of a master with `--journal` are numbered: a broken connection is made anew
+for RECOVERY_GRACE_S, and no event is lost or repeated. A reader that stops deletes the answer there."""
 
 import contextlib
 import hmac
@@ -14,6 +8,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,7 +23,7 @@ from tpiedge.sanitise import sanitised
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _RETRY_S = 0.5
-#: Names of the last events of Anthropic's streams and of Responses, which have no [DONE].
+#: The last events of Anthropic's streams and of Responses, which have no [DONE].
 _LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 #: As `api/transcript.py` says it.
 _READING = re.compile(r"reading [0-9]+ of [0-9]+ tokens(, [0-9]+ s left)?")
@@ -37,7 +32,7 @@ _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException
 
 
 class HttpRefusal(Exception):
-    """The master answers with another status than 200: `data` is the beginning of the body."""
+    """A status other than 200; `data` is the beginning of the body."""
 
     def __init__(self, status: int, data: bytes) -> None:
         super().__init__(f"HTTP status {status}")
@@ -46,32 +41,28 @@ class HttpRefusal(Exception):
 
     @property
     def starting(self) -> bool:
-        """Whether the master ends, or has too many guests: another one, or it itself, will answer. What else it says of
-        an answer is the end of that."""
+        """Whether a later request may succeed: the master ends or has too many connections."""
         soon = b'"shutting_down"' in self.data or b'"too_many_connections"' in self.data
         return self.status == 429 or (self.status == 503 and soon)
 
 
+@dataclass(eq=False)
 class AnswerStream:
-    """One answer, which is asked for with `body` at `path`. `note` gets what is to be said beside it: why it pauses,
-    again and again while it does, that the connection broke, and that there is one again. `progress` gets how far the
-    prompt is read, again and again."""
+    """An answer to `body`, posted to `path`. `note` gets pauses and broken connections, `progress` how far the prompt
+    is read."""
 
-    def __init__(
-        self, http: httpx.Client, path: str, body: Mapping[str, object], note: _Tell, progress: _Tell
-    ) -> None:
-        self._http = http
-        self._path = path
-        self._body = body
-        self._note = note
-        self._progress = progress
-        self.begun = False  # whether the head of the answer came
-        self._request = ""  # its id; none where the master does not record it
-        self._last = 0  # the number of the last event that came
-        self._deadline: float | None = None  # while the connection is broken, and nothing has come since
+    _http: httpx.Client
+    _path: str
+    _body: Mapping[str, object]
+    _note: _Tell
+    _progress: _Tell
+    begun: bool = False  # whether the head of the answer came
+    _request: str = ""  # its id; none where the master does not record it
+    _last: int = 0  # the number of the last event that came
+    _deadline: float | None = None  # while the connection is broken, and nothing has come since
 
     def events(self) -> Generator[str, None, None]:
-        """Without the last one ([DONE]). Raises HttpRefusal, PeerError, and the errors of httpx."""
+        """Events without [DONE]. Raises HttpRefusal, PeerError, and httpx's errors."""
         try:
             while True:
                 try:
@@ -91,7 +82,7 @@ class AnswerStream:
                 time.sleep(_RETRY_S)
         except BaseException as error:
             if self._request and not isinstance(error, Exception):
-                # The reader stopped: closed the generator, pressed Ctrl-C. The master would wait for it to come back.
+                # The reader stopped (Ctrl-C): else the master would wait for it.
                 with contextlib.suppress(httpx.HTTPError):
                     self._http.delete(f"{self._path}/{self._request}", timeout=2.0)
             raise
@@ -114,7 +105,6 @@ class AnswerStream:
             yield answer
 
     def _given_up(self) -> bool:
-        """The connection broke; returns whether it has been broken for too long."""
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + RECOVERY_GRACE_S
@@ -127,7 +117,7 @@ class AnswerStream:
             kind, _, value = line.partition(": ")
             if line == "data: [DONE]":
                 return
-            if kind in ("", "data"):  # a ping, too: the connection stands
+            if kind in ("", "data"):  # a ping, too: it is connected
                 self._deadline = None
             if kind == "" and _READING.fullmatch(value):
                 self._progress(value)
@@ -141,7 +131,7 @@ class AnswerStream:
                 name = value
             elif kind == "data":
                 if not 0 < number <= self._last:
-                    self._last = max(self._last, number)  # a ping that is an event has no number
+                    self._last = max(self._last, number)  # pings have no number
                     yield value
                 number = 0
                 if name in _LAST_EVENTS:
@@ -150,13 +140,13 @@ class AnswerStream:
 
 
 class MasterClient:
-    """Requests with one key. A context manager. Errors are ours, in one line."""
+    """Requests with one key. A context manager. Its errors are TpiedgeErrors of one line."""
 
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust`: whose certificate is the master's; None for those of this computer's CAs. `own`: whether the master
-        is this computer's, so that what its computer lacks is lacking here."""
+        """`trust`: None for this computer's CAs. `own`: the master is this computer's, so its ResourceErrors are
+        ours."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
@@ -167,7 +157,7 @@ class MasterClient:
         try:
             if key is not None and not key.isprintable():
                 raise ValueError("a header is one line")
-            # The environment's proxies are for the internet, not for a machine in the same room.
+            # The environment's proxies are for the internet, not for the LAN.
             self._http = httpx.Client(
                 base_url=url,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -194,8 +184,6 @@ class MasterClient:
     def stream(
         self, path: str, body: Mapping[str, object], note: _Tell, progress: _Tell
     ) -> Iterator[Iterator[str]]:
-        """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `note` and
-        `progress` as of AnswerStream."""
         answer = AnswerStream(self._http, path, body, note, progress)
         with self._failing(answer), contextlib.closing(answer.events()) as events:
             yield events
@@ -212,7 +200,6 @@ class MasterClient:
 
     @contextlib.contextmanager
     def _failing(self, answer: AnswerStream | None = None) -> Iterator[None]:
-        """`answer`: what the errors are about, once it has begun."""
         advice = " (one with TLS wants https://)" if urlsplit(self._url).scheme == "http" else ""
         try:
             yield
@@ -264,7 +251,7 @@ def master_at(
 
 
 def admin_of(state: Path | None) -> MasterClient:
-    """The administration of this computer's master. Raises UserError where none runs."""
+    """The administration of this computer's master. Raises UserError if none runs."""
     admin = _read_admin(state)
     if admin is None:
         raise UserError(
@@ -275,7 +262,6 @@ def admin_of(state: Path | None) -> MasterClient:
 
 
 def _read_admin(state: Path | None) -> tuple[str, str, ssl.SSLContext | None] | None:
-    """What a running master leaves for its own user: its URL, a secret, and its certificate where it speaks TLS."""
     path = master_state(state) / "admin.json"
     values = read_private(path)
     if values is None:
@@ -288,13 +274,11 @@ def _read_admin(state: Path | None) -> tuple[str, str, ssl.SSLContext | None] | 
 
 
 class _Pinned(ssl.SSLContext):
-    """Trusts one certificate, whatever names are in it."""
-
     fingerprint: str
 
 
 class _PinnedSocket(ssl.SSLSocket):
-    """Ends a handshake with another certificate than the one: before a byte of the request is sent."""
+    """Ends a handshake with another certificate before a byte of the request is sent."""
 
     def do_handshake(self, block: bool = False) -> None:
         super().do_handshake(block)
@@ -304,7 +288,6 @@ class _PinnedSocket(ssl.SSLSocket):
 
 
 def _by_fingerprint(text: str) -> ssl.SSLContext:
-    """`text`: SHA-256 in hex, with colons or without. Raises UserError."""
     fingerprint = text.strip().replace(":", "").lower()
     if not re.fullmatch(r"[0-9a-f]{64}", fingerprint):
         raise UserError(
@@ -312,14 +295,14 @@ def _by_fingerprint(text: str) -> ssl.SSLContext:
         )
     context = _Pinned(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the fingerprint is looked at instead, and says more
+    context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
     context.fingerprint = fingerprint
     context.sslsocket_class = _PinnedSocket
     return context
 
 
 def trust_of(ca: Path | None, fingerprint: str | None) -> ssl.SSLContext | None:
-    """What --tls-ca and --tls-fingerprint say; None where they say nothing. Raises UserError."""
+    """The context for --tls-ca or --tls-fingerprint; None without both. Raises UserError."""
     if ca is not None and fingerprint is not None:
         raise UserError("--tls-ca and --tls-fingerprint say whom to trust in two ways: give one")
     if fingerprint is not None:
@@ -332,7 +315,6 @@ def trust_of(ca: Path | None, fingerprint: str | None) -> ssl.SSLContext | None:
 
 
 def _tls_refusal(error: BaseException, url: str) -> UserError | None:
-    """What to tell the user where `error` came of TLS; None where it did not."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -366,7 +348,6 @@ def _is_url(text: str) -> bool:
 
 
 def _json(data: bytes) -> object:
-    """None for what is no JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

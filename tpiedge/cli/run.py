@@ -1,4 +1,4 @@
-"""`tpiedge run` and `tpiedge demo`: a whole local cluster for one prompt, or for a chat."""
+"""`tpiedge run` and `tpiedge demo`: a local cluster for one prompt or a chat."""
 
 import contextlib
 import json
@@ -8,29 +8,12 @@ from typing import Any
 
 import click
 
+from tpiedge.cli import options
 from tpiedge.cli.conversation import ANSWER_TOKENS, Screen, converse, messages_of
 from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.local_chat import LocalSpeaker, answer_json, positions, tell_summary
 from tpiedge.cli.model_names import emulated, model_option, testbed_option
-from tpiedge.cli.options import (
-    MEMORY,
-    TOKEN_IDS,
-    Location,
-    arithmetic_options,
-    cache_option,
-    collective_option,
-    is_default,
-    keeping_of,
-    keeping_options,
-    kv_option,
-    option,
-    sampling_of,
-    sampling_options,
-    speculate_option,
-    token_ids,
-    wire_option,
-    with_usual,
-)
+from tpiedge.cli.options import Location, option
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.local.cluster import collect, launch, plan_json
@@ -51,20 +34,20 @@ _CONTINUED_TOKENS = 128
     "--nodes", type=int, default=1, help="Number of processes.  [default: 1; all devices of the testbed]"
 )
 @testbed_option
-@collective_option
-@wire_option
+@options.collective_option
+@options.wire_option
 @option("--shares", "Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
 @option("--threads", "Threads per node.  [default: the cores divided by the nodes]", int)
-@arithmetic_options
-@kv_option
-@option("--memory", "Limit per node; weights that do not fit stream from disk.", MEMORY)
-@keeping_options
+@options.arithmetic_options
+@options.kv_option
+@option("--memory", "Limit per node; weights that do not fit stream from disk.", options.MEMORY)
+@options.keeping_options
 @option(
     "--context",
     "Positions of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
     int,
 )
-@speculate_option
+@options.speculate_option
 @option(
     "--prompt",
     "One message to the model, or, where it has no chat template, text to continue. Without it, a chat begins.",
@@ -87,20 +70,15 @@ _CONTINUED_TOKENS = 128
     metavar="FILE",
 )
 @json_option
-@sampling_options
-@cache_option
+@options.sampling_options
+@options.cache_option
 def run(
-    model_name: str,
-    nodes: int,
-    prompt: str | None,
-    system: str | None,
-    as_json: bool,
-    **flags: Any,
+    model_name: str, nodes: int, prompt: str | None, system: str | None, as_json: bool, **flags: Any
 ) -> None:
     """Answer a prompt with a cluster of local processes."""
-    # Packing may take long: refuse before it what can be refused.
+    # Before packing, which may take long.
     given = flags["prompt_ids"]
-    ids = None if given is None else token_ids(given)
+    ids = None if given is None else options.token_ids(given)
     chats = prompt is None and ids is None
     if prompt is not None and ids is not None:
         raise UserError("give either --prompt or --prompt-ids, not both")
@@ -112,29 +90,29 @@ def run(
         raise UserError("--json needs --prompt or --prompt-ids")
     if (flags["prompt_logprobs"] or flags["logprobs"]) and not as_json:
         raise UserError("--logprobs and --prompt-logprobs need --json, which prints them")
-    testbed = emulated(flags["testbed_name"], None if is_default("nodes") else nodes)
+    testbed = emulated(flags["testbed_name"], None if options.is_default("nodes") else nodes)
     layout = Layout(
         nodes if testbed is None else len(testbed),
         flags["shares"],
         flags["threads"],
         flags["memory"],
-        keeping_of(flags["window"], flags["pin"], flags["io"]),
+        options.keeping_of(flags),
         testbed,
         flags["collective"],
         flags["wire"],
         flags["speculate"],
     )
     layout.check()
-    if flags["max_tokens"] is not None and not 1 <= flags["max_tokens"] < TOKEN_IDS:
-        raise UserError(f"--max-tokens {flags['max_tokens']} is out of range: 1 to {TOKEN_IDS - 1}")
+    if flags["max_tokens"] is not None and not 1 <= flags["max_tokens"] < options.TOKEN_IDS:
+        raise UserError(f"--max-tokens {flags['max_tokens']} is out of range: 1 to {options.TOKEN_IDS - 1}")
     if "" in flags["stop"]:
         raise UserError("--stop is empty: leave it out, or give some text")
-    sampling = sampling_of(flags)
+    sampling = options.sampling_of(flags)
     with recording(flags["trace"], layout.nodes) as traces:
         model = prepare(model_name, flags["precision"], flags["compute"], flags["cache"], flags["kv"])
         check_sampling(sampling, model.config.vocab_size)
         if chats:
-            sampling = with_usual(sampling, model.usual_sampling)
+            sampling = options.with_usual(sampling, model.usual_sampling)
             _ = model.template  # a model without one is refused before anything starts
             capacity = chosen_context(model, layout, flags["context"])
             plan = plan_cluster(model, layout, capacity)
@@ -167,7 +145,7 @@ def run(
             ignore_eos=flags["ignore_eos"],
             prompt_scores=flags["prompt_logprobs"],
         )
-        show = _unseen if as_json else Screen().show
+        show = (lambda _text: None) if as_json else Screen().show
         with launch(model, layout, plan, capacity, traces) as cluster:
             answer = collect(cluster, request, tokenizer, flags["stop"], show, goes_on=not is_message)
             if not as_json:
@@ -180,12 +158,7 @@ def run(
             tell_summary(answer, stats, sampling)
 
 
-def _unseen(_text: str) -> None:
-    """Takes the pieces of an answer that is printed as a whole."""
-
-
 def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
-    """Tokens of the answer to a message where nobody says: less than usual where memory is short."""
     own = model.context_tokens
     usual, least = (min(prompt_tokens + tokens, own) for tokens in (ANSWER_TOKENS, _CONTINUED_TOKENS))
     return max(1, roomy_context(model, layout, usual, least) - prompt_tokens)
@@ -193,12 +166,8 @@ def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
 
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Where each node is to write its part, by rank; nowhere without a `path`. The parts become the file at the end
-    of the block, also where it ends with an error.
-
-    Raises UserError or DiskFull if the file cannot be written: before the block where that can be known. Never in place
-    of the block's own error.
-    """
+    """Yields the file for each node's trace, by rank; empty without `path`. Joins them at the end, also after an error.
+    Raises UserError or DiskFull, never in place of the block's own error."""
     if path is None:
         yield ()
         return
@@ -223,9 +192,9 @@ def _tell(path: Path, joined: Joined) -> None:
 @click.command()
 @click.option("--prompt", default="Once upon a time", show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1, 400), default=200, show_default=True)
-@arithmetic_options
+@options.arithmetic_options
 @testbed_option
-@cache_option
+@options.cache_option
 def demo(
     prompt: str,
     max_tokens: int,

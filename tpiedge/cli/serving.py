@@ -29,8 +29,6 @@ from tpiedge.wire.requests import GenerationRequest
 
 
 class MasterService:
-    """A `Service` (tpiedge.api.service)."""
-
     def __init__(
         self,
         master: Master,
@@ -42,7 +40,6 @@ class MasterService:
         supervisor: Supervisor,
         placement: PlaceNodes,
     ) -> None:
-        """`aliases`: what requests may call the model, too. `placement` makes plans."""
         self._placement = placement
         self._master = master
         self._supervisor = supervisor
@@ -151,7 +148,6 @@ class MasterService:
         return found
 
     def _called(self, name: str) -> str:
-        """The peer name of the worker that `name` means, as MemberTable.called. Raises UserError."""
         here = (node for node in self._master.status.nodes if node.host and node.state != "lost")
         return self._door.journal.table.called(name, {node.name: node.host for node in here})
 

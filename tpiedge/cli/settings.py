@@ -1,9 +1,7 @@
 """Settings: variables and a TOML file set every flag of every verb; `tpiedge config` shows and checks them.
 
-A verb added to `ConfiguredGroup` gets --config and --log-level and needs nothing else. A setting counts as if it had
-been typed: it is a text in click's map of defaults, so the command line wins and the verb's own types check it. A
-variable counts before the file, and what is said of the verb before what is said of all verbs. A verb goes by its
-table in a file: "bench.decode".
+A setting is a text in click's map of defaults: the command line wins, and the verb's own types check it. A variable
+counts before the file, and a verb's own setting before the common one. A verb's table is named like "bench.decode".
 """
 
 import difflib
@@ -29,11 +27,11 @@ from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
 COMMON = ("cache", "state", "log-level")
-"""Flags that mean the same to every verb: the table [common] and TPIEDGE_CACHE set them for all of them."""
+"""Flags that [common] and TPIEDGE_CACHE set for all verbs."""
 _SECRETS = frozenset({"api-key", "token", "password", "secret", "hub-token"})
 _META = __name__
 _MOST_BYTES = 1 << 20
-#: tomllib takes time by the square of a dotted key's parts: ten seconds for 30,000.
+#: tomllib takes ten seconds for a dotted key of 30,000 parts.
 _MOST_DOTS = 2048
 _UNCONFIGURED = ("config", "completion")
 
@@ -42,7 +40,7 @@ Verbs = Mapping[str, click.Command]
 
 @dataclass(frozen=True)
 class Setting:
-    """A value from outside the command line. `origin` names it for people: a variable, or file, line and key."""
+    """A value from outside the command line. `origin` is a variable, or file, line and key."""
 
     value: str | list[str]
     origin: str
@@ -57,7 +55,7 @@ class SettingsFile:
     text: str
 
     def place(self, table: str, key: str = "") -> str:
-        """'/etc/tpiedge.toml:3', without the line where a look at each line does not find it."""
+        """'/etc/tpiedge.toml:3'; without the line if it is not found."""
         here = ""
         for number, line in enumerate(self.text.splitlines(), 1):
             name = line.partition("=")[0].strip().strip("\"'")
@@ -69,23 +67,19 @@ class SettingsFile:
 
 
 class ConfiguredGroup(ListingGroup):
-    """The root group: prepares what is added, and says of a refused value where it came from.
-
-    It imports a command when it is run: together they import ten times what one of them needs. Until then, `commands`
-    has an outline of it: its name and the line that --help lists.
-    """
+    """The root group: adds --config and --log-level to each verb, and says where a refused value came from. A verb is
+    imported when it runs: until then `commands` has its name and line of help."""
 
     def __init__(self, name: str | None = None, **attributes: Any) -> None:
         super().__init__(name, **attributes)
         self._paths: dict[str, str] = {}
 
     def add_late(self, name: str, path: str, line: str) -> None:
-        """Add the command at the import path MODULE:COMMAND; `line` is the short form of its own help."""
+        """Adds the command at MODULE:COMMAND; `line` is its short help."""
         super().add_command(click.Command(name, help=line))
         self._paths[name] = path
 
     def load(self, *names: str) -> None:
-        """Puts these commands, by default all, in the place of their outlines, once; other names are left alone."""
         for name in names or tuple(self._paths):
             if name in self._paths:
                 self.add_command(pkgutil.resolve_name(self._paths[name]), name)
@@ -94,7 +88,6 @@ class ConfiguredGroup(ListingGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Where click turns the words of a command line, or of one to be completed, into a command."""
         self.load(args[0])
         return super().resolve_command(ctx, args)
 
@@ -147,23 +140,20 @@ def _prepare(command: click.Command) -> None:
 
 
 def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:
-    """Sets the defaults of all other parameters. A file given to a group counts for its subcommand."""
+    """Sets the defaults of all other parameters. A group's --config counts for its subcommand."""
     if ctx.resilient_parsing:  # completion
         return
     given = ctx.meta[f"{_META}.given"] = given or ctx.meta.get(f"{_META}.given")
-    words: list[str] = []
-    parent: click.Context = ctx
-    while parent.parent is not None:
-        words.insert(0, parent.info_name or "")
-        parent = parent.parent
-    verbs = verbs_of(parent.command, words[:1])
+    root = ctx.find_root()
+    words = ctx.command_path.removeprefix(root.command_path).split()
+    verbs = verbs_of(root.command, words[:1])
     for name, meant in unused_variables(verbs, os.environ).items():
         if meant:
             raise UserError(f"the variable {name} sets nothing; did you mean {meant}?")
         click.echo(f"tpiedge: the variable {name} sets nothing", err=True)
     options = options_of(ctx.command)
-    settings = effective(parent.command, ".".join(words), ctx.command, given)
-    # What was typed before a subcommand counts as if it stood behind it, and what is set for the group is its default.
+    settings = effective(root.command, ".".join(words), ctx.command, given)
+    # A group's flags count for its subcommand; its settings are the subcommand's defaults.
     above, of_group = ctx.meta.get(_META, (ctx, {}))
     settings = {key: one for key, one in of_group.items() if key in options} | settings
     typed = {
@@ -184,10 +174,7 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """What can be set. A group that runs without a subcommand is a verb as well.
-
-    `names`: of the root's own commands, those to look into; without it all, which imports them.
-    """
+    """The commands that can be set, by table. `names`: only these of the root's commands; None imports all."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))
@@ -201,7 +188,6 @@ def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs
 
 
 def _leaves(command: click.Command, table: str) -> Iterator[tuple[str, click.Command]]:
-    """What people can run, by its table: nothing outside the command line sets what is for processes alone."""
     if command.hidden:
         return
     children = command.commands if isinstance(command, click.Group) else {}
@@ -212,7 +198,7 @@ def _leaves(command: click.Command, table: str) -> Iterator[tuple[str, click.Com
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """The options that settings can set, by key: 'min-workers' is that of --min-workers."""
+    """Options that settings can set, by key: 'min-workers' is --min-workers."""
     options = (param for param in command.params if isinstance(param, click.Option) and not param.is_eager)
     return {
         next((name for name in one.opts if name.startswith("--")), one.opts[0]).lstrip("-"): one
@@ -231,8 +217,7 @@ def _variable(*words: str) -> str:
 
 
 def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like those of the verbs but set nothing, each with the one that it nearly is, or "": others
-    may have set them for purposes of their own."""
+    """Variables that look like a verb's but set nothing, with the most similar one, or "" (another program's)."""
     known = [
         name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
     ]
@@ -254,20 +239,18 @@ def resolve(
     for key, option in options_of(command).items():
         several = option.multiple or option.nargs != 1
         for name in variables_of(table, key):
-            if text := environment.get(name):  # an empty one counts as not set
+            if text := environment.get(name):  # empty counts as not set
                 found.setdefault(key, Setting(_listed(name, text) if several else text, name))
         for place in (table, "common") if key in COMMON else (table,):
             if file is not None and key in file.tables.get(place, {}):
                 value = file.tables[place][key]
                 origin = f"{file.place(place, key)} [{place}] {key}"
-                found.setdefault(
-                    key, Setting([value] if several and isinstance(value, str) else value, origin)
-                )
+                given = [value] if several and isinstance(value, str) else value
+                found.setdefault(key, Setting(given, origin))
     return found
 
 
 def _listed(name: str, text: str) -> list[str]:
-    """One value, or several as a TOML list: ["a b", "c"]."""
     if not text.lstrip().startswith("["):
         return [text]
     try:
@@ -279,10 +262,7 @@ def _listed(name: str, text: str) -> list[str]:
 def effective(
     root: click.Command, table: str, command: click.Command, given: Path | None
 ) -> dict[str, Setting]:
-    """The command's settings by key, all checked; of the file what is said of this verb, of all, and of none.
-
-    Raises UserError that names the origin of the first bad one.
-    """
+    """The checked settings of a command by key. Raises UserError with the first bad one's origin."""
     file = find_settings(given, os.environ)
     if file is not None:
         others = root.commands if isinstance(root, click.Group) else {}
@@ -302,10 +282,8 @@ def _first(table: str) -> str:
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
-    """The file of --config, of TPIEDGE_CONFIG or the user's own; None without one. Raises UserError.
-
-    The current folder is never searched: a folder that came from elsewhere must not change what a command does.
-    """
+    """The file of --config, of TPIEDGE_CONFIG or the user's own, or None. Raises UserError. Never looks in the current
+    folder: a download must not change what a command does."""
     if given is not None:
         return read_settings(given)
     if named := environment.get("TPIEDGE_CONFIG"):
@@ -318,7 +296,6 @@ def find_settings(given: Path | None, environment: Mapping[str, str]) -> Setting
 
 
 def read_settings(path: Path) -> SettingsFile:
-    """Raises UserError where it cannot be read or is no TOML."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -353,8 +330,7 @@ def _text(value: object) -> str:
 
 
 def problems(file: SettingsFile, verbs: Verbs, tables: Collection[str] = ()) -> Iterator[str]:
-    """Unknown tables and keys: each as a line that names the place, the key and, where one is near, the known key.
-    `tables` are known beside those of `verbs`."""
+    """A line for each unknown table and key: its place, and the most similar known one. `tables` are known too."""
     for table, entries in file.tables.items():
         known: Collection[str] = COMMON if table == "common" else ()
         if table in verbs:
@@ -364,23 +340,20 @@ def problems(file: SettingsFile, verbs: Verbs, tables: Collection[str] = ()) -> 
             yield f"{file.place(table)}: there is no table [{sanitised_line(table, 80)}]{meant}"
             continue
         for key in entries:
-            words = f"[{table}] has no key {sanitised_line(key, 80)}{nearest(key, known)}"
+            shown = sanitised_line(key, 80)
+            words = f"[{table}] has no key {shown}{nearest(key, known)}"
             if not table:
-                words = (
-                    f"{sanitised_line(key, 80)} stands before the first table: put it below one, like [run]"
-                )
+                words = f"{shown} stands before the first table: put it below one, like [run]"
             if key not in known:
                 yield f"{file.place(table, key)}: {words}"
 
 
 def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
-    """What the verbs' own types refuse in a file."""
     for table, command in verbs_of(root).items():
         yield from _refused(command, resolve(table, command, {}, file))
 
 
 def _refused(command: click.Command, settings: Mapping[str, Setting]) -> Iterator[str]:
-    """What the options' types refuse, and where it is from."""
     context, options = click.Context(command), options_of(command)
     for key, setting in settings.items():
         option = options[key]
@@ -395,7 +368,6 @@ def _refused(command: click.Command, settings: Mapping[str, Setting]) -> Iterato
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """'; did you mean nodes?', or nothing."""
     found = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {found[0]}?" if found else ""
 

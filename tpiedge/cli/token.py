@@ -1,4 +1,4 @@
-"""Tokens that let workers in: `tpiedge token`, and the one that a master makes at its start, void at its end."""
+"""Tokens for workers: `tpiedge token`, and the token that a master makes at its start."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
         raise UserError(f"--uses {uses[:40]!r} is neither a number nor 'any'")
     folder = _master_folder(state)
     if address is None:
-        # Where the running master listens for workers, or where one would that says nothing else.
+        # The running master's address, or the default one.
         running = (read_private(folder / "admin.json") or {}).get("workers")
         usual = Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
         address = parse_address(running, CONTROL_PORT) if isinstance(running, str) else usual
@@ -101,7 +101,7 @@ def _when(seconds: float) -> str:
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Keeps a token for any number of workers in `path`, which only its owner may read. Raises UserError."""
+    """Keeps a token for any number of workers in `path`, for its owner alone. Raises UserError."""
     with invitation(folder, 30 * DAY_S, None) as secret:
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -115,13 +115,13 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
         try:
             yield
         finally:
-            with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
+            with suppress(OSError):  # perhaps gone with its volume; the token is void in a moment
                 path.unlink()
 
 
 @contextmanager
 def invitation(folder: Path, expires_s: float = DAY_S, uses: int | None = 1) -> Iterator[str]:
-    """Gives the secret of a new token, which is noted, so that the next master can withdraw it if need be. Raises
+    """Yields the secret of a new token, void afterwards; after a crash the next master withdraws it. Raises
     UserError."""
     _withdraw(folder)
     record, secret = TokenStore(folder).create(expires_s, uses)
@@ -142,7 +142,7 @@ def _withdraw(folder: Path) -> None:
 
 
 def await_token(path: Path, limit_s: float) -> str:
-    """What the file holds, as soon as it is there. Raises UserError where that takes longer than `limit_s`."""
+    """The content of the file, once there is any. Raises UserError after `limit_s`."""
     deadline, waiting = time.monotonic() + limit_s, False
     while True:
         try:

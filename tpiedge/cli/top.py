@@ -1,8 +1,5 @@
-"""`tpiedge top`: the running cluster, looked at every second.
-
-The words are functions of the master's picture (`GET /admin/cluster`), which raise KeyError, TypeError or
-ValueError where that has another form.
-"""
+"""`tpiedge top`: the running cluster, every second. Functions of its JSON raise KeyError, TypeError or ValueError for
+bad forms."""
 
 import contextlib
 import json
@@ -22,14 +19,13 @@ from typing import Any, Final, TypeAlias
 import click
 
 from tpiedge.cli.listing import json_option, table_lines
-from tpiedge.cli.options import state_option
+from tpiedge.cli.options import option, state_option
 from tpiedge.cli.reach import admin_of
 from tpiedge.errors import PeerError, UserError
 from tpiedge.sanitise import sanitised, sanitised_line
 from tpiedge.units import counted, format_bytes, format_seconds
 
 PictureJson: TypeAlias = Mapping[str, Any]
-"""The master's picture, or a part of it."""
 
 _LOOK_S: Final = 1.0
 _MACHINES: Final = (
@@ -37,7 +33,7 @@ _MACHINES: Final = (
     *("link", "on disk"),
 )
 _REQUESTS: Final = ("request", "from", "state", "age", "prompt", "tokens", "tokens/s")
-#: The parts of a step's time, and how a machine's line of a step shows them.
+#: A step's parts, with their letters on a machine's timeline.
 _PARTS: Final = {"compute": "#", "wait": ".", "network": "~", "disk": "d"}
 _EVENTS: Final = {
     "joined": "joined",
@@ -57,9 +53,7 @@ _EVENTS: Final = {
 
 
 @click.command()
-@click.option(
-    "--once", is_flag=True, help="Print plain lines once; so it is where the output is no terminal."
-)
+@option("--once", "Print plain lines once; so it is where the output is no terminal.", is_flag=True)
 @json_option
 @state_option
 def top(once: bool, as_json: bool, state: Path | None) -> None:
@@ -82,14 +76,14 @@ def top(once: bool, as_json: bool, state: Path | None) -> None:
 
 
 def _look(state: Path | None) -> PictureJson:
-    """Asks the master that runs now: another one may have another address and secret."""
+    """Asks the current master: a restarted one has another address and secret."""
     with admin_of(state) as master:
         return master.get("/admin/cluster")
 
 
 @contextlib.contextmanager
 def well_formed() -> Iterator[None]:
-    """Raises UserError where the block meets another form of a master's answer."""
+    """Raises UserError if the block meets an answer of another form."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -97,7 +91,7 @@ def well_formed() -> Iterator[None]:
 
 
 def _watch(state: Path | None) -> None:
-    picture, problem = _look(state), ""  # what is wrong from the start ends the command
+    picture, problem = _look(state), ""  # an error at the start ends the command
     keys = [sys.stdin] if sys.stdin.isatty() else []
     with well_formed(), _full_screen(bool(keys)):
         while True:
@@ -115,7 +109,7 @@ def _watch(state: Path | None) -> None:
 
 @contextlib.contextmanager
 def _full_screen(has_keys: bool) -> Iterator[None]:
-    """A screen of its own, on which each key arrives at once."""
+    """Switches to the alternate screen, where each key arrives at once."""
     before = termios.tcgetattr(sys.stdin) if has_keys else None
     click.echo("\x1b[?1049h\x1b[?25l", nl=False)
     try:
@@ -129,8 +123,7 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """The lines for a terminal of `size` columns and lines, of which one is left for the foot. `problem` says why the
-    picture is an old one."""
+    """The lines for a terminal of `size` (columns, lines), less one. `problem`: why the picture is old."""
     width, height = size
     first, *others = picture_lines(picture, date.today())
     lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
@@ -150,7 +143,7 @@ def picture_lines(picture: PictureJson, today: date) -> Iterator[str]:
 
 
 def named(name: str, host: str | None) -> str:
-    """The machine's name as it calls itself, with the one that `revoke` takes."""
+    """The host name with the peer name, which `revoke` takes."""
     return sanitised(f"{name} ({host})" if host not in (None, "", name) else name)
 
 
@@ -218,7 +211,6 @@ def request_row(request: PictureJson) -> tuple[str, ...]:
 
 
 def timeline_lines(timeline: PictureJson) -> Iterator[str]:
-    """A line per machine: what it did in one step."""
     keys = ", ".join(f"{letter} {part}" for part, letter in _PARTS.items())
     at, took = datetime.fromtimestamp(timeline["at"]), format_seconds(timeline["took_s"])
     yield f"step {timeline['step']:d} at {at:%H:%M:%S}: {took} ({keys})"
@@ -229,8 +221,7 @@ def timeline_lines(timeline: PictureJson) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """What a machine did in the step, in `width` letters of equal time: each is that of the part that took most of it,
-    and blank where the machine did nothing."""
+    """`width` letters of equal time: the part that took most of each, blank for idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:
@@ -243,7 +234,6 @@ def step_line(machine: PictureJson, took_s: float, width: int) -> str:
 
 
 def notes(picture: PictureJson) -> Iterator[str]:
-    """Why machines and requests are as they are, and what the user is asked for."""
     for one in picture["machines"]:
         if one["why"] and one["state"] != "serving":
             yield f"{title(one)}: {sanitised(one['why'])}"
@@ -254,14 +244,12 @@ def notes(picture: PictureJson) -> Iterator[str]:
 
 
 def waiting_lines(waiting: list[PictureJson]) -> Iterator[str]:
-    """What the user is asked for by each worker that waits to join."""
     for join in waiting:
         place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
         yield f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE"
 
 
 def event_line(event: PictureJson, today: date) -> str:
-    """When, who, what and why; the day where it is not today."""
     at = datetime.fromtimestamp(event["at"])
     when = f"{at:%H:%M:%S}" if at.date() == today else f"{at:%Y-%m-%d %H:%M:%S}"
     words = [when, sanitised(event["machine"]), _EVENTS.get(event["kind"], sanitised(event["kind"]))]
@@ -270,8 +258,7 @@ def event_line(event: PictureJson, today: date) -> str:
 
 
 def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
-    """The round trips between workers, each in the row of one and, by its rank, the column of the other: tables with at
-    most so many `columns`, which 80 letters have room for. Nothing where no link is known."""
+    """Round trips between workers, in tables of at most `columns`, which fit 80 letters."""
     workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
     trips = {
         (one["name"], other["name"]): format_seconds(other["round_trip_s"])

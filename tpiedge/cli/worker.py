@@ -12,19 +12,10 @@ from typing import Any
 
 import click
 
+from tpiedge.cli import options
 from tpiedge.cli.entry import interrupt_says
 from tpiedge.cli.nearby import master_nearby
-from tpiedge.cli.options import (
-    BYTES,
-    Location,
-    Number,
-    cache_option,
-    keeping_of,
-    keeping_options,
-    option,
-    own_memory_option,
-    state_option,
-)
+from tpiedge.cli.options import Location, Number, option
 from tpiedge.cli.scribe import serving_until_stopped
 from tpiedge.cli.token import await_token
 from tpiedge.clock import MonotonicClock
@@ -56,7 +47,7 @@ _MEMBER = "stopped; what was fetched is kept: start it again with --connect, no 
 
 @dataclass(frozen=True)
 class _Master:
-    """The master to join. `key` is None where only a confirmed code can tell. `found`: its address was right before."""
+    """The master to join. `key`: None until a code is confirmed. `found`: it was reached before."""
 
     address: Address
     key: str | None
@@ -65,8 +56,7 @@ class _Master:
 
 
 class _Joining:
-    """This machine as a worker: its name, its state in `folder`, what the flags `given` make it keep and offer. `say`
-    tells the user."""
+    """This machine as a worker: keys, state in `folder`, offers as the flags `given` say."""
 
     def __init__(self, folder: Path, given: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self._given = given
@@ -84,7 +74,7 @@ class _Joining:
             say(shortfall)
 
     def master(self, connect: str | None, token: str | None, wait_s: float) -> _Master:
-        """The master to join; where nothing names one, one that is found. Raises UserError, PeerError."""
+        """The master to join, found on the network if none is named. Raises UserError, PeerError."""
         if token is not None:
             parsed = parse_token(token)
             address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)
@@ -96,7 +86,6 @@ class _Joining:
         return _Master(address, self._book.key_of(address), "")
 
     def serve(self, master: _Master, wait_s: float) -> None:
-        """Serves until the master sends the worker away or the user ends it."""
         deadline = time.monotonic() + wait_s
         with ExitStack() as member:
             while True:
@@ -106,14 +95,14 @@ class _Joining:
                 except MasterMoved as error:
                     self._say(f"{error}: joining it there")
                     member.enter_context(interrupt_says(_MEMBER))
-                    # It is waited for there as long as at its old address.
+                    # It is waited for without limit, like at its old address.
                     master = _Master(master.address, self._book.key_of(master.address), "", found=True)
                     deadline = math.inf
 
     def _serve_at_its_address(self, master: _Master, deadline: float) -> None:
-        """As `serve`, until the address that it has now is another one: raises MasterMoved."""
+        """Raises MasterMoved once the master has another address."""
         with ExitStack() as stack:
-            # Imports torch, and measures where need be, while this process joins.
+            # Imports torch, and perhaps measures, while this process joins.
             measurements = Measurements(self._folder, self._threads)
             clock, usable = MonotonicClock(), self._limits.usable_bytes
             slot = NodeSlot(self._threads, self._memory, usable, clock, self._say, self._folder / LOCKER)
@@ -128,10 +117,10 @@ class _Joining:
                 master_key=key,
                 name=name,
                 host=self._host,
-                # What is kept already may be kept on, or make room.
+                # Kept shards may make room.
                 free_disk_bytes=free_disk_bytes(self._store.folder) + self._store.usage().held_bytes,
                 disk_bytes_per_s=disk_bytes_per_s(self._folder, self._store.folder),
-                keeping=keeping_of(self._given["window"], self._given["pin"], self._given["io"]),
+                keeping=options.keeping_of(self._given),
             )
             connect = partial(
                 ZmqSpoke,
@@ -149,8 +138,6 @@ class _Joining:
             supervisor.check()
 
     def joined(self, master: _Master, deadline: float, stack: ExitStack) -> tuple[ZmqSpoke, str, Address]:
-        """The link on which this worker is a member, the master's key, and its numeric address. Raises UserError,
-        PeerError."""
         waiting = False
         while True:
             try:
@@ -169,13 +156,12 @@ class _Joining:
 
         key = master.key or pair(master.address, self._keys, self._host, show)
         name = peer_name(self._keys.public)
-        with ExitStack() as attempt:  # a link that is left open would stand in the way of the next one
+        with ExitStack() as attempt:  # an open link would block the next attempt
             try:
                 link = open_link(master.address, key, self._keys, name, secret=master.secret)
                 spoke = attempt.enter_context(link)
             except UserError as error:
-                # A name that means nothing, and somebody else at its address, end a worker at its start. A master that
-                # was found before may be there later.
+                # At the start a wrong name or a stranger there is final; later the master may come back.
                 raise (PeerError(str(error)) if master.found else error) from None
             enrolled = enrol(spoke, self._host, master.secret)
             stack.push(attempt.pop_all())
@@ -191,8 +177,8 @@ class _Joining:
 )
 @option("--token", "What the master printed. Without one, a code is shown and confirmed there.")
 @option("--token-file", "A file that holds the token, or will within --wait.", Location(dir_okay=False))
-@own_memory_option
-@keeping_options
+@options.own_memory_option
+@options.keeping_options
 @option("--threads", "[default: the cores]", click.IntRange(1, 1024))
 @option("--name", "What the master calls this machine.  [default: its host name]")
 @option(
@@ -201,10 +187,10 @@ class _Joining:
     Location(file_okay=False, exists=True),
     multiple=True,
 )
-@option("--cache-limit", "Of the shards that are kept.  [default: the disk]", BYTES)
+@option("--cache-limit", "Of the shards that are kept.  [default: the disk]", options.BYTES)
 @option("--wait", "Seconds to wait for a master that is not there yet.", Number(0, 86400), 0.0, "wait_s")
-@state_option
-@cache_option
+@options.state_option
+@options.cache_option
 def worker(
     connect: str | None, token: str | None, token_file: Path | None, wait_s: float, **given: Any
 ) -> None:

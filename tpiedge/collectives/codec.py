@@ -1,10 +1,8 @@
-"""How matrices travel: f32 as they are, rounded to bf16, or as int8 with a scale for every group of a row; integers
-always as they are.
+"""How matrices travel: f32 as they are, rounded to bf16, or as int8 with a scale per group of a row; integers
+unchanged.
 
-Every rank, the sender included, goes on with the values that the others get, or the residual streams drift apart. By
-star, mesh and two-shot alike every rank's part is rounded, also where it does not travel, and then the sum is: the bits
-do not depend on the route. Nor do they on other rows: each is rounded by itself. What is done here with numpy the
-native side does with the same bits.
+Every rank goes on with the values that others get: every part is rounded, then the sum, so bits do not depend on the
+route, nor on other rows. numpy here and the native side give the same bits.
 """
 
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ _LARGEST = np.float32(127)
 
 
 def native_encode(precision: WirePrecision, array: Summable) -> memoryview | None:
-    """The bytes of a matrix, by the transport's native side at several GB/s; None where that was not built."""
+    """The bytes of a matrix, encoded natively at several GB/s; None without the native side."""
     library = packing_library()
     if library is None:
         return None
@@ -38,7 +36,7 @@ def native_encode(precision: WirePrecision, array: Summable) -> memoryview | Non
 
 
 def native_decode(precision: WirePrecision, data: Buffer, shape: tuple[int, ...]) -> F32Array | None:
-    """The matrix of these bytes; None where there is no native side. ValueError where they are not as many."""
+    """The matrix; None without the native side. ValueError for a wrong number of bytes."""
     library = packing_library()
     if library is None:
         return None
@@ -52,18 +50,14 @@ def native_decode(precision: WirePrecision, data: Buffer, shape: tuple[int, ...]
 
 
 class Codec:
-    """f32 as it is, and what other precisions have in common with it. Arrays are contiguous, of two dimensions: all of
-    f32, or all of integers."""
+    """f32 as it is, and what other precisions share. Arrays are contiguous matrices, all of f32 or all of integers."""
 
-    #: The precision; of integers that of narrow ones.
     name: SummandPrecision = "f32"
-    #: Whether `decode` gives back what `encode` was given.
     exact = True
-    #: Of arrays; integers may be wide as well.
     dtype: np.dtype[Any] = np.dtype(np.float32)
 
     def header(self, shape: Shape, itemsize: int = 4) -> TensorHeader:
-        """The header of the tensor that an array becomes; `itemsize` tells narrow integers from wide ones."""
+        """The tensor's header; `itemsize` tells narrow integers from wide ones."""
         if self.name == "int8":
             return TensorHeader("u8", (shape[0], wire_bytes("int8", 1, shape[1])))
         return TensorHeader("i64" if self.name == "i32" and itemsize == 8 else self.name, shape)
@@ -73,8 +67,8 @@ class Codec:
         return array.data.cast("B") if array.size else b""
 
     def decode(self, data: Buffer, shape: Shape) -> Summable:
-        """The array; may be read-only and in the memory of `data`. A value that is not finite stays so. Integers are
-        as wide as the bytes are many."""
+        """The array; may be read-only in the memory of `data`. Values that are not finite stay so. The number of bytes
+        says how wide integers are."""
         return np.frombuffer(data, np.float32).reshape(shape)
 
 
@@ -150,7 +144,7 @@ class _Integers(Codec):
 
 
 CODECS: Final[Mapping[WirePrecision, Codec]] = {"f32": Codec(), "bf16": _BF16(), "int8": _Int8()}
-"""Of f32, by what users choose."""
+"""Codecs of f32 by the names that users choose."""
 INTEGERS: Final = _Integers()
 
 
@@ -160,8 +154,8 @@ def rounded(codec: Codec, array: Summable) -> Summable:
 
 
 def read_array(envelope: Envelope, rank: int, shape: Shape, codec: Codec | None) -> Summable:
-    """The tensor that came with a message, read-only; it must be of `shape` once `codec` (None: that of f32 or bf16,
-    whichever it is) has read it. Raises Misconduct."""
+    """A message's tensor, read-only, of `shape` once `codec` (None: f32 or bf16 as its header says) has read it. Raises
+    Misconduct."""
     header = envelope.message.tensor  # type: ignore[attr-defined]
     if codec is None:
         codec = CODECS["bf16" if header is not None and header.dtype == "bf16" else "f32"]

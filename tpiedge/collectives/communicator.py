@@ -1,8 +1,7 @@
 """Collectives as the forward pass sees them: [tokens, hidden] tensors, tagged with their place in a step.
 
-Every rank calls the same collectives in the same order with the same tags. The order of summation is the
-order of ranks, ((p0 + p1) + p2) + ..., so a run is reproducible bit for bit. Sums of integers are exact: they have the
-same bits for every split and by every collective.
+Every rank calls the same collectives in the same order with the same tags. Parts are summed in the order of ranks, so
+runs are reproducible bit for bit; integer sums are exact for every split and collective.
 """
 
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ class Route:
 
 
 class Doing(NamedTuple):
-    """What a wait is for. It becomes text only when it is read: nearly every wait ends before."""
+    """What a wait is for; formatted only when read."""
 
     operation: str
     place: Tag | str
@@ -51,20 +50,17 @@ class Liveness(Protocol):
     """Knows whether waiting for a peer still makes sense; asked several times a second."""
 
     def check(self, rank: int, waiting_for: str) -> None:
-        """Return while `rank` lives and gets on with its work; raise PeerLost otherwise."""
+        """Raises PeerLost unless `rank` lives and gets on with its work."""
         ...
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """As `check` where `rank` has nothing to do, for however long."""
+        """Raises PeerLost unless `rank` lives; it may have nothing to do, for however long."""
         ...
 
 
 class Communicator:
-    """One rank's connection to the others: here that of a node alone, which waits for nothing; `Group` is that of
-    several. Blocking; PeerLost and ProtocolError (naming the rank) end a wait.
-
-    After any error the communicator is of no further use: a new epoch builds a new one.
-    """
+    """One rank's connection to the others: here a lone node's; `Group` is that of several. Blocking; PeerLost and
+    ProtocolError (naming the rank) end a wait, and after any error a new epoch needs a new communicator."""
 
     rank = 0
     size = 1
@@ -76,49 +72,37 @@ class Communicator:
         self._begun: dict[Tag, torch.Tensor] = {}
 
     def announce(self, _plan: StepPlan | LeavePages) -> None:
-        """Rank 0 begins a step: every other rank gets the plan. Clears `cancelled`. Steps count upwards."""
+        """Begins a step on rank 0: sends the plan to the others. Clears `cancelled`. Steps count upwards."""
         self.cancelled = False
         self._begun.clear()
 
     def next_plan(self) -> StepPlan | LeavePages:
-        """Other ranks: wait, for as long as the cluster is idle, for the next step's plan. Clears `cancelled`.
-
-        What was still under way for earlier steps is dropped.
-        """
+        """Waits for the next plan, however long the cluster is idle. Drops what earlier steps left. Clears
+        `cancelled`."""
         raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:
-        """Rank 0 only, now and then while no step runs, before the first one too: take in what peers send nevertheless,
-        so that it does not pile up, and notice whose connection broke. PeerLost and ProtocolError as elsewhere.
-        """
+        """Takes in what peers send while no step runs, on rank 0, and notices broken connections."""
 
     def request_cancel(self, step: int) -> None:
-        """From any thread, rank 0 only: the next all-reduce of that step carries the cancel flag, if it is under
-        way."""
+        """Has the next all-reduce of that step, if it is under way, carry the cancel flag. Rank 0, any thread."""
         self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        """The sum over ranks of `partial` (contiguous, [tokens, hidden]); same bits on every rank.
-
-        All ranks give f32, or all give integers: int32 or int64, each as its values need, within the laws of
-        `summation.py`, in steps whose plan has the wire "f32". The sum is int64 where a part was, int32 otherwise.
-
-        The caller owns the result, which may be `partial` itself: do not use `partial` afterwards. With
-        `contributes=False` only its shape is used, and whether it is of f32 or of integers; it stays as it is.
-        """
+        """The sum over ranks of `partial` (contiguous, [tokens, hidden]); same bits on every rank. All ranks give f32,
+        or all give integers within the laws of `summation.py`, each int32 or int64 as its values need, with the wire
+        "f32". The sum is int64 where a part was. The caller owns the result, which may be `partial` itself. With
+        `contributes=False` only its shape and dtype kind count; it stays unchanged."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
-        """The first half of `all_reduce`: the part is on its way while the caller computes something else.
-
-        `partial` must not change before `finish_all_reduce`. Several may be under way; every rank begins and finishes
-        them in the same order.
-        """
+        """Starts an all-reduce: the part travels while the caller computes. `partial` must not change before
+        `finish_all_reduce`. Several may be under way; every rank begins and finishes them in the same order."""
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
-        """The second half: the sum of what was begun with `tag`, the caller's own. Sets `cancelled`."""
+        """The sum of what was begun with `tag`, the caller's own. Sets `cancelled`."""
         self.cancelled = self._cancelled_step == tag.step
         return self._begun.pop(tag)
 
@@ -127,13 +111,12 @@ class Communicator:
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """At rank 0 the part (f32, 2-D) that `rank`, not 0, gave; None elsewhere. On all other ranks it has no effect,
-        and at rank 0 only the shape of the part counts. A rank may not be ahead by more than PeerChannel holds."""
+        """At rank 0 the part (f32, 2-D) that `rank`, not 0, gave; None elsewhere. Other ranks do nothing, and rank 0's
+        part only gives the shape. A rank may not be ahead by more than PeerChannel holds."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """At `rank`, not 0, the part that rank 0 gave; None elsewhere. Otherwise as `send_up`, with the roles
-        exchanged. Of the tag step and chunk count."""
+        """At `rank`, not 0, the part that rank 0 gave, likewise; None elsewhere. Of the tag step and chunk count."""
         raise InternalError(f"there is no rank {rank}")
 
 

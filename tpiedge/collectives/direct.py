@@ -1,12 +1,8 @@
-"""The collectives: the star, the mesh and two shots. All add in the order of ranks, and give the same bits.
+"""The collectives. All add in the order of ranks, and give the same bits.
 
-The star: every rank sends its part to rank 0, which sums and answers (TPI-LLM, section 3.2): two one-way latencies and
-2 (N - 1) messages per all-reduce, all of them over rank 0's links. The mesh: every rank sends its part to every other
-and sums all of them: one latency and N (N - 1) messages, N - 1 over each rank's link in each direction.
-
-Two shots over the mesh: every rank sums a slice of the matrix, and then sends it to all: two latencies, and over each
-rank's link about twice the matrix in each direction, however many ranks there are: for large matrices. No cut changes a
-rounding.
+Star: every rank sends its part to rank 0, which sums and answers (TPI-LLM, section 3.2): two latencies, 2 (N - 1)
+messages over rank 0's links. Mesh: every rank sends its part to all: one latency, N (N - 1) messages. Two-shot, for
+large matrices: every rank sums a slice and sends it to all: two latencies, about twice the matrix over each link.
 """
 
 from collections.abc import Sequence
@@ -26,13 +22,10 @@ from tpiedge.wire.fields import INT8_GROUP
 
 @dataclass(slots=True)
 class Job:
-    """One all-reduce under way. `own` is this rank's part, not rounded yet, None where it has none; it must not change
-    before the job is done. `codec` says whether all parts are of f32 or of integers, some of which may be wide.
-
-    `cancel`: on rank 0, from the beginning on, whether the flag is to be sent; elsewhere and in the end whether it was.
-    `sent`: to how many peers, in their order, this rank's first message (or, at the root of a star, its answer, which
-    is `total` then) has gone already. `total`: the sum, or what of it is known so far.
-    """
+    """One all-reduce under way. `own`: this rank's part, not rounded yet, None without one; it must not change
+    meanwhile. `cancel`: on rank 0 whether to send the flag; elsewhere and in the end whether it was sent. `sent`: how
+    many peers, in order, have this rank's first message already (at the root of a star its answer, then `total`).
+    `total`: the sum, or what is known of it."""
 
     tag: Tag
     shape: Shape
@@ -49,24 +42,24 @@ class Job:
 
 
 class Collective:
-    """One way to sum. Every rank calls the same methods in the same order; each raises PeerLost, ProtocolError."""
+    """One way to sum. All ranks call the same methods in the same order; each raises PeerLost, ProtocolError."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._channel = channel
 
     def begin(self, job: Job) -> None:
-        """Send what needs no other rank's part."""
+        """Sends what needs no other rank's part."""
         raise NotImplementedError
 
     def advance(self, job: Job) -> None:
-        """Wait for what others sent in `begin`, and send what follows from it. Once for every job."""
+        """Waits for what others sent in `begin`, and sends what follows. Once for every job."""
 
     def finish(self, job: Job) -> Summable:
-        """The sum, in memory that belongs to the caller; `job.cancel` holds for every rank."""
+        """The sum, in the caller's own memory; `job.cancel` is the same on every rank."""
         raise NotImplementedError
 
     def _send(self, job: Job, part: Summable | None, to: Sequence[int], hop: int | None = None) -> Buffer:
-        """Sends this rank's part, or a slice in its hop; None where it has nothing to add. Returns its bytes."""
+        """Sends this rank's part, or a slice in its hop; None without one. Returns its bytes."""
         channel, codec = self._channel, job.codec
         header = None if part is None else codec.header(part.shape, part.itemsize)
         encoded = b"" if part is None else codec.encode(part)
@@ -80,8 +73,8 @@ class Collective:
     def _sum(
         self, job: Job, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Every rank's part, in `out` unless that is too narrow. `blames`: as of OrderedSum, None: it is not looked at.
-        `job.cancel` becomes what rank 0 says, if this is another."""
+        """Sums every rank's part, in `out` unless too narrow. `blames` as of OrderedSum, None: unchecked. Sets
+        `job.cancel`."""
         channel = self._channel
         with np.errstate(over="ignore", invalid="ignore"):
             total = OrderedSum(own, out, channel.rank)
@@ -95,8 +88,6 @@ class Collective:
 
 
 class Star(Collective):
-    """Rank 0 is the root."""
-
     def begin(self, job: Job) -> None:
         if self._channel.rank != 0:
             self._send(job, job.own, (0,))
@@ -126,8 +117,6 @@ class Star(Collective):
 
 
 class Mesh(Collective):
-    """Every rank has a link to every other."""
-
     def begin(self, job: Job) -> None:
         encoded = self._send(job, job.own, self._channel.peers)
         if job.own is not None and not job.codec.exact:
@@ -135,7 +124,7 @@ class Mesh(Collective):
 
     def finish(self, job: Job) -> Summable:
         channel = self._channel
-        # Of three nodes, one may have sent another what made that other's part so. And only rank 0 is believed.
+        # Of three nodes, the blamed one may only have forwarded another's fault. And only rank 0 is believed.
         blames = channel.rank == 0 and channel.size == 2
         return rounded(
             job.codec, self._sum(job, Partial, job.own, np.empty(job.shape, job.codec.dtype), blames)
@@ -143,10 +132,8 @@ class Mesh(Collective):
 
 
 def cut(array: Summable, count: int) -> list[Summable]:
-    """Views of `count` runs of units, as equal as can be, each a matrix of a unit per row; some may be empty.
-
-    A unit is a group of a row where groups fill the rows, else a row: so a cut changes no rounding.
-    """
+    """Views of `count` nearly equal runs of units, each a matrix of a unit per row; some may be empty. A unit is a
+    group of a row where groups fill the rows, else a row: so a cut changes no rounding."""
     rows, columns = array.shape
     unit = columns if columns % INT8_GROUP else INT8_GROUP
     units = rows * columns // unit
@@ -155,8 +142,8 @@ def cut(array: Summable, count: int) -> list[Summable]:
 
 
 def check_slices(slices: Sequence[Summable], what: object) -> None:
-    """ProtocolError where a slice of the sum is not finite. Whose part was at fault only the rank that summed it could
-    tell."""
+    """Raises ProtocolError where a slice of the sum is not finite. Only the rank that summed it could tell whose part
+    it was."""
     with np.errstate(over="ignore", invalid="ignore"):
         for owner, part in enumerate(slices):
             if not is_finite(part):
@@ -170,8 +157,6 @@ _PARTS, _SUMS = 0, 1
 
 
 class TwoShot(Collective):
-    """Every rank has a link to every other; rank r sums slice r."""
-
     def begin(self, job: Job) -> None:
         channel = self._channel
         if job.own is None:
@@ -186,8 +171,7 @@ class TwoShot(Collective):
         job.total = np.empty(job.shape, codec.dtype)
         slices = cut(job.total, channel.size)
         own = None if job.own is None else rounded(codec, cut(job.own, channel.size)[channel.rank])
-        # All ranks look at the sum in `finish`, when rank 0 has it. Of three nodes, one may have sent another what made
-        # that other's part so.
+        # All ranks check the sum in `finish`; rank 0 blames, as in a mesh, only the other one of two.
         blames = None if channel.rank else channel.size == 2
         mine = self._sum(job, Slice, own, slices[channel.rank], blames)
         encoded = self._send(job, mine, channel.peers, _SUMS)
@@ -211,7 +195,7 @@ class TwoShot(Collective):
 
 
 def _put(job: Job, slices: list[Summable], rank: int, values: Summable) -> list[Summable]:
-    """Puts the sum of a slice into its place in the total. Returns the slices of the total, which may be wider now."""
+    """Puts a slice's sum into its place. Returns the slices of the total, which may be wider now."""
     assert job.total is not None  # since `advance`
     total = widened(job.total, values)
     if total is not job.total:

@@ -1,7 +1,6 @@
-"""All-reduces of the steady state, each in one call of the endpoint where it can (transport/native_reducer.py).
+"""All-reduces of the steady state, each in one native call of the endpoint (transport/native_reducer.py).
 
-An all-reduce runs right after a wake-up, when every call of Python costs several times the usual. What the all-reduces
-of one shape have in common is made once: the header that goes out, the headers that should come in.
+An all-reduce runs right after a wake-up, when Python costs several times the usual. So headers are made once per shape.
 """
 
 import ctypes
@@ -20,29 +19,28 @@ from tpiedge.wire.codec import encode, place_of
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.fields import CollectiveName
 
-# A rank without a share sends no part, at each all-reduce of a kind: a rank that expects one would leave off every
-# time, which costs more than going step by step from the beginning.
+# A rank without a share never sends a part of a kind: leaving off every time costs more than going step by step.
 _MOST_LEFT_OFF: Final = 3
 _PAUSE: Final = 64
-# Of f32 and of narrow integers. Wide ones are rare.
+# f32 and narrow integers; wide ones are rare.
 _ITEM_BYTES: Final = 4
 _Byte = ctypes.c_char
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Of blocks of attention (even) and of the FFN (odd), of which alone a rank may have a share: how many calls in a
-    row have `left_off`, and how many all-reduces go step by step before the next call (`pause`)."""
+    """Per kind of block (even: attention, odd: FFN; a rank may lack a share of one): how many calls in a row have
+    `left_off`, and how many all-reduces go step by step (`pause`) before the next call."""
 
     reduce: Reduce
-    #: The sum, once the root of a star has begun to send it.
+    #: The sum, once a star's root has begun to send it.
     scratch: bytearray
     left_off: list[int] = field(default_factory=lambda: [0, 0])
     pause: list[int] = field(default_factory=lambda: [0, 0])
 
 
 class FastPath:
-    """For one rank. What it cannot do it leaves to the collective, which goes on from there."""
+    """One rank's. What it cannot do the collective does, from where it left off."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._rank = channel.rank
@@ -51,8 +49,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, codec: Codec, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """To how many peers this rank's first message went, and the sum: `own`, in place, where all is done; None, or
-        (at the root of a star) the sum that these peers have, not rounded yet, where the caller is to go on."""
+        """To how many peers this rank's first message went, and the sum: `own`, in place, if all is done; else None, or
+        at a star's root the sum that these peers have, not rounded yet."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, codec, own.shape)

@@ -1,8 +1,5 @@
-"""The communicator of two and more ranks.
-
-Plans, broadcasts and gathers go over the links of rank 0. The collective of all-reduces is the step's: rank 0 names it
-in the plan, so that all ranks agree on it.
-"""
+"""The communicator of several ranks. Plans, broadcasts and gathers go over rank 0's links; the plan names the
+collective."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -26,10 +23,8 @@ COLLECTIVES: Final[Mapping[str, type[Collective]]] = {"star": Star, "mesh": Mesh
 
 
 class Group(Communicator):
-    """Owns nothing: the caller closes `endpoint`.
-
-    `linked`: whether every rank has a link to every other, so that there is a choice.
-    """
+    """Owns nothing: the caller closes `endpoint`. `linked`: every rank has a link to every other, so there is a
+    choice."""
 
     def __init__(
         self,
@@ -44,7 +39,7 @@ class Group(Communicator):
         super().__init__()
         self.rank = rank
         self.size = size
-        #: How many all-reduces went by each collective.
+        #: All-reduces by collective.
         self.counts: Counter[str] = Counter()
         self._epoch = epoch
         self._linked = linked
@@ -82,12 +77,11 @@ class Group(Communicator):
         return self._cancelled_step == self._plan.step > 0
 
     def _rely(self, collectives: Set[str]) -> None:
-        """On the links that these use."""
         by_star = not self._linked or collectives == {"star"}
         self._channel.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
     def _begin(self, plan: StepPlan | LeavePages) -> None:
-        # What a cancelled step left under way ends here: its messages are those of an earlier step.
+        # A cancelled step's all-reduces end here: their messages are too late.
         self._jobs.clear()
         if isinstance(plan, LeavePages):
             return  # nothing is summed
@@ -113,7 +107,7 @@ class Group(Communicator):
                 self.cancelled = False
                 self.counts[name] += 1
                 return partial
-        # What has gone already has no flag: a cancel since then goes with the next all-reduce.
+        # What was sent has no flag: a later cancel goes with the next all-reduce.
         job.cancel = self._cancel_requested and not job.sent
         self._start(name, job)
         return self._result(tag, partial if contributes else None)
@@ -130,7 +124,7 @@ class Group(Communicator):
 
     def _way(self, own: Summable) -> tuple[fields.CollectiveName, Codec]:
         plan = self._plan
-        # All ranks go one way, whether their own integers are narrow or wide.
+        # Counted as narrow, so that all ranks go one way.
         name = plan.collective if 4 * own.size <= plan.small_bytes else plan.bulk_collective
         if own.dtype.kind == "f":
             return name, CODECS[plan.wire]
@@ -141,14 +135,13 @@ class Group(Communicator):
     def _start(self, name: fields.CollectiveName, job: Job) -> None:
         collective = self._collectives[name]
         collective.begin(job)
-        # Those before have had the time of a computation for their messages.
+        # Earlier ones had a computation's time for their messages.
         for earlier in self._jobs.values():
             _advance(*earlier)
         self._jobs[job.tag] = collective, job
         self.counts[name] += 1
 
     def _result(self, tag: Tag, into: torch.Tensor | None) -> torch.Tensor:
-        """In `into` where that is given and wide enough."""
         collective, job = self._jobs[tag]
         _advance(collective, job)
         total = collective.finish(job)

@@ -1,10 +1,8 @@
-"""What every collective of one rank sends and receives through. Messages of the tensor plane are sorted: what the
-current wait asks for, what comes too early, what comes too late.
+"""One rank's messages of the tensor plane, sorted: awaited now, too early (held up to a limit), too late (dropped,
+counted).
 
-Laws: a message of another epoch or an earlier step is dropped and counted; one that is not awaited yet is
-held, up to MAX_HELD messages and MAX_HELD_BYTES of each rank, whatever the others do; a message that speaks for
-another rank than its connection's, or that its rank never sends, ends the wait. Every wait goes in slices, between
-which liveness is asked.
+A message that speaks for another rank, or that its rank never sends, ends the wait. Waits go in slices, between which
+liveness is asked.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -29,27 +27,26 @@ from tpiedge.wire.data import Gathered, Hidden, LeavePages, Partial, Reduced, Sl
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.fields import Message
 
-#: Of each rank. Who keeps to the protocol is ahead by the all-reduces under way.
+#: For each rank. The protocol lets it be ahead by the all-reduces under way.
 MAX_HELD: Final = 64
 MAX_HELD_BYTES: Final = 32 * MIB
 _SLICE_S: Final = 0.05
-# Messages that are taken in between two looks at something else.
+# Messages taken in at once.
 _BURST: Final = 4096
 
 DataMessage = StepPlan | LeavePages | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
 """Kind, step, block, chunk, hop, rank of the sender."""
 _Sorted = tuple[_Key | None, Envelope]
-"""A message, and where it belongs: None where it is too late."""
+"""A message and its key; None where it is too late."""
 
 
 def node_name(rank: int) -> str:
-    """The transport's name of a rank."""
     return f"node-{rank}"
 
 
 class PeerChannel:
-    """One rank of one epoch, among `size`. `endpoint` stays the caller's, who closes it."""
+    """One rank of `size` in one epoch. `endpoint` stays the caller's, who closes it."""
 
     def __init__(self, endpoint: Endpoint, liveness: Liveness, *, epoch: int, rank: int, size: int) -> None:
         self.rank: Final = rank
@@ -61,19 +58,18 @@ class PeerChannel:
         self._ranks = {node_name(peer): peer for peer in self.peers}
         self._held: dict[_Key, Envelope] = {}
         self._step = 0
-        #: Whose links steps need. Nothing is under way on others, which may break and come back.
+        #: Ranks whose links steps need; others may break and come back.
         self.needed: Set[int] = set(self.peers)
         self.dropped = 0
 
     @property
     def holds(self) -> bool:
-        """Whether a message came before it was awaited."""
         return bool(self._held)
 
     def send(
         self, message: Message, tensors: Sequence[Buffer], ranks: Iterable[int], what: Doing, sent: int = 0
     ) -> None:
-        """To each of `ranks` in this order, but for the first `sent`. Raises PeerLost, ProtocolError."""
+        """Sends to `ranks` in this order, but for the first `sent`. Raises PeerLost, ProtocolError."""
         waiting = list(ranks)[sent:]
         if not waiting:
             return
@@ -86,11 +82,10 @@ class PeerChannel:
             except Unreachable as error:
                 done = names.index(error.peer)
                 self._liveness.check(waiting[done], str(what))
-                # Those before it have the message.
+                # Earlier ones have the message.
                 names, waiting = names[done:], waiting[done:]
 
     def begin(self, step: int) -> None:
-        """Messages of earlier steps are of no more use."""
         self._step = step
         late = [key for key in self._held if key[1] < step]
         self.dropped += len(late)
@@ -107,13 +102,10 @@ class PeerChannel:
         codec: Codec | None = None,
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
-        """One message of `kind` for `tag` from each of `ranks`, in the order of arrival: the rank, its tensor
-        (read-only; None where it has nothing to add), the message.
-
-        Each tensor has `shape`, or that of its rank in a list, and is read by `codec` (None: f32 or bf16, as it says
-        itself). Raises PeerLost, ProtocolError (Misconduct where one rank is to blame), and whatever the endpoint
-        raises.
-        """
+        """One message of `kind` for `tag` from each of `ranks`, as they arrive: rank, tensor (read-only, None without
+        one), message. Each tensor has `shape`, or that of its rank in a list, read by `codec` (None: f32 or bf16 as its
+        header says). Raises PeerLost, ProtocolError (Misconduct where one rank is to blame), and what the endpoint
+        raises."""
         missing = set(ranks)
         place = (kind, *tag, hop)
         early = [rank for rank in ranks if (*place, rank) in self._held] if self._held else []
@@ -124,7 +116,7 @@ class PeerChannel:
             else:
                 received = self._receive(what)
                 if received is None or (key := received[0]) is None:
-                    # A peer may send what is too late without end.
+                    # A peer may send late messages without end.
                     for rank in sorted(missing):
                         self._liveness.check(rank, str(what))
                     continue
@@ -138,7 +130,7 @@ class PeerChannel:
             yield rank, array, envelope.message
 
     def next_plan(self) -> StepPlan | LeavePages:
-        """The next plan of rank 0, however long it has nothing to do."""
+        """Waits for rank 0's next plan, however long it is idle."""
         what = f"the plan of the step after {self._step}"
         while True:
             plans = [key for key in self._held if key[0] in (StepPlan, LeavePages) and key[1] > self._step]
@@ -155,7 +147,7 @@ class PeerChannel:
                 self._hold(received[0], received[1])
 
     def take_in(self, what: str) -> None:
-        """Receive what has come already, so that no peer's messages pile up. Waits for nothing; raises as `collect`."""
+        """Receives what has come already, so that it does not pile up. Does not wait."""
         for _ in range(_BURST):
             received = self._receive(what, 0.0)
             if received is None:
@@ -164,7 +156,7 @@ class PeerChannel:
                 self._hold(received[0], received[1])
 
     def _receive(self, what: object, timeout_s: float = _SLICE_S) -> _Sorted | None:
-        """None where nothing came, or the break of a link that no step needs."""
+        """None where nothing came, or a link broke that no step needs."""
         try:
             received = self.endpoint.recv_frame(timeout_s)
             if received is None:
@@ -174,18 +166,18 @@ class PeerChannel:
             rank = self._rank(error.peer)
             if rank not in self.needed:
                 return None
-            # What was under way is lost, and only a new epoch sends it again.
+            # Messages under way are lost; only a new epoch sends them again.
             raise PeerLost(rank, str(what), f"its connection {error.broke}") from error
         except MalformedMessage as error:
             raise Misconduct(self._rank(error.peer), str(error)) from error
         return self._key(envelope), envelope
 
     def _key(self, envelope: Envelope) -> _Key | None:
-        """Where the message belongs; None (and counted) where it is too late."""
+        """None, and counted, where the message is too late."""
         rank = self._rank(envelope.sender)
         message = envelope.message
         if isinstance(message, Probe | Echo):
-            self.dropped += 1  # of the survey of the links, on a slow one
+            self.dropped += 1  # late, of the survey of the links
             return None
         if not isinstance(message, DataMessage):
             raise Misconduct(rank, f"node {rank} sent {type(message).__name__} on the tensor plane")

@@ -1,11 +1,8 @@
-"""The tensors of collectives as numpy arrays, and their sum: begun before all parts are there, yet always in the order
-of ranks.
+"""Collectives' tensors as numpy arrays, and their sum in the order of ranks.
 
-Quantised models compute their parts on a grid of integers, whose sum no order and no split changes. Laws: a part is
-narrow (int32) or wide (int64), as its values need, and each rank decides for itself. The sum is wide where a part is.
-The magnitudes of narrow parts are at most (2^31 - 1) // size, of wide ones LARGEST: no sum overflows, and a rank that
-breaks the law gets one that wraps around. A larger value of a wide part is not finite; NOT_A_NUMBER stands where there
-is no number, or too large a one. A sum has it wherever a part was not finite, as one of f32 has NaN.
+Quantised models sum integers exactly. A part is narrow (int32) or wide (int64) as its values need; the sum is wide
+where a part is. Narrow parts are at most (2^31 - 1) // size, wide ones LARGEST, so no sum overflows (a rank that breaks
+this gets a wrapped one). A wide part beyond LARGEST is not finite: the sum is NOT_A_NUMBER there, as f32 has NaN.
 """
 
 from math import isfinite
@@ -23,19 +20,19 @@ F32Array = NDArray[np.float32]
 IntArray = NDArray[np.int32 | np.int64]
 """Narrow or wide."""
 Summable = NDArray[np.float32 | np.int32 | np.int64]
-"""What an all-reduce sums: f32 or integers."""
+"""f32 or integers."""
 
 SUMMABLE: Final = frozenset(np.dtype(one).char for one in (np.float32, np.int32, np.int64))
 _TAKES: Final = "a collective takes contiguous f32 matrices, an all-reduce those of int32 and int64 as well"
 
 
 def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> NDArray[Any]:
-    """The tensor's own memory. InternalError unless it is a contiguous matrix of one of these kinds, f32 by default."""
+    """The tensor's own memory. InternalError unless it is a contiguous matrix of one of these kinds."""
     try:
         array: NDArray[Any] = tensor.numpy()
     except (TypeError, RuntimeError) as error:
         raise InternalError(f"{_TAKES}: {error}") from None
-    # numpy is asked, because every call of torch costs several microseconds between two blocks.
+    # Asked of numpy: every call of torch costs several microseconds between two blocks.
     if array.dtype.char not in kinds or array.ndim != 2 or not array.flags.c_contiguous:
         raise InternalError(f"{_TAKES}, not {tensor.dtype} {tuple(tensor.shape)}")
     return array
@@ -47,9 +44,9 @@ def widened(total: Summable, values: Summable) -> Summable:
 
 
 def is_finite(array: Summable, *, part: bool = False) -> bool:
-    """Whether all values of f32 are; or the integers of a `part`, or of a sum whose parts were marked."""
+    """Whether all values are finite; of integers: of a `part`, or of a sum whose parts were marked."""
     if array.dtype.kind == "f":
-        # A sum is cheaper than a test of every element; where it overflows the elements decide.
+        # A sum is cheaper than testing every element; if it overflows the elements decide.
         return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
     if array.dtype == np.int32 or not array.size:
         return True
@@ -58,12 +55,9 @@ def is_finite(array: Summable, *, part: bool = False) -> bool:
 
 
 class OrderedSum:
-    """((p0 + p1) + p2) + ..., where a part is added as soon as all parts before it have been.
-
-    `own` is the part of `rank`; None where it has no share. No part is written to: the sum grows in `out`, which is of
-    f32, as all parts are, or of int32, and then it is a copy of int64 from the first wide part on. Call within
-    `np.errstate(over="ignore", invalid="ignore")`.
-    """
+    """((p0 + p1) + p2) + ..., where a part is added as soon as all before it have been. `own` is the part of `rank`,
+    None without one. Parts are not written to: the sum grows in `out`, f32 as all parts are, or int32, and then in an
+    int64 copy from the first wide part on. Call within `np.errstate(over="ignore", invalid="ignore")`."""
 
     def __init__(self, own: Summable | None, out: Summable, rank: int = 0) -> None:
         self._out = out
@@ -74,7 +68,7 @@ class OrderedSum:
         self.put(rank, own)
 
     def put(self, rank: int, part: Summable | None) -> None:
-        """The part of `rank`, None where it has no share. Each rank once, in any order."""
+        """Adds the part of `rank`, once each, in any order."""
         parts = self._parts
         parts[rank] = part
         while self._next in parts:
@@ -86,7 +80,7 @@ class OrderedSum:
             self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
 
     def complete(self) -> Summable:
-        """The sum, in `out` unless that was too narrow; zeros where no rank has a share."""
+        """The sum, in `out` unless that was too narrow; zeros where no rank has a part."""
         if self._sum is None:
             self._out.fill(0)
         elif self._sum is not self._out:
@@ -98,11 +92,9 @@ class OrderedSum:
         return self._out
 
     def finish(self, what: object, *, blames: bool = True) -> Summable:
-        """Does `complete`, and raises if the sum is not finite: Misconduct names the rank that sent such a value.
-
-        It is ProtocolError if all ranks sent one, if none did (the sum overflows), or without `blames`: then a third
-        rank may be at fault, which gave the part's sender something else than it gave this rank.
-        """
+        """`complete`, which must be finite: otherwise Misconduct names the rank that sent such a value. ProtocolError
+        if all ranks sent one, if none did (an overflow), or without `blames`: then a third rank may have given the
+        sender something else."""
         total = self.complete()
         if is_finite(total):
             return total

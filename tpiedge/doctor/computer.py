@@ -1,6 +1,4 @@
-"""What a check found, the checks run side by side within a deadline, and those of the machine and of what is
-installed.
-"""
+"""Findings, checks run in parallel within a deadline, and the checks of machine and software."""
 
 import errno
 import json
@@ -20,22 +18,15 @@ from typing import Literal
 import psutil
 
 from tpiedge.errors import DiskFull
-from tpiedge.host.device import (
-    Cgroups,
-    available_memory_bytes,
-    default_threads,
-    free_disk_bytes,
-    usable_cores,
-)
+from tpiedge.host import device
 from tpiedge.host.disk_speed import DiskSpeed, measure_disk
 from tpiedge.host.process import LEAST_TO_COMPUTE, address_limit, cpu_name
 from tpiedge.transport.keys import curve_available, zeromq_versions
 from tpiedge.units import GIB, MIB, counted, format_bytes
 
 CheckResult = Literal["skip", "ok", "warn", "fail"]
-"""From good to bad. "skip": there was nothing to look at."""
 
-#: Not in the doctor's process: a build of torch for another processor does not raise, it is killed.
+#: In a process of its own: a build of torch for another processor is killed.
 _ARITHMETIC = """
 import json, torch
 from tpiedge.kernels.shared_library import kernel_library
@@ -46,7 +37,7 @@ print(json.dumps({"torch": torch.__version__, "isa": library.isa if library else
 
 @dataclass(frozen=True)
 class Finding:
-    """`advice` says what to do; empty where all is well."""
+    """`advice` says what to do; empty if all is well."""
 
     check: str
     verdict: CheckResult
@@ -66,26 +57,22 @@ def ok(check: str, found: str) -> Finding:
 
 
 def warn(check: str, found: str, advice: str) -> Finding:
-    """It works, but badly, or might not."""
     return Finding(check, "warn", found, advice)
 
 
 def fail(check: str, found: str, advice: str) -> Finding:
-    """tpiedge cannot work like this."""
     return Finding(check, "fail", found, advice)
 
 
 def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
-    """Every finding, in the order of `checks`. A check that takes longer than `limit_s` is left behind, which is said.
-
-    Each runs in a thread of its own that does not keep the process alive: a dead network file system never answers.
-    """
+    """Every finding, in the order of `checks`. A check may hang on a dead file system: after `limit_s` its thread is
+    left."""
     found: dict[str, Sequence[Finding]] = {}
 
     def run(name: str, check: Check) -> None:
         try:
             found[name] = check()
-        except Exception as error:  # a check that breaks is a finding, not the end of the others
+        except Exception as error:  # a broken check is a finding
             found[name] = [warn(name, f"cannot be told: {type(error).__name__}: {error}", "look yourself")]
 
     threads = [threading.Thread(target=run, args=check, daemon=True) for check in checks.items()]
@@ -95,16 +82,16 @@ def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     silence = f"no answer within {limit_s:g} s"
-    slow = {name: [warn(name, silence, "try again when the computer is idle")] for name in checks}
-    return [finding for name in checks for finding in dict(found).get(name, slow[name])]
+    for name in checks:
+        found.setdefault(name, [warn(name, silence, "try again when the computer is idle")])
+    return [finding for name in checks for finding in found[name]]
 
 
 def check_processor() -> Sequence[Finding]:
-    """Features, cores, quota."""
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    quotas = Cgroups.own().cpu_quotas()
-    threads = counted(default_threads(), "thread")
-    cores = f"{physical} physical, {usable_cores():g} usable, {threads} by default"
+    quotas = device.Cgroups.own().cpu_quotas()
+    threads = counted(device.default_threads(), "thread")
+    cores = f"{physical} physical, {device.usable_cores():g} usable, {threads} by default"
     features = judge_features(platform.machine(), _features())
     if quotas and min(quotas) < 1:
         advice = "raise the container's CPU quota (docker: --cpus): every node waits for the slowest"
@@ -123,21 +110,21 @@ def judge_features(machine: str, features: frozenset[str]) -> Finding:
 
 
 def _features() -> frozenset[str]:
-    """The processor's features as Linux names them; empty elsewhere."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
                 return frozenset(line.partition(":")[2].split())
     except OSError:
-        pass  # no /proc: the kernels ask the processor themselves
+        pass  # no /proc: the kernels ask the processor
     return frozenset()
 
 
 def check_memory() -> Sequence[Finding]:
-    """What is free within every limit, and swap."""
     swap, free = psutil.swap_memory(), psutil.virtual_memory().available
     return [
-        judge_memory(available_memory_bytes(), free, min(Cgroups.own().memory_room(), default=None)),
+        judge_memory(
+            device.available_memory_bytes(), free, min(device.Cgroups.own().memory_room(), default=None)
+        ),
         judge_swap(swap.total, swap.used),
         judge_address_space(address_limit()),
     ]
@@ -174,11 +161,11 @@ def judge_address_space(limit: int | None) -> Finding:
 
 
 def check_disk(cache: Path, most_bytes: int = 64 * MIB) -> Sequence[Finding]:
-    """Room and speed where packs and shards are kept, measured with a file of at most so many bytes without a name."""
+    """Room and speed for packs and shards, measured with an unnamed file."""
     folder = cache
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
-    free = free_disk_bytes(folder)
+    free = device.free_disk_bytes(folder)
     try:
         speed = measure_disk(folder, 1.0, min(most_bytes, free // 4)) if free > 32 * MIB else None
     except OSError as error:
@@ -190,7 +177,7 @@ def check_disk(cache: Path, most_bytes: int = 64 * MIB) -> Sequence[Finding]:
 
 
 def judge_disk(folder: Path, free: int, speed: DiskSpeed | None) -> Finding:
-    """`speed` is None where there was no room to measure."""
+    """`speed`: None if there was no room to measure."""
     found = f"{format_bytes(free)} free in {folder}"
     if speed is not None:
         how = "" if speed.is_direct else " through the page cache (no O_DIRECT)"
@@ -206,7 +193,7 @@ def judge_disk(folder: Path, free: int, speed: DiskSpeed | None) -> Finding:
 
 
 def check_clock(now: datetime | None = None) -> Sequence[Finding]:
-    """Whether the date is possible: tokens expire, and certificates of the hub are checked."""
+    """Checks the year: tokens expire, and the hub's certificates are checked."""
     now = now or datetime.now(UTC)
     found = f"{now:%Y-%m-%d %H:%M} UTC"
     if now.year < 2025:
@@ -220,7 +207,6 @@ def check_python() -> Sequence[Finding]:
 
 
 def check_links() -> Sequence[Finding]:
-    """ZeroMQ and its encryption."""
     if curve_available():
         return [ok("encryption", f"{zeromq_versions()}, CURVE")]
     advice = "install pyzmq's own wheel (pip install --force-reinstall pyzmq): this libzmq lacks libsodium"
@@ -228,7 +214,6 @@ def check_links() -> Sequence[Finding]:
 
 
 def check_arithmetic(limit_s: float) -> Sequence[Finding]:
-    """torch and the kernels, loaded in a process that may die of them."""
     # -P: a folder named torch in the user's working directory must not be imported.
     command = [sys.executable, "-P", "-c", _ARITHMETIC]
     try:
@@ -242,7 +227,6 @@ def check_arithmetic(limit_s: float) -> Sequence[Finding]:
 
 
 def judge_arithmetic(status: int, out: str, err: str, wanted: str) -> Sequence[Finding]:
-    """What the end of that process means. `wanted`: TPIEDGE_NATIVE."""
     if status < 0:
         name = signal.Signals(-status).name
         advice = "install a build of torch for this processor (or free memory, if it was SIGKILL)"

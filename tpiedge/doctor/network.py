@@ -1,4 +1,4 @@
-"""Checks of this computer's network - ports, firewall, names, addresses, MTU - and of the way to a master."""
+"""Checks of this computer's network and of the way to a master."""
 
 import http.client
 import shutil
@@ -24,7 +24,6 @@ _CONNECT_S = 2.0
 
 
 def check_ports(ports: Mapping[int, str] = PORTS) -> Sequence[Finding]:
-    """Those that a master listens on."""
     return [_port(port, purpose) for port, purpose in ports.items()]
 
 
@@ -42,7 +41,6 @@ def _port(port: int, purpose: str) -> Finding:
 
 
 def check_firewall() -> Sequence[Finding]:
-    """What can be told without being root."""
     ufw, rules = Path("/etc/ufw/ufw.conf"), None
     firewalld = any(process.info["name"] == "firewalld" for process in psutil.process_iter(["name"]))
     program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
@@ -55,7 +53,7 @@ def check_firewall() -> Sequence[Finding]:
 
 
 def judge_firewall(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
-    """`ufw`: its configuration; `rules`: of nftables. None where they cannot be read."""
+    """`ufw`: its configuration; `rules`: of nftables. None if they cannot be read."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
         advice = "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
@@ -71,7 +69,6 @@ def judge_firewall(ufw: str | None, firewalld: bool, rules: str | None) -> Findi
 
 
 def check_addresses() -> Sequence[Finding]:
-    """The addresses that others may reach, and whether the own name leads to one."""
     addresses = [
         address.address.partition("%")[0]
         for entries in psutil.net_if_addrs().values()
@@ -108,7 +105,7 @@ def check_mtu() -> Sequence[Finding]:
 
 
 def judge_mtu(sizes: Mapping[str, int]) -> Finding:
-    """`sizes`: bytes per interface that is up; 0 where the system does not say."""
+    """`sizes`: bytes per interface that is up; 0 if unknown."""
     small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < 1280}
     found = ", ".join(f"{name} {mtu}" for name, mtu in (small or sizes).items())
     if small:
@@ -117,7 +114,7 @@ def judge_mtu(sizes: Mapping[str, int]) -> Finding:
 
 
 def check_reach(master: Address) -> Sequence[Finding]:
-    """The control port must answer, and those beside it; tensors' opens as it is needed."""
+    """Connects to the master's ports; that of tensors opens when needed."""
     control, name = _connect(master), f"master {master}"
     if isinstance(control, str):
         running = "is the master running, its --listen reachable from here, and its firewall open?"
@@ -147,7 +144,7 @@ def _other(control: Address, address: Address, purpose: str) -> Finding:
 
 
 def _connect(address: Address) -> float | str:
-    """Seconds of the second connection (the first may have resolved names and addresses), or why there is none."""
+    """Seconds of the second connection (the first may resolve names), or why there is none."""
     try:
         for _ in range(2):
             started = time.perf_counter()
@@ -164,12 +161,11 @@ def _connect(address: Address) -> float | str:
 
 
 def check_large_packets(master: Address) -> Sequence[Finding]:
-    """Whether the way to the control port is as wide as it says."""
     return [judge_packets(passes_large_packets(master.host, master.port, _CONNECT_S))]
 
 
 def judge_packets(passed: bool | None) -> Finding:
-    """`passed`: whether large packets reach the master; None where that cannot be told."""
+    """`passed`: whether large packets reach the master; None if unknown."""
     name = "large packets"
     if passed is None:
         return skip(name, "not tried: no connection to the master, or the system does not tell")
@@ -181,7 +177,6 @@ def judge_packets(passed: bool | None) -> Finding:
 
 
 def check_master_clock(host: str, port: int = 8080) -> Sequence[Finding]:
-    """Compare with the date that the master's HTTP server puts on every answer; whole seconds."""
     connection = http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
     try:
         connection.request("HEAD", "/")
@@ -194,7 +189,6 @@ def check_master_clock(host: str, port: int = 8080) -> Sequence[Finding]:
 
 
 def judge_skew(date: str | None, now: datetime, server: str) -> Finding:
-    """`date`: of an HTTP answer from `server`, which may be another program's or another master's."""
     try:
         skew_s = (now - parsedate_to_datetime(date or "")).total_seconds()
     except (TypeError, ValueError):

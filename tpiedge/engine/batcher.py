@@ -4,16 +4,15 @@ A sequence waits, then runs: its prompt is computed in pieces (prefill), then on
 (decode). All that run share every step.
 
 Laws:
-1. Sequences begin in the order in which they came; only one whose next page another is computing just now lets those
-   behind it go first. One begins when a slot is free and pages for all its tokens are available.
-2. Pages go to older sequences first. Where none is left the youngest gives up its own, waits in front of all others,
-   and is computed anew later, from its pages that nobody has taken since.
-3. While a sequence decodes, prompts take as many tokens of a step as make it `_PATIENCE` times as long as one without;
-   where only prompts are computed and others may come, as many as make it last `_STEP_S` seconds, or twice as long as
-   the least step. The oldest prompt has a part of that for sure, the rest goes to the one that is nearest to its first
-   token.
-4. A page is published when all its tokens are decided on and computed, and never written again.
-5. A sequence's pages, slot and tokens are given back whenever and however it ends.
+1. Sequences begin in order of arrival, when a slot is free and pages for all their tokens are; one whose next page
+   another is computing lets later ones go first.
+2. Older sequences get pages first. Without a free page the youngest is preempted: it waits in front of all others and
+   is computed anew, from its pages that are still there.
+3. Beside decoding, prompts may make a step `_PATIENCE` times as long; a step of prompts alone, while others may come,
+   takes `_STEP_S` or twice the least step. The oldest prompt has a share for sure, the rest goes to the one nearest to
+   its first token.
+4. A page is published when all its tokens are decided and computed, and never written again.
+5. However a sequence ends, its pages, slot and tokens are given back.
 """
 
 import heapq
@@ -31,26 +30,25 @@ from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
 MAX_DRAFTED: Final = 15
-"""Guesses for one sequence in a step: with the row before them, as many as a node's fast path takes."""
+"""Guesses for one sequence in a step: with the row before them as many as a native call takes."""
 
 _PATIENCE: Final = 4.8
 _STEP_S: Final = 1.0
-#: Prompt tokens that join answers where it is not known yet what a step costs; that join them at least; and that a step
-#: without answers has at least.
+#: Prompt tokens that join answers at unknown cost; that join them at least; that a step without answers has at least.
 _UNKNOWN_TOKENS: Final = 64
 _LEAST_TOKENS: Final = 16
 _ROOMY_TOKENS: Final = 256
 #: The part of a step's prompt tokens that is the oldest prompt's.
 _OLDEST_PART: Final = 4
-#: Rows of answers, guesses included: of so many there are logits at a time.
+#: Rows of answers, guesses included, that have logits at a time.
 _MOST_ROWS: Final = 64
-#: Pages that sequences begin with, or go on to, in one step: half of what its plan can name.
+#: New pages of one step: half of what its plan can name.
 _MOST_PAGES: Final = MAX_PAGES // 2
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """`step_tokens`: of a step. `sequences`: that run at once. `speculate`: tokens drafted for a sequence in a step."""
+    """Limits of a step: its tokens, sequences that run at once, tokens drafted for each."""
 
     step_tokens: int
     sequences: int = 1
@@ -59,7 +57,7 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. `pieces` of answers come first; `decode_tokens` are theirs."""
+    """One step. Pieces of answers come first; `decode_tokens` counts their tokens."""
 
     pieces: tuple[StepPiece, ...]
     tables: tuple[TableChange, ...]
@@ -73,13 +71,11 @@ class Batch:
 
     @property
     def lone(self) -> str:
-        """The request whose step it is alone; "" if there are several."""
         return self.pieces[0].sequence.request.id if len(self.pieces) == 1 else ""
 
 
 class Batcher:
-    """Not thread-safe. `cost`: what steps take, which the caller measures. `room`: how much memory pages may keep,
-    where weights could use it; all of it without one."""
+    """Not thread-safe. The caller measures `cost`. `room` limits the memory of pages where weights could use it."""
 
     def __init__(
         self, pool: PagePool, limits: BatchLimits, cost: StepCost, room: KVRoom | None = None
@@ -91,24 +87,23 @@ class Batcher:
         self._waiting: deque[RunningSequence] = deque()
         self._running: list[RunningSequence] = []
         self._slots = list(range(limits.sequences))  # a heap
-        self._short = False  # whether one that runs lacked pages in the last step
-        #: By request, what an earlier epoch computed; and whether that is for nobody else.
+        self._short = False  # a running sequence lacked pages in the last step
+        #: By request, what an earlier epoch computed; and whether other sequences may not have it.
         self._carried: dict[str, CarriedSequence] = {}
         self._private = False
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute: those that were not drawn yet do not count."""
+        """Whether there is nothing to compute; sequences that wait for masks do not count."""
         waits = self._running or not self._waiting
         return bool(waits) and all(sequence.undrawn for sequence in self._running)
 
     @property
     def sequences(self) -> tuple[RunningSequence, ...]:
-        """All that have not ended: those that run, oldest first, then those that wait."""
         return (*self._running, *self._waiting)
 
     def add(self, request: GenerationRequest) -> RunningSequence:
-        """Accepts a request, whose prompt and answer must fit the cache. What it has of its answer is computed anew."""
+        """Accepts a request, which must fit the cache. The answer that it brings is computed anew, like a prompt."""
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
         if self._limits.speculate:
             sequence.lookup = PromptLookup()
@@ -121,8 +116,8 @@ class Batcher:
         return sequence
 
     def leave(self, most_pages: int) -> tuple[tuple[int, ...], tuple[CarriedSequence, ...]]:
-        """What those that run have in the cache, the oldest first, in at most so many pages: these, and who has which.
-        Of a prompt that is scanned the hidden states would be missing."""
+        """The pages (at most `most_pages`) of running sequences, oldest first, and who has which. A scanned prompt is
+        left out: its hidden states would be missing."""
         places: dict[int, int] = {}
         left: list[CarriedSequence] = []
         for one in self._running:
@@ -138,8 +133,8 @@ class Batcher:
         return tuple(places), tuple(left)
 
     def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
-        """The first `pages` pages hold what these had in an earlier epoch, for `add` to find them. `private`: for
-        nobody else. To be called before anything else."""
+        """Takes over the first `pages` pages of an earlier epoch, for `add` to find. `private`: not for other
+        sequences."""
         self._private = private
         self._carried = {one.request: one for one in sequences}
         taken = [self._pool.take() for _ in range(pages)]
@@ -148,24 +143,19 @@ class Batcher:
                 self._pool.share(page)
         self._pool.give_back(taken)
 
-    def forget(self) -> bool:
-        """Gives back what nobody came for. Returns whether there was any."""
-        unclaimed, self._carried = list(self._carried.values()), {}
-        for one in unclaimed:
-            self._pool.give_back(one.pages)
-        return bool(unclaimed)
-
-    def _forget_all(self) -> bool:
-        """Gives back what nobody has begun with, claimed or not. Returns whether there was any."""
-        found = self.forget()
-        for sequence in self._waiting:
+    def forget(self, *, claimed: bool = False) -> bool:
+        """Gives back adopted pages that no request came for, or (`claimed`) that none has begun with. Returns whether
+        there were any."""
+        found, self._carried = list(self._carried.values()), {}
+        for sequence in self._waiting if claimed else ():
             if sequence.carried is not None:
-                self._pool.give_back(sequence.carried.pages)
-                sequence.carried, found = None, True
-        return found
+                found.append(sequence.carried)
+                sequence.carried = None
+        for one in found:
+            self._pool.give_back(one.pages)
+        return bool(found)
 
     def end(self, sequence: RunningSequence) -> None:
-        """Gives back all that the sequence has."""
         if sequence.slot < 0:
             self._waiting.remove(sequence)
             if sequence.carried is not None:
@@ -175,7 +165,7 @@ class Batcher:
             self._release(sequence)
 
     def plan(self) -> Batch | None:
-        """The next step; None if no sequence is left."""
+        """The next step; None if there is nothing to compute."""
         self._admit()
         pieces = self._pieces()
         if not pieces:
@@ -192,16 +182,15 @@ class Batcher:
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
     def undrawn(self, piece: StepPiece) -> None:
-        """The piece is computed, but what may be drawn after it is not known. The sequence has no part in a step until
-        it is `decided`, or has given up its pages."""
+        """Notes that the piece lacks its mask: the sequence sits out until `decided` or preempted."""
         sequence = piece.sequence
         sequence.undrawn = True
         sequence.done = piece.stop - piece.drafted - 1
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """The piece is computed, and `tokens` were drawn after it: one for every draft that came true, and one more;
-        none of a prompt that is not at its end."""
+        """Notes the tokens drawn after a piece: one for each draft that came true, and one more; none within a
+        prompt."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
@@ -226,7 +215,7 @@ class Batcher:
             if pages and pages + len(found) > _MOST_PAGES:
                 break
             if not self._fits(sequence, found):
-                if self._running or not self._forget_all():
+                if self._running or not self.forget(claimed=True):
                     break
                 continue
             pages += len(found)
@@ -234,7 +223,7 @@ class Batcher:
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """The kept pages with which it can begin; None while another sequence is computing the next one after them."""
+        """The kept pages with which it can begin; None while another sequence is computing the next one."""
         if sequence.carried is not None:
             return list(sequence.carried.pages)
         if not self._shares(sequence):
@@ -253,8 +242,6 @@ class Batcher:
         return found
 
     def _fits(self, sequence: RunningSequence, found: Sequence[int]) -> bool:
-        """Whether there are pages for all its tokens, beside those that prompts which run have not taken yet. Idle ones
-        that it shares are not available to it any more."""
         needed = self._pool.pages_of(len(sequence.ids)) - len(found)
         promised = sum(
             max(0, self._pool.pages_of(len(other.ids)) - len(other.pages)) for other in self._running
@@ -318,8 +305,7 @@ class Batcher:
         return pieces
 
     def _with_drafts(self, pieces: Sequence[StepPiece]) -> list[StepPiece]:
-        """The pieces of answers, with as many guesses of their next tokens as pay; for these no sequence gives up a
-        page."""
+        """Adds as many guesses as pay; no sequence is preempted for them."""
         if not pieces or not self._limits.speculate:
             return list(pieces)
         guesses = [self._guess(piece.sequence) for piece in pieces]
@@ -358,14 +344,14 @@ class Batcher:
         return [StepPiece(sequence, sequence.done, sequence.ids[sequence.done : stop], wanted)]
 
     def _secure(self, sequence: RunningSequence, positions: int, pieces: Sequence[StepPiece]) -> bool:
-        """Pages for so many positions. Whoever is younger and not part of the step yet gives up its own for it, and the
-        sequence itself if only older ones are left. Returns whether it has them; else it has as many as there are."""
+        """Gets pages for `positions`, preempting younger sequences that are not in the step yet. Returns whether it has
+        them all; otherwise it has as many as there are, or was preempted itself."""
         planned = {piece.sequence.slot for piece in pieces}
         while len(sequence.pages) < self._pool.pages_of(positions):
             if self._pool.available:
                 sequence.pages.append(self._pool.take())
                 continue
-            if self._forget_all():
+            if self.forget(claimed=True):
                 continue
             self._short = True
             youngest = self._running[-1]
@@ -381,7 +367,6 @@ class Batcher:
     def _allotted(
         self, prompts: Sequence[RunningSequence], rows: int
     ) -> Iterator[tuple[RunningSequence, int]]:
-        """How many tokens of which prompts join `rows` rows of answers."""
         left = self._prompt_tokens(rows)
         if not prompts or left <= 0:
             return
@@ -398,7 +383,7 @@ class Batcher:
     def _prompt_tokens(self, rows: int) -> int:
         most = min(self._limits.step_tokens - rows, _MOST_PAGES * self._pool.positions)
         if rows == 0 and self._limits.sequences == 1:
-            return most  # nobody else waits for its end
+            return most
         alone_s = self._cost.seconds(max(1, rows))
         if alone_s is None:
             return min(most, _UNKNOWN_TOKENS) if rows else most
@@ -410,7 +395,6 @@ class Batcher:
 
 
 def _change(sequence: RunningSequence) -> TableChange | None:
-    """What the nodes do not know yet of the sequence's pages."""
     if sequence.told == len(sequence.pages):
         return None
     change = TableChange(sequence.slot, sequence.told, tuple(sequence.pages[sequence.told :]), sequence.done)
@@ -419,7 +403,6 @@ def _change(sequence: RunningSequence) -> TableChange | None:
 
 
 def _feed(sequence: RunningSequence, stop: int) -> None:
-    """The positions before `stop` can be found by guesses."""
     if sequence.lookup is not None:
         for token in sequence.ids[sequence.fed : stop]:
             sequence.lookup.append(token)

@@ -1,14 +1,12 @@
-"""Keys and values that the nodes of one epoch leave for those of the next, instead of having them computed anew.
+"""KV transfer from one epoch to the next, instead of prefilling again.
 
-In the epoch that ends rank 0 names the pages. Every node writes those of its heads that this machine's next node
-needs to a file, and rank 0 also what nodes elsewhere will lack (`planner/carriage.py`). In the next epoch every node
-reads its machine's file into the first pages of its cache, and rank 0 sends the rest. They are used only where every
-node has all of its heads; nothing travels where it is known before that one will not.
+When an epoch ends, every node writes heads that this machine's next node needs to a file, and rank 0 also heads that
+nodes elsewhere will lack (`planner/carriage.py`). In the next epoch every node reads its machine's file into the first
+pages of its cache, and rank 0 sends the rest. They count only where every node has all its heads.
 
-A file is a nonce, the length of a header, the header (JSON: whose the parts are; no token), and then, head by head,
-page by page, layer by layer, the parts as they lie in the cache. Header and parts are encrypted with a key that only
-this machine's processes have, in memory. Who opens a file deletes it; one that cannot be written to its end is deleted,
-too.
+A file is a nonce, the header's length, the header (JSON, without tokens), and the parts by head, page and layer. All
+are encrypted with a key that this machine's processes have in memory. Opening a file deletes it, as does a failed
+write.
 """
 
 import contextlib
@@ -22,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -38,7 +36,7 @@ from tpiedge.units import MIB
 from tpiedge.wire.control import Carried
 from tpiedge.wire.data import LeavePages
 
-#: Chunks under way: fewer bytes than a node holds of what comes too early, and few enough messages.
+#: Chunks under way: within what a node holds of early messages.
 _AHEAD: Final = 8
 _NO_PLACE: Final = "this machine has no place for it"
 _NONCE_BYTES: Final = 16
@@ -56,25 +54,22 @@ class Locker:
         return self.folder / str(epoch)
 
     def clear(self) -> None:
-        """Deletes all that is left here. Raises OSError."""
+        """Deletes all files. Raises OSError."""
         for path in self.folder.glob("*"):
             path.unlink(missing_ok=True)
 
 
 class _Cipher:
-    """Everything is added, bit by bit, to a keystream of its own: SHAKE-128 of key, nonce and a label, which no other
-    part of the file has, as every file has another nonce."""
+    """XORs with a keystream: SHAKE-128 of key, nonce and a label that no other part of the file has."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
         self._begun = hashlib.shake_128(key + nonce)
 
     def parts(self, parts: NDArray[np.uint8], first: int) -> NDArray[np.uint8]:
-        """[parts, bytes], the first of which has the number `first`: encrypted, or decrypted."""
         labels = range(first, first + len(parts))
         return parts ^ np.stack([self._stream(_LENGTH.pack(label), parts.shape[1]) for label in labels])
 
     def header(self, data: bytes) -> bytes:
-        """Encrypted, or decrypted."""
         return (np.frombuffer(data, np.uint8) ^ self._stream(b"header", len(data))).tobytes()
 
     def _stream(self, label: bytes, nbytes: int) -> NDArray[np.uint8]:
@@ -84,7 +79,7 @@ class _Cipher:
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """Whose the parts of a file are: of which heads and `sequences`, in how many pages. `facts` as in Carrier."""
+    """The heads, sequences and number of pages of a file. `facts` as in Carrier."""
 
     facts: Sequence[str]
     heads: Sequence[int]
@@ -93,8 +88,7 @@ class FileHeader(msgspec.Struct, frozen=True):
 
 
 class LeftFile:
-    """The file that is written, whose header is `said`. It takes the place of any earlier one of its epoch. The first
-    error ends writing, deletes what there is, and is kept."""
+    """The file being written. The first error stops writing, deletes the file, and is kept in `error`."""
 
     def __init__(self, locker: Locker, epoch: int, said: FileHeader, stack: ExitStack) -> None:
         self.error = ""
@@ -114,13 +108,12 @@ class LeftFile:
         self._write(nonce + _LENGTH.pack(len(header)) + self._cipher.header(header))
 
     def add(self, parts: NDArray[np.uint8]) -> None:
-        """The next ones, [layers, bytes of a part]."""
         if not self.error:
             self._write(self._cipher.parts(parts, self._parts).data)
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Nobody will take it. What cannot be deleted the next node here finds and tells: it clears the locker."""
+        """Deletes the file. One that cannot be deleted the next node here finds and tells."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -141,7 +134,7 @@ class LeftFile:
 
 
 class FoundFile:
-    """The file that was left here, and what is wrong with it. It is deleted at once."""
+    """The file that was left here, deleted at once; `error` says what is wrong with it."""
 
     def __init__(
         self, locker: Locker, carried: Carried, facts: Sequence[str], layers: int, stack: ExitStack
@@ -151,10 +144,18 @@ class FoundFile:
         self._layers = layers
         path = locker.path(carried.epoch)
         try:
-            self._file = stack.enter_context(path.open("rb"))
+            self._file = file = stack.enter_context(path.open("rb"))
             path.unlink()
-            self._cipher = _Cipher(locker.key, self._file.read(_NONCE_BYTES))
-            self._read_header(self._file, FileHeader(facts, (), carried.pages))
+            self._cipher = _Cipher(locker.key, file.read(_NONCE_BYTES))
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            if length > 4 * MIB:
+                raise ValueError
+            said = msgspec.json.decode(self._cipher.header(file.read(length)), type=FileHeader)
+            if [*said.facts] != [*facts] or said.pages != carried.pages:
+                raise ValueError
+            if any(page not in range(said.pages) for one in said.sequences for page in one.pages):
+                raise ValueError  # a flipped bit may read as another number
+            self.said, self._start = said, file.tell()
         except (OSError, ValueError, struct.error, msgspec.DecodeError, RecursionError) as error:
             self.error = f"what was left cannot be read: {type(error).__name__}"
 
@@ -173,24 +174,10 @@ class FoundFile:
         into[:] = self._cipher.parts(np.frombuffer(data, np.uint8).reshape(into.shape), first)
         return ""
 
-    def _read_header(self, file: BinaryIO, wanted: FileHeader) -> None:
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        if length > 4 * MIB:
-            raise ValueError
-        said = msgspec.json.decode(self._cipher.header(file.read(length)), type=FileHeader)
-        if [*said.facts] != [*wanted.facts] or said.pages != wanted.pages:
-            raise ValueError
-        if any(page not in range(said.pages) for one in said.sequences for page in one.pages):
-            raise ValueError  # a flipped bit may read as another number
-        self.said, self._start = said, file.tell()
-
 
 class Carrier:
-    """What one node, which has these query heads, leaves and takes.
-
-    `locker`: None where this machine has none. `facts`: what both epochs must have in common. `progress` is called with
-    the bytes that were moved so far, for others to see that it gets on.
-    """
+    """What one node leaves and takes. `locker`: None without a place on this machine. `facts`: what both epochs must
+    have in common. `progress` gets the bytes moved so far."""
 
     def __init__(
         self,
@@ -208,16 +195,15 @@ class Carrier:
         self._progress = progress
         _, self._layers, _, self._part_bytes = self._cache.parts.shape
         self._facts = [*facts, str(self._layers), str(self._part_bytes)]
-        self._number = 0  # of the message that was sent last
+        self._number = 0
         self._moved_bytes = 0
         self._left: LeftFile | None = None
 
     def leave(
         self, order: LeavePages, stored: Sequence[int] = (), sequences: Sequence[CarriedSequence] = ()
     ) -> str:
-        """Does what rank 0 orders. Every rank calls it, rank 0 with the heads that are `stored` for nodes elsewhere,
-        and the sequences that have the pages. Returns why nothing can be carried, "" where it can. Raises PeerLost,
-        ProtocolError."""
+        """Leaves what rank 0 orders. All ranks call it, rank 0 with the heads `stored` for nodes elsewhere and the
+        sequences that have the pages. Returns why nothing can be carried, or "". Raises PeerLost, ProtocolError."""
         self._check(order)
         self._number = 0
         rank, own = self._communicator.rank, self._heads.units
@@ -233,7 +219,7 @@ class Carrier:
             why = self._agreed(order.step, error)
             if not why:
                 for head, page in itertools.product(kept, order.pages):
-                    if left is not None:  # it is where anything is kept
+                    if left is not None:
                         left.add(self._cache.parts[page, :, head - self._heads.start])
                         self._moved(self._layers)
                 self._collect(order, left)
@@ -243,15 +229,14 @@ class Carrier:
         return why
 
     def discard(self) -> None:
-        """What was left is of no use: the epoch goes on, or somebody could not. Idempotent."""
+        """Deletes what was left: the epoch goes on, or a node could not. Idempotent."""
         if self._left is not None:
             self._left.discard()
             self._left = None
 
     def take(self, carried: Carried) -> tuple[Sequence[CarriedSequence], int]:
-        """Fills the first pages of the cache with what was left. Every rank calls it, before the first step. Returns
-        how many pages, and on rank 0 which sequences have all of their keys and values in them: none where something
-        was missing. Raises PeerLost, ProtocolError."""
+        """Fills the first pages of the cache. All ranks call it, before the first step. Returns how many pages, and on
+        rank 0 the sequences that are complete: none where anything was missing. Raises PeerLost, ProtocolError."""
         self._check_moves(carried.brought, "brings")
         self._number = 0
         pages = range(min(carried.pages, self._cache.pages))
@@ -287,10 +272,9 @@ class Carrier:
             self._moved(self._layers)
         return ""
 
-    # --- over the links
+    # --- over the links, rank 0 with one rank after the other
 
     def _collect(self, order: LeavePages, left: LeftFile | None) -> None:
-        """Rank 0 gets what is sent to it, from one rank after the other."""
         group = self._communicator
         for source, head, page, layers in self._chunks(order.sent, order.pages, order.step, group.send_down):
             own = group.rank == source
@@ -300,7 +284,6 @@ class Carrier:
                 left.add(arrived.numpy().view(np.uint8))
 
     def _distribute(self, carried: Carried, pages: Sequence[int], found: FoundFile | None, error: str) -> str:
-        """Rank 0 sends what others lack, to one after the other. Returns what went wrong at this rank."""
         group = self._communicator
         for target, head, page, layers in self._chunks(carried.brought, pages, 0, group.send_up):
             block = self._empty(layers)
@@ -313,7 +296,7 @@ class Carrier:
         return error
 
     def _agreed(self, step: int, error: str) -> str:
-        """Why not every rank can go on, on all of them; "" where all can."""
+        """Why not all ranks can go on, on every rank; "" where all can."""
         mine = torch.full((1, 1), float(bool(error)))
         for rank in range(1, self._communicator.size):
             said = self._communicator.send_up(mine, rank, self._tag(step))
@@ -329,8 +312,7 @@ class Carrier:
         step: int,
         answer: Callable[[torch.Tensor, int, Tag], torch.Tensor | None],
     ) -> Iterator[tuple[int, int, int, slice]]:
-        """(rank, head, page, layers) of what travels, the same on every rank. Who gets it answers now and then, so that
-        none is further ahead of it than _AHEAD."""
+        """(rank, head, page, layers) of what travels, alike on every rank. Receivers answer every _AHEAD chunks."""
         size = max(1, MIB // self._part_bytes)
         travels = itertools.product(moves, pages, range(0, self._layers, size))
         for count, ((rank, head), page, first) in enumerate(travels, 1):
@@ -367,5 +349,4 @@ class Carrier:
 
 
 def _numbers(parts: NDArray[np.uint8]) -> torch.Tensor:
-    """The bytes as collectives take them; they travel as they are."""
     return torch.from_numpy(np.ascontiguousarray(parts).view(np.float32))

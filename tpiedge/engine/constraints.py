@@ -1,10 +1,6 @@
-"""The constraints of rank 0's requests: made before a request takes a place, and waited for together.
-
-A step that others share waits for tokens that are forced, and for masks, together as long as `_PART` of what it takes
-to compute, or `_LEAST_S`, however many answers there are and whatever they ask for. An answer that is alone waits for
-as long as a cancellation may. An answer that an earlier epoch began is caught up with before it goes on: no step waits
-for that.
-"""
+"""The constraints of rank 0's requests, and how long steps wait for them: a step of several requests at most `_PART`
+of its computation or `_LEAST_S`, a lone answer as long as a cancellation may, and no step for catching up with an
+epoch."""
 
 import logging
 import time
@@ -25,12 +21,10 @@ T = TypeVar("T")
 
 
 class LateConstraint:
-    """Keeps an answer to a grammar that begins with a certain token. It is free before that token, and from the first
-    place on where the text of the grammar may end: nothing is asked of anybody then. Where the grammar, which is
-    compiled before the answer begins, fails in any way, the answer is free, and the log says so."""
+    """A grammar that begins after a certain token: the answer is free before it, again from the first place where the
+    grammar's text may end, and where the grammar fails (the log says so)."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
-        """`constraint`: of the grammar, none of whose tokens was drawn."""
         self._constraint = constraint
         self._failed = False
         self._begins = grammar.begins
@@ -39,19 +33,17 @@ class LateConstraint:
         for token in request.prompt_ids if grammar.thoughts else ():
             self._think(token)
         self._stop = request.stop_ids[0]
-        #: Whether the next token is to be the grammar's.
         self._within = False
-        #: How many of the tokens that are drawn in this step were the grammar's, before it ended.
+        #: Tokens of this step that were the grammar's, before it ended.
         self._kept = 0
         self._guesses: Sequence[int] = ()
-        #: Tokens that an earlier epoch drew, until they were looked at.
+        #: Tokens of an earlier epoch that were not looked at yet.
         self._earlier: Sequence[int] = request.answer_ids
 
     def links(self) -> Sequence[GrammarLink]:
         return self._constraint.links()
 
     def ready(self) -> bool:
-        """Whether the grammar is compiled and has come to where an earlier epoch ended, or has failed."""
         return self._failed or self._tried(self._caught_up, True)
 
     def known(self) -> bool:
@@ -72,7 +64,7 @@ class LateConstraint:
             self._tried(lambda: self._constraint.guess(ids), None)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
-        """None where everything may be drawn. Not after a guess that begins the grammar, or ends it."""
+        """None where every token may be drawn. Stops after a guess that begins or ends the grammar."""
         self._kept = 0
         if self._within:
             none: list[TokenMask] = []
@@ -110,8 +102,8 @@ class LateConstraint:
         return ready
 
     def _catch_up(self) -> None:
-        """With the tokens of an earlier epoch up to the next that begins the grammar: all after that are given to it,
-        and those that were not its own are looked at when it has told so."""
+        """Gives tokens of an earlier epoch after the beginning token to the grammar, and looks at those it did not
+        keep."""
         if self._within:
             self._earlier = self._earlier[self._constraint.kept :]
             self._within = not self._earlier
@@ -128,13 +120,12 @@ class LateConstraint:
             self._thinking = token == self._thoughts[0]
 
     def _tried(self, ask: Callable[[], T], failed: T) -> T:
-        """What the grammar says. Where it fails, the answer is free from now on."""
         try:
             return ask()
         except (UserError, ChildLost):
             self._constraint.close()
             self._failed, self._within = True, False
-            # Not why, which may be of what a client sent.
+            # Not why: the words may be a client's.
             _log.warning(
                 "calls of an answer are not kept to its tools: their grammar was refused, or took too much"
             )
@@ -142,8 +133,7 @@ class LateConstraint:
 
 
 AnswerConstraint = Constraint | LateConstraint
-"""Keeps one answer to what it is to be. Methods may raise UserError where the request is refused after all, and
-ChildLost."""
+"""Methods raise UserError where the request is refused after all, and ChildLost."""
 
 _PART: Final = 0.1
 _LEAST_S: Final = 0.001
@@ -153,8 +143,7 @@ _LONE_S: Final = 0.05
 def begin_constraint(
     grammars: Grammars, request: GenerationRequest, group: str = ""
 ) -> AnswerConstraint | None:
-    """Has the grammar of the request compiled; None where the answer is free. `group`: as of Grammars.begin. Raises
-    UserError."""
+    """Starts to compile the request's grammar; None where the answer is free. Raises UserError."""
     grammar = request.grammar
     if grammar is None:
         return None
@@ -176,29 +165,28 @@ class GrammarPreparations:
         self._epoch = epoch
         self._grammars = grammars
         self._prepared: dict[str, AnswerConstraint | None] = {}
-        #: Of which the master was not told yet.
+        #: Requests whose grammars the master does not know to be ready.
         self._untold: set[str] = set()
 
     @property
     def unready(self) -> Sequence[AnswerConstraint]:
-        """Constraints of which the master was not told yet."""
         return [one for name in self._untold if (one := self._prepared[name]) is not None]
 
     def add(self, request: GenerationRequest, group: str) -> None:
-        """Has the grammar compiled of a request that will come. Raises UserError."""
+        """Starts to compile the grammar of a request that will come. Raises UserError."""
         self.drop([request.id])
         self._prepared[request.id] = begin_constraint(self._grammars, request, group)
         self._untold.add(request.id)
 
     def take(self, request: GenerationRequest) -> AnswerConstraint | None:
-        """The constraint of a request that has come, whether it is ready or not. Raises UserError."""
+        """The constraint of a request that has come, ready or not. Raises UserError."""
         if request.id not in self._prepared:
             return begin_constraint(self._grammars, request)
         self._untold.discard(request.id)
         return self._prepared.pop(request.id)
 
     def news(self) -> list[Compiled | Failed]:
-        """Whose grammars have been compiled since this was asked last, and whose have failed."""
+        """Grammars that have been compiled, or failed, since the last call."""
         found: list[Compiled | Failed] = []
         for name in [name for name in self._prepared if name in self._untold]:
             constraint = self._prepared[name]
@@ -213,7 +201,6 @@ class GrammarPreparations:
         return found
 
     def drop(self, names: Collection[str]) -> list[Finished]:
-        """Ends those of requests that will not come."""
         return [
             Finished(self._epoch, name, "cancel", 0, 0, 0, 0, processor_s=self._end(name))
             for name in names
@@ -221,7 +208,6 @@ class GrammarPreparations:
         ]
 
     def _end(self, name: str) -> float:
-        """Returns the seconds of a processor that were spent and not told yet."""
         self._untold.discard(name)
         constraint = self._prepared.pop(name)
         if constraint is None:
@@ -231,8 +217,7 @@ class GrammarPreparations:
 
 
 class MaskWaits:
-    """How long steps wait for the processes of grammars: one account for all answers of a step. `now` gives seconds;
-    `wait` returns when there is news of one of them, or after a time."""
+    """One time account of a step for all its answers. `wait` returns when one has news, or after a time."""
 
     def __init__(
         self,
@@ -245,15 +230,12 @@ class MaskWaits:
         self._left_s = 0.0
 
     def begin(self, *, lone: bool) -> None:
-        """A step begins; `lone`: of a single request."""
         self._left_s = _LONE_S if lone else max(_LEAST_S, _PART * self._step_s)
 
     def computed(self, step_s: float) -> None:
-        """A step took so long, without these waits."""
         self._step_s = step_s
 
     def until(self, asked: Sequence[tuple[AnswerConstraint, Callable[[], bool]]]) -> None:
-        """Waits until all that is `asked` is known, or as long as the step still may."""
         while missing := [one for one, known in asked if not known()]:
             if self._left_s <= 0.0:
                 return

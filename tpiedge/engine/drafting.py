@@ -1,27 +1,18 @@
-"""Drafts from a sequence's own text, and how many of them its next step takes. Pure: no clock, nothing at random.
-
-Answers often repeat what they or their prompts hold: a text with a word changed, code that is edited, a name. What
-followed the last time that the latest tokens stood there is a good guess of what comes (prompt lookup decoding). A step
-with drafted tokens takes longer, and brings those that come true beside the one that it brings anyway. What comes true
-is learnt for each sequence by how many tokens matched before: every step shows whether the guess was right, also one
-that was not drafted. What a step takes, `StepCost` knows.
+"""Drafts from a sequence's own text (prompt lookup decoding), and how many its next step takes. Pure: no clock, no
+chance.
 
 Laws:
-1. A guess continues the earlier occurrence of the longest suffix that was found, the latest one of equals. A suffix has
-   two tokens at least; beyond `_ENOUGH` tokens longer and shorter are alike. Where a long match has just ended and no
-   other is found, the guess goes on beside it: after the place of the same token, if that is near, or as if one token
-   had been replaced by another. One that reaches the end of the text goes on with its own tokens: a period is repeated.
-2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons and its result's; twelve bytes are kept per
-   token. Guesses that were asked for and not used do no harm.
-3. Of a sequence's guess the first tokens are drafted, as many as make the expected tokens per second of the whole step
-   the most; none, if that is without any.
-4. Compared with a run without drafts, a sequence has lost at no time more than `_RISK` of what that run would have
-   taken, and `_CREDIT` tokens' worth: no draft is taken that could lose more if nothing of it came true, but those that
-   are sure to. What was gained may be lost again up to `_GAINED` tokens' worth. (By `StepCost`; in a shared step each
-   has its part.)
+1. A guess continues the longest suffix found earlier, the latest of equals; from `_ENOUGH` tokens on all are alike.
+   Just after a long match failed, it goes on beside it: after a near place of the same token, or as if one token had
+   been replaced. A guess that reaches the end of the text repeats itself.
+2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons; twelve bytes are kept per token.
+3. The step takes as many first tokens of guesses as make its expected tokens per second the most. How often guesses
+   come true is learnt for each sequence, by how many tokens matched before.
+4. Against a run without drafts a sequence has never lost more than `_RISK` of that run's time and `_CREDIT` tokens'
+   worth. Gains of up to `_GAINED` tokens' worth may be lost again. (By `StepCost`; a shared step counts in parts.)
 
-Pairs of tokens are found as in LZ77 compressors: `_heads` has, by a hash of the pair, where it last ended, and
-`_earlier` where the one before that did. A pair enters when its successor is known: the suffix itself is not found.
+Pairs of tokens are found as in LZ77: `_heads` has, by a hash of the pair, where it last ended, and `_earlier` where the
+one before that did. A pair enters when its successor is known, so the suffix does not find itself.
 """
 
 from array import array
@@ -34,21 +25,17 @@ from typing import Final
 from tpiedge.engine.step_cost import StepCost
 
 _HASHES: Final = 1 << 14
-#: Earlier occurrences that a search looks at.
 _CANDIDATES: Final = 64
 _ENOUGH: Final = 32
-#: How long a match must have been for tokens beside it to be a guess, and how far beside it.
+#: The length of a match beside which guesses are made, and how far beside it.
 _TRUSTED: Final = 4
 _REACH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next; none, if nothing in the text suggests any.
-
-    `matched`: how many tokens before them are those before the place they are from, as far as that was counted; 0 or 1:
-    only beside a match. `sure`: how many of them cannot but come.
-    """
+    """Tokens that may come next, after `matched` equal tokens (0 or 1: beside a match); the first `sure` are
+    certain."""
 
     ids: tuple[int, ...] = ()
     matched: int = 0
@@ -59,23 +46,20 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
-    """The tokens of one sequence, and where pairs of them stand."""
-
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
         self._heads = array("i", bytes(4 * _HASHES))
         self._earlier = array("i", (0, 0))
-        # The place of the token that should come next, and how many before it are as those here. 0: none is known.
+        # Place of the token that should come next, and the length of its match. 0: unknown.
         self._place = 0
         self._matched = 0
-        # The place of a token that should have come and did not, and how many came since.
+        # Place of the expected token that did not come, and how many tokens ago.
         self._lost = 0
         self._strayed = 0
         for token in ids:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """The sequence goes on with this token."""
         ids = self._ids
         end = len(ids)
         if end >= 2:
@@ -86,7 +70,7 @@ class PromptLookup:
         self._follow(token)
 
     def draft(self, most: int) -> Guess:
-        """At most so many tokens that may come next."""
+        """Up to `most` tokens that may come next."""
         self._find()
         if not self._place or most < 1:
             return NO_GUESS
@@ -122,7 +106,7 @@ class PromptLookup:
             self._place, self._matched = self._beside()
 
     def _longest(self) -> tuple[int, int]:
-        """Where the longest suffix that is found ends, and its length; 0 of less than two tokens."""
+        """Where the longest earlier suffix ends, and its length; (0, 0) below two tokens."""
         ids, best, longest = self._ids, 0, 1
         last = len(ids) - 1
         if last < 1:
@@ -141,7 +125,6 @@ class PromptLookup:
         return best, longest if best else 0
 
     def _common(self, end: int) -> int:
-        """How many tokens before `end` are the latest ones, as far as it matters."""
         ids, beyond = self._ids, len(self._ids)
         most = min(_ENOUGH, end)
         length = 0
@@ -150,7 +133,6 @@ class PromptLookup:
         return length
 
     def _beside(self) -> tuple[int, int]:
-        """A place beside the match that ended: after the nearest token that is the latest one, or in step with it."""
         ids, latest = self._ids, self._ids[-1]
         in_step = self._lost + self._strayed
         near = range(self._lost, min(self._lost + _REACH, len(ids) - 1))
@@ -167,20 +149,18 @@ def _hash(first: int, second: int) -> int:
 _RISK: Final = 0.02
 _CREDIT: Final = 0.75
 _GAINED: Final = 8.0
-#: The part of what may be lost that a step may lose: whoever stakes all of it is soon left without any.
+#: One step may lose this part of what may be lost, so that some is left.
 _STAKE: Final = 0.75
-#: A token that comes true more rarely is not drafted however little it seems to cost.
+#: Less likely tokens are never drafted.
 _LEAST_CHANCE: Final = 0.05
-#: How likely the next token is right after 0, 1, 2 to 3, 4 to 7, ... that matched, before anything was learnt.
+#: How likely the next token is right after 0, 1, 2 to 3, 4 to 7, ... matches, before anything is learnt.
 _EXPECTED: Final = (0.5, 0.5, 0.5, 0.75, 0.9, 0.95, 0.97)
-#: That expectation counts as much as so many observations; all fade by a factor with each new one.
+#: It weighs as much as so many observations, which fade by a factor with each new one.
 _WEIGHT: Final = 3.0
 _FADING: Final = 0.97
 
 
 class _Chance:
-    """How often a guess after so many matches was right, as far as it is remembered."""
-
     __slots__ = ("_right", "_seen")
 
     def __init__(self, expected: float) -> None:
@@ -197,17 +177,15 @@ class _Chance:
 
 
 class DraftLength:
-    """What drafts of one sequence have been worth."""
-
     def __init__(self) -> None:
         self._chances = tuple(_Chance(expected) for expected in _EXPECTED)
-        #: What drafts cost more than they brought, what the answer would have taken without them, and a token of it.
+        #: What drafts cost beyond their gain, what the answer would have taken without them, and a token's worth.
         self._lost_s = 0.0
         self._plain_s = 0.0
         self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
-        """How likely it is that the guess is right up to its first, second, ... token."""
+        """How likely the guess is right up to its first, second, ... token."""
         rates = (
             1.0 if i < guess.sure else self._chance(guess.matched + i).rate for i in range(len(guess.ids))
         )
@@ -215,19 +193,18 @@ class DraftLength:
 
     @property
     def affordable_s(self) -> float:
-        """How many seconds the next step's drafts may take if none of them comes true."""
+        """Seconds that the next step's drafts may take if none comes true."""
         left_s = _RISK * self._plain_s + _CREDIT * self._token_s - self._lost_s
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """A step is planned in which the sequence's drafts, if any, take so long, and a token that comes true is worth
-        `token_s`: the part of the sequence of what the step takes without drafts."""
+        """Notes a planned step's seconds of drafts, and of a token: the sequence's part of the step without drafts."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
 
     def learn(self, guess: Guess, tokens: Sequence[int]) -> None:
-        """The step that was planned with the guess has brought these tokens, one at least."""
+        """Notes the tokens, at least one, of the step that was planned with the guess."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
             if i >= guess.sure:
                 self._chance(guess.matched + i).observe(guessed == token)
@@ -242,11 +219,8 @@ class DraftLength:
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:
-    """How many tokens of each guess the next step takes. Notes it, too, so it is called once per step.
-
-    `bids`: of every sequence that decodes and may draft, also where its guess is empty. `rows`: of the step without
-    drafts, one for each sequence that decodes. `most`: of drafted tokens together.
-    """
+    """How many tokens of each guess the next step takes, and notes them: call it once per step. `bids`: all decoding
+    sequences, also with an empty guess. `rows`: of the step without drafts. `most`: drafted tokens together."""
     counts = [0] * len(bids)
     plain_s = cost.seconds(rows)
     if plain_s is None:
@@ -264,7 +238,7 @@ def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, 
 def _likeliest(
     bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost
 ) -> list[tuple[float, int]]:
-    """(Chance, index of its bid) of every token that may be drafted, the likeliest first, those of a bid in order."""
+    """(Chance, index of its bid), the likeliest first, within a bid in order."""
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))
@@ -274,7 +248,6 @@ def _likeliest(
 
 
 def _best(likeliest: Sequence[tuple[float, int]], rows: int, cost: StepCost, plain_s: float) -> int:
-    """How many of the likeliest tokens make the expected tokens per second the most."""
     best, most, expected = 0, rows / plain_s, float(rows)
     for count, (chance, _) in enumerate(likeliest, start=1):
         expected += chance

@@ -1,4 +1,4 @@
-"""What rank 0 makes of a step's hidden states: tokens that are drawn, log probabilities of prompts, embeddings."""
+"""What rank 0 makes of a step's hidden states: drawn tokens, log probabilities of prompts, embeddings."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,8 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class LiveRequest:
-    """A request that has not ended, and what becomes of its tokens. `scored`: the first position whose log probability
-    was not told yet. `pooled`: of a request for an embedding. `constraint`: what the answer must keep to, if
-    anything. `late`: a piece with its logits, and whether its step had others, while its masks are not known."""
+    """A request that has not ended. `scored`: the first position whose log probability was not told. `late`: a piece,
+    its logits, and whether its step was shared, while its masks are missing. `refused`: why it ends after all."""
 
     sequence: RunningSequence
     sampler: Sampler
@@ -37,19 +36,16 @@ class LiveRequest:
     scored: int = 1
     constraint: AnswerConstraint | None = None
     late: tuple[StepPiece, Tensor, bool] | None = None
-    #: Why the request is refused, though it was accepted.
     refused: UserError | ChildLost | None = None
 
     def known(self) -> bool:
-        """Whether it is known what may be drawn; also where the grammar has failed."""
         return self.constraint is None or self._asked(self.constraint.known, True)
 
     def heard(self) -> bool:
-        """Whether it is known which tokens come next whatever the model says; also where the grammar has failed."""
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
-        """The tokens that come next whatever the model says; none where the grammar has failed."""
+        """The tokens that come next whatever the model says; None while unknown, empty where the grammar has failed."""
         free: Sequence[int] | None = ()
         return free if self.constraint is None else self._asked(self.constraint.forced, free)
 
@@ -61,22 +57,19 @@ class LiveRequest:
 
 
 class Drawing:
-    """Of one epoch."""
-
-    def __init__(self, epoch: int, engine: Engine, head: Head, batcher: Batcher, waits: MaskWaits) -> None:
+    def __init__(self, epoch: int, engine: Engine, batcher: Batcher, waits: MaskWaits) -> None:
         self._epoch = epoch
         self._vocab_size = engine.config.vocab_size
-        self._head = head
+        self.head = Head(engine.config, engine.weights, engine.linear)
         self._meter = engine.meter
         self._batcher = batcher
-        #: Whether each row of the head is computed by itself, as of Head.logits.
+        #: As of Head.logits.
         self._apart = not engine.quantised
         self._waits = waits
         self._logits_MV = torch.empty(0, self._vocab_size)
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
-        """Draws the next tokens of all sequences whose last position the step has computed, from its hidden states
-        [T, H]. `requests`: by their ids."""
+        """Draws the next tokens of all sequences whose last position was computed. `requests`: by their ids."""
         ends = accumulate(len(piece.ids) for piece in batch.pieces)
         pieces = list(zip(batch.pieces, ends, strict=True))
         answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
@@ -86,7 +79,7 @@ class Drawing:
             if rows:
                 # By numpy: torch takes threads of its own, which wait for more work where ours go on.
                 x_MH = x_TH if len(rows) == len(x_TH) else torch.from_numpy(x_TH.numpy()[rows])
-                self._head.logits(x_MH, apart=self._apart, room=logits_MV)
+                self.head.logits(x_MH, apart=self._apart, room=logits_MV)
         first, shared = 0, len(pieces) > 1
         drawing = [requests[piece.sequence.request.id] for piece in batch.pieces if piece.draws]
         self._waits.until([(one.constraint, one.known) for one in drawing if one.constraint is not None])
@@ -108,8 +101,7 @@ class Drawing:
                 live.late = piece, own_MV.clone(), shared
 
     def draw_late(self, requests: Iterable[LiveRequest]) -> None:
-        """Draws for those whose masks were not there when their step ended, and are now. One that has given up its
-        pages since is computed anew."""
+        """Draws for answers whose masks came after their step. A preempted one is computed anew."""
         for live in requests:
             if live.late is not None and not live.sequence.undrawn:
                 live.late = None
@@ -129,7 +121,7 @@ class Drawing:
         self._meter.accepted += max(0, len(tokens) - 1)
 
     def _room(self, rows: int) -> Tensor:
-        """For logits, until the next step: in megabytes that are new, every 4 KiB costs a page fault."""
+        """Memory for logits, kept between steps: new memory costs a page fault every 4 KiB."""
         if self._logits_MV.shape[0] >= rows:
             return self._logits_MV[:rows]
         room = torch.empty(rows, self._vocab_size)
@@ -140,8 +132,6 @@ class Drawing:
     def _drawn(
         self, live: LiveRequest, piece: StepPiece, logits_MV: Tensor, *, shared: bool
     ) -> Iterator[int]:
-        """The tokens at the piece's last position and after every guess that came true. `shared`: the step has others,
-        too."""
         request = live.sequence.request
         index = live.sequence.answer_tokens
         if index >= request.max_tokens:
@@ -163,8 +153,7 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Log probabilities of the prompt's own tokens after the piece's positions, but for those that were told before
-        the sequence gave up its pages."""
+        """Log probabilities of the prompt's tokens after these positions, but for those told before a preemption."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
@@ -172,7 +161,7 @@ class Drawing:
         request = live.sequence.request
         with self._meter.head_span:
             x_MH = x_TH[told : told + len(following)]
-            scores, best = self._head.scores(x_MH, torch.tensor(following), request.sampling.logprobs)
+            scores, best = self.head.scores(x_MH, torch.tensor(following), request.sampling.logprobs)
         for row in range(0, len(scores), _SCORE_ROWS):
             part = slice(row, row + _SCORE_ROWS)
             likeliest = tuple(itertools.chain.from_iterable(best[part]))
@@ -180,13 +169,12 @@ class Drawing:
             live.scored += len(scores[part])
 
     def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """The hidden states of the piece's positions, but for those that were taken before the sequence gave up its
-        pages, or its last one; after the prompt's last position the request has ended."""
+        """Pools hidden states not taken before a preemption, or only the last one. The request ends with its prompt."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
         with self._meter.head_span:
             for row in range(first, len(x_TH), _SCORE_ROWS):
-                pooled.add(self._head.states(x_TH[row : row + _SCORE_ROWS]))
+                pooled.add(self.head.states(x_TH[row : row + _SCORE_ROWS]))
         if piece.draws:
             with refusing(live):
                 live.emit(Embedding(self._epoch, sequence.request.id, pooled.values))
@@ -195,7 +183,6 @@ class Drawing:
 
 @contextmanager
 def refusing(live: LiveRequest) -> Iterator[None]:
-    """What is wrong with one request's grammar, or befalls its process, ends that request."""
     try:
         yield
     except (UserError, ChildLost) as error:

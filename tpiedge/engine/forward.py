@@ -1,11 +1,9 @@
 """The forward pass of one node: its slice of every layer, and the all-reduces that join the slices.
 
-Shape legend: T tokens of the step, C tokens of a chunk, H hidden size, n local query heads, K local KV heads, d head
-dimension, P rows of a head and F of the FFN share as products see them: with those that pad a unit of f32 or bf16 to
-whole pages; quantised matrices have none.
-
-The residual stream x_TH is f32 on every node and identical on all of them, because every node adds the same sums in
-the same order (TPI-LLM, section 3.1).
+Shapes: T tokens of the step, C tokens of a chunk, H hidden size, n local query heads, K local KV heads, d head
+dimension, P rows of a head and F of the FFN share as products see them (f32 and bf16 units are padded to whole pages).
+The residual stream x_TH is f32 and identical on all nodes, because each adds the same sums in the same order (TPI-LLM,
+section 3.1).
 """
 
 import functools
@@ -41,23 +39,18 @@ _POSITIONS: Final = 64
 
 
 class _ChunkPart(NamedTuple):
-    """A chunk, with what is the same for all layers."""
-
     rows: ChunkRows
     spans: Spans
     cos_Cd: Tensor
     sin_Cd: Tensor
 
 
-def _tables_of(rope: RopeConfig, head_dim: int, start: int, count: int) -> tuple[Tensor, Tensor]:
-    inv_freq, scale = rope_frequencies(rope, head_dim)
-    return tables(torch.arange(start, start + count), torch.from_numpy(inv_freq), scale)
-
-
 @functools.lru_cache(maxsize=128)
 def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, Tensor]:
-    """Of so many positions at a time: for one it takes a fifth of the time of all."""
-    return _tables_of(rope, head_dim, block * _POSITIONS, _POSITIONS)
+    """Tables of 64 positions at a time: for one token it takes a fifth of the time."""
+    inv_freq, scale = rope_frequencies(rope, head_dim)
+    positions = torch.arange(block * _POSITIONS, (block + 1) * _POSITIONS)
+    return tables(positions, torch.from_numpy(inv_freq), scale)
 
 
 def kv_cache(
@@ -67,7 +60,7 @@ def kv_cache(
     slots: int,
     capacity_tokens: int,
 ) -> KVCache:
-    """For the node's own KV heads, kept as `kv`. Raises OutOfMemory."""
+    """The cache for the node's own KV heads. Raises OutOfMemory."""
     return KVCache(
         num_layers=config.num_layers,
         kv_heads=len(kv_share(share.attention, config.group_size)),
@@ -79,8 +72,7 @@ def kv_cache(
 
 
 class Engine:
-    """Computes steps for one node. Not thread-safe; owns nothing that it is given. `grids`: the exponents of a
-    quantised model, which all nodes have alike."""
+    """Computes steps for one node. Not thread-safe; owns nothing that it is given."""
 
     def __init__(
         self,
@@ -109,20 +101,17 @@ class Engine:
         self._grids: BlockGrids = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
         ] or [(None, None)] * config.num_layers
-        self._fused = FusedBlocks(config, share, self._kv_of_head, cache, weights, self._grids)
+        self._fused = FusedBlocks(config, share, self._kv_of_head, cache, weights, self._grids, linear.pool)
 
     @property
     def quantised(self) -> bool:
-        """Whether the layers' matrices are: then a row's bits depend on no other."""
+        """Whether the layers' matrices are quantised: then a row's bits depend on no other."""
         return self._grids[0][0] is not None
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
-        """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
-
-        On rank 0 `x_TH` holds the embeddings; elsewhere only its shape counts, and they come with the first block.
-        Only the rows that the plan wants are complete at the end.
-        Raises PeerLost, ProtocolError, or StepCancelled (then nothing is committed).
-        """
+        """Carries `x_TH` (embeddings on rank 0, elsewhere only a shape) through all layers in place, then commits the
+        KV cache. Only rows that the plan wants are complete at the end. Raises PeerLost, ProtocolError, or
+        StepCancelled (then nothing is committed)."""
         self.cache.change(plan.tables, plan.discarded)
         self.cache.begin(plan.segments)
         self.weights.make_room(self.cache.held_bytes)
@@ -150,8 +139,8 @@ class Engine:
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
-        """All blocks at once, if this node has them all, in memory, and these are a few tokens, which are all
-        wanted."""
+        """Computes all blocks in one native call, if a lone node has a few tokens, all wanted, and all weights in
+        memory."""
         if (
             self.communicator.size > 1
             or plan.tokens > NATIVE_TOKENS
@@ -160,7 +149,7 @@ class Engine:
             or any(segment.wanted < segment.length for segment in plan.segments)
         ):
             return False
-        fused = self._fused.stack(self.linear.pool)
+        fused = self._fused.stack()
         if fused is None or plan.tokens > fused.most_tokens:
             return False
         rows, spans, cos_Td, sin_Td = parts[0]
@@ -192,8 +181,8 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(parts) == 1)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduces of the chunks before pace
-        the next one, so that no more than a few messages wait for a slow node."""
+        """Rank 0's embeddings of a chunk. One at a time: earlier all-reduces pace it, so few messages wait for a slow
+        node."""
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
@@ -210,7 +199,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(step_rows) == 1)
 
     def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, step_rows: Sequence[ChunkRows]) -> None:
-        """Computes and reduces only the rows whose hidden states are used afterwards (MOM, section 3.1)."""
+        """Computes and reduces only the wanted rows (MOM, section 3.1)."""
         layer = self.config.num_layers - 1
         rows, row_chunks = wanted_rows(plan)
         if len(rows) == plan.tokens:
@@ -222,11 +211,10 @@ class Engine:
         x_TH[list(rows)] = x_MH
 
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
-        """This node's heads: norm, q k v, rotation, cache, attention, output projection. None without heads."""
         if not len(self._share.attention):
             return None
         rows, spans, cos_Cd, sin_Cd = part
-        fused = self._fused.attention(layer, weights, self.linear.pool)
+        fused = self._fused.attention(layer, weights)
         if fused is not None:
             return fused.run(rows.x_CH, spans, cos_Cd, sin_Cd)
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
@@ -236,24 +224,20 @@ class Engine:
         v_CKd = self._heads(y_v, weights, "v", self._kv.start, len(self._kv))
         if self.config.qk_norm:
             q_Cnd, k_CKd = self._norm(q_Cnd, weights, "q_norm"), self._norm(k_CKd, weights, "k_norm")
-        q_Cnd = rope(q_Cnd, cos_Cd, sin_Cd, self.linear.pool)
-        k_CKd = rope(k_CKd, cos_Cd, sin_Cd, self.linear.pool)
-        out_Cnd = self._attend(q_Cnd, k_CKd, v_CKd, layer, spans)
+        q_Cnd, k_CKd = (rope(x, cos_Cd, sin_Cd, self.linear.pool) for x in (q_Cnd, k_CKd))
+        layout, pool, window = self.cache.layouts[layer], self.linear.pool, self.config.windows[layer]
+        append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
+        out_Cnd = attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=window, pool=pool)
         o_RH = weights.matrices["o"]
         padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
         return self.linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
 
-    def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, spans: Spans) -> Tensor:
-        layout, pool, window = self.cache.layouts[layer], self.linear.pool, self.config.windows[layer]
-        append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
-        return attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=window, pool=pool)
-
     def _norm(self, x: Tensor, weights: BlockWeights, name: str) -> Tensor:
         return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
     def _heads(self, y_CP: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
-        """[C, count, d]: a projection to heads [first, first + count), with its bias, without padding."""
+        """[C, count, d]: a projection as heads [first, first + count), with its bias, without padding."""
         y_Ccd = y_CP.view(y_CP.shape[0], count, -1)[..., : self.config.head_dim]
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
@@ -261,10 +245,9 @@ class Engine:
         return y_Ccd + bias.view(-1, self.config.head_dim)[first : first + count]
 
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
-        """This node's columns of the FFN: norm, gate and up, SwiGLU, down. None without columns."""
         if not len(self._share.ffn):
             return None
-        fused = self._fused.ffn(layer, weights, self.linear.pool)
+        fused = self._fused.ffn(layer, weights)
         if fused is not None:
             return fused.run(x_CH)
         gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
@@ -277,17 +260,13 @@ class Engine:
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, grid)
 
     def _bias(self, weights: BlockWeights, name: str, columns: int) -> Tensor | None:
-        """[`columns`]: this node's part of the bias, with zeros for the padding, which stay zero through SwiGLU and the
-        down projection. None without a bias."""
+        """This node's part of a bias; the zeros for the padding stay zero through SwiGLU and down."""
         own = ffn_bias(weights, name, self._share)
         return None if own is None else functional.pad(own, (0, columns - own.shape[0]))
 
     def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position."""
         rope, width = self.config.rope, self.config.head_dim
         start, stop = segment.start, segment.start + segment.length
-        if segment.length > _POSITIONS:
-            return _tables_of(rope, width, start, segment.length)
         blocks = range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1)
         cos, sin = zip(*(_kept_tables(rope, width, block) for block in blocks), strict=True)
         own = slice(start - blocks.start * _POSITIONS, stop - blocks.start * _POSITIONS)

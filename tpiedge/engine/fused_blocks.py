@@ -1,7 +1,5 @@
-"""Blocks, or all of them, as native calls, made once for as long as the weights are the same objects.
-
-Weights that stay in memory always are; those that are streamed come anew with every step, and their calls with them.
-"""
+"""Blocks as native calls, made once for as long as the weights are the same objects. Streamed weights come anew with
+every step, and their calls with them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
@@ -22,15 +20,13 @@ from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
 from tpiedge.pack.share import NodeShare, Share, kv_share
 
 BlockGrids: TypeAlias = Sequence[tuple[Grid | None, Grid | None]]
-"""Of each layer: those of o and down; None where the model is not quantised."""
+"""For each layer the grids of o and down; None where the model is not quantised."""
 
 _FFN_TILE: Final = 128
 
 
 class FusedBlocks:
-    """The fused blocks of one node's share. None where a block has to be computed one operation at a time: without
-    native kernels, or with weights that are not quantised. All layers at once have no biases of o and down: those are
-    added after the all-reduce."""
+    """One node's fused blocks; None for a block that needs one operation at a time: not native, or not quantised."""
 
     def __init__(
         self,
@@ -40,7 +36,9 @@ class FusedBlocks:
         cache: KVCache,
         weights: NodeWeights,
         grids: BlockGrids,
+        pool: Pool | None,
     ) -> None:
+        self._pool = pool
         self._config = config
         self._share = share
         self._kv = kv_share(share.attention, config.group_size)
@@ -48,37 +46,31 @@ class FusedBlocks:
         self._kv_of_head = kv_of_head
         self._cache = cache
         self._weights = weights
-        # By layer, with the weights that each was made of.
         self._attention: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
         self._ffn: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
         self._layers: FusedLayers | None = None
         self._layers_known = False
 
-    def attention(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FusedAttention | None:
-        """Computes any number of tokens of any sequences."""
-        if pool is None:
-            return None
+    def attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         known = self._attention.get(layer)
         if known is None or known[0] is not weights:
-            known = self._attention[layer] = weights, self._new_attention(layer, weights, pool)
+            known = self._attention[layer] = weights, self._new_attention(layer, weights)
         return known[1]
 
-    def stack(self, pool: Pool | None) -> FusedLayers | None:
-        """All layers, for tokens of any sequences. None also where weights are streamed."""
+    def stack(self) -> FusedLayers | None:
+        """All layers; None also where weights are streamed, or o or down has a bias, which is added after the
+        all-reduce."""
         kept = self._weights.kept()
-        if pool is None or kept is None:
+        if self._pool is None or kept is None:
             return None
         if not self._layers_known:
-            self._layers, self._layers_known = self._new_stack(kept, pool), True
+            self._layers, self._layers_known = self._new_stack(kept, self._pool), True
         return self._layers
 
-    def ffn(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FusedFFN | None:
-        """Computes any tokens, of several sequences, too."""
-        if pool is None:
-            return None
+    def ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
         known = self._ffn.get(layer)
         if known is None or known[0] is not weights:
-            known = self._ffn[layer] = weights, self._new_ffn(layer, weights, pool)
+            known = self._ffn[layer] = weights, self._new_ffn(layer, weights)
         return known[1]
 
     def _new_stack(self, kept: Mapping[Block | HeadTile, BlockWeights], pool: Pool) -> FusedLayers | None:
@@ -87,16 +79,17 @@ class FusedBlocks:
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
             if "o_bias" in of_attention.vectors or "down_bias" in of_ffn.vectors:
                 return None
-            attention, ffn = self.attention(layer, of_attention, pool), self.ffn(layer, of_ffn, pool)
+            attention, ffn = self.attention(layer, of_attention), self.ffn(layer, of_ffn)
             if attention is None or ffn is None:
                 return None
             blocks.append((attention, ffn))
         return FusedLayers(blocks, pool)
 
-    def _new_attention(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedAttention | None:
+    def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         vectors, config, (grid, _) = weights.vectors, self._config, self._grids[layer]
         matrices = _panels(weights, ATTENTION_MATRICES)
-        if config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
+        pool = self._pool
+        if pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
             return None
         q, k, v, o = matrices
         norms = (vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None
@@ -114,7 +107,6 @@ class FusedBlocks:
         return FusedAttention(block, self._cache.layouts[layer], pool)
 
     def _qkv_biases(self, weights: BlockWeights) -> tuple[Tensor, Tensor, Tensor] | None:
-        """This node's parts of the biases of q, k and v, if the model has them."""
         if not self._config.qkv_bias:
             return None
 
@@ -124,20 +116,18 @@ class FusedBlocks:
 
         return own("q", self._share.attention), own("k", self._kv), own("v", self._kv)
 
-    def _new_ffn(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedFFN | None:
+    def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
         matrices = _panels(weights, FFN_MATRICES)
         _, grid = self._grids[layer]
-        if len(matrices) < 3 or grid is None:
+        if self._pool is None or len(matrices) < 3 or grid is None:
             return None
         gate, up, down = matrices
         biases = ffn_bias(weights, "gate", self._share), ffn_bias(weights, "up", self._share)
-        return FusedFFN(
-            weights.vectors["ffn_norm"], self._config.rms_norm_eps, (gate, up, down), pool, grid, biases
-        )
+        norm_H, eps = weights.vectors["ffn_norm"], self._config.rms_norm_eps
+        return FusedFFN(norm_H, eps, (gate, up, down), self._pool, grid, biases)
 
 
 def _panels(weights: BlockWeights, names: Sequence[str]) -> list[PanelMatrix]:
-    """Those of the block's matrices that are quantised: all or none."""
     return [w for w in map(weights.matrices.__getitem__, names) if isinstance(w, PanelMatrix)]
 
 

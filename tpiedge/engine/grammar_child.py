@@ -1,25 +1,17 @@
-"""Keeps answers to their grammars in processes of their own, each of which may be killed at any time.
+"""Keeps answers to grammars, each grammar in a process of its own that may be killed at any time. No torch here.
 
-Started by `grammars.py` (`python -P -m tpiedge.engine.grammar_child FOLDER ROWS END`, with a socket as standard input).
-It reads the tokenizer in FOLDER once, and forks for every grammar: that child compiles it, and says of each of its
-answers which tokens may come next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack,
-a processor or a memory, so each child has limits of its own, a low priority, and nothing but open sockets. No torch
-here.
+`grammars.py` starts it with a socket as standard input (`python -P -m tpiedge.engine.grammar_child FOLDER ROWS END`).
+It reads the tokenizer in FOLDER once and forks for every grammar. A grammar is hostile: a few bytes can exhaust a
+stack, a processor or a memory, so each child has limits, a low priority, and nothing but open sockets. For each child
+two sockets come: one for frames, and one that ends the child when closed and then tells its end (`FATE`).
 
-The first process gets two sockets for each child: what the child speaks with, and one where its parent's half is closed
-to end the child, and where its end is then told: the status and the microseconds of a processor
-(`grammar_process.FATE`). All end with the process that started them.
-
-Frames are those of `text_child.py`, with the number of an answer, 0 of the grammar. Of that a process says `r`, its own
-number (u32), when it is ready, is sent `g`, a JSON object (kind, text, and whether an answer has begun), and says `y`,
-the microseconds of a processor that it took (u32), once it is compiled. Of an answer it is sent `g` (the answer so far,
-and whether a text that is forced is spelled in its usual tokens), then `a` (tokens that were drawn) and `d` (tokens
-that may follow), as u32 each, and `b`, which goes back to the beginning, with the tokens that an earlier epoch drew
-from there on; and `x` where it is over. After `g`, `a` and `b` come `f`, how many of the tokens of `b` were the
-grammar's before its text might end, and tokens that the grammar forces (u32 each), and `m`, a mask; after `d` comes
-`d`, a mask for every token that the grammar allows there. A mask is a byte that says whether the answer may end, and a
-bit for each token; before the first stand the microseconds of a processor (u32) that they took, but for tokens of an
-earlier epoch. `e` is why there is no more.
+Frames are those of `text_child.py` with the number of an answer, 0 for the grammar. u32 numbers everywhere.
+- Grammar: `r` (pid) when ready; is sent `g`, JSON (kind, text, again); says `y` (microseconds) once compiled.
+- Answer: is sent `g` (JSON: answer so far, again, usual), `a` (tokens drawn), `d` (tokens that may follow), `b` (back
+  to the beginning, then these tokens of an earlier epoch) and `x` (over).
+- After `g`, `a` and `b`: `f` (how many tokens of `b` were the grammar's before its text might end, then forced tokens)
+  and `m`, a mask. After `d`: `d`, a mask for each allowed token. Before the first mask: microseconds they took.
+- A mask is a byte, whether the answer may end, and a bit for each token. `e` is why there is no more.
 """
 
 import array
@@ -44,32 +36,27 @@ from tpiedge.model.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-#: Seconds of CPU for a grammar, for one of which an answer has begun, until that goes on, and for the answer to one
-#: frame.
+#: CPU seconds: to compile, to compile and catch up where an answer has begun, and for one frame.
 _COMPILE_S = 5.0
 _AGAIN_S = 25.0
 _FRAME_S = 1.0
-#: Seconds of CPU and memory for reading the tokenizer.
 _READ_S = 120.0
 _READ_MEMORY = 4 << 30
-#: What the child of one grammar may take beside what it shares with the others.
+#: Memory of a child beside what it shares with the others.
 _MEMORY = 512 << 20
 _STACK = 8 << 20
-#: A low priority: a tenth of what steps have, so that a machine that is busy with other things still answers. Masks
-#: that are not ready cost their own answer alone.
+#: A tenth of the steps' priority: a late mask costs its own answer alone.
 _NICE = 10
-#: States of a lexer, of 1 to 2 kB; symbols of a grammar; the work of a step, of which a millisecond has 14,000 and
-#: 20,000.
+#: Lexer states (1 to 2 kB each), symbols of a grammar, and the work of a step (14,000 and 20,000 are a millisecond).
 _LEXER_STATES = 50_000
 _SYMBOLS = 200_000
 _LEXER_FUEL = 400_000
 _ITEMS = 50_000
-#: What comes before a grammar that ends another one.
+#: Before a grammar at the end of another one.
 _NESTED = "%lark {\n"
 
 
 def main() -> None:
-    """Fork until the parent has ended."""
     die_with_parent()
     folder, rows, end = sys.argv[1:4]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -77,18 +64,17 @@ def main() -> None:
 
 
 class _Nursery:
-    """Forks for each two sockets that come over `link`, and looks after the children. For a process of one thread."""
+    """Forks for each pair of sockets that comes over `link`, and buries the children. One thread."""
 
     def __init__(self, link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         self._link = link
         self._vocabulary = vocabulary
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
-        #: The number of each child, and where its end is told; by the file of that.
+        #: By file number of the watch: the child's pid, and the watch.
         self._children: dict[int, tuple[int, socket.socket]] = {}
 
     def run(self) -> None:
-        """Until the link is closed: that ends all children."""
         while True:
             ready = [fd for fd, _ in self._poll.poll()]
             for fd in ready:
@@ -100,18 +86,17 @@ class _Nursery:
                 return
 
     def _end(self, fd: int) -> None:
-        """Ends a child that nobody wants, or that has ended, and tells how."""
         pid, watch = self._children.pop(fd)
         self._poll.unregister(fd)
-        os.kill(pid, signal.SIGKILL)  # it is there, or its end was not looked at yet
+        os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         _, status, used = os.wait4(pid, 0)
         with watch, contextlib.suppress(OSError):
             spent = int(1e6 * (used.ru_utime + used.ru_stime))
             watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
 
     def _take(self) -> bool:
-        """Begins what is asked. Returns whether anybody is left who may ask. Where there is no room for another process
-        its sockets are closed, and nobody tells why."""
+        """Starts a child. Returns False once the parent is gone. Without room for a process the sockets are just
+        closed."""
         try:
             data, fds, _, _ = socket.recv_fds(self._link, 1, 2)
         except ConnectionError:
@@ -131,7 +116,7 @@ class _Nursery:
         return bool(data)
 
     def _leave(self, session: socket.socket, parent: int) -> NoReturn:
-        """Does the child's work, and leaves nothing of the parent's, whatever happens."""
+        """Runs the child, and exits whatever happens: nothing of the parent may run in it."""
         try:
             die_with_parent()
             if os.getppid() == parent:
@@ -145,8 +130,6 @@ class _Nursery:
 
 
 class _TokenizerWrapper:
-    """The tokenizer as llguidance wants it: bytes of all tokens, and a text's usual tokens."""
-
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
         self._tokenizer = tokenizer
         self.tokens = tokenizer.all_bytes()
@@ -154,7 +137,7 @@ class _TokenizerWrapper:
         self.eos_token_id = end
         self.bos_token_id = tokenizer.bos_id
         self.greedy: Callable[[str], list[int]] = lambda _: []
-        """The tokens of a text that the tokenizer would change."""
+        """Tokenizes texts that the tokenizer would change."""
 
     def __call__(self, text: str) -> list[int]:
         # Some put a space before a text; not so within one.
@@ -167,7 +150,7 @@ class _TokenizerWrapper:
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
-    """Or why there is none. A model may have more rows than its tokenizer has tokens, or fewer."""
+    """The vocabulary, or why there is none. A model may have more rows than its tokenizer has tokens, or fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
@@ -188,8 +171,7 @@ def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
 
 
 def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
-    """Compiles one grammar, and says what may come next in each of its answers. Bounds this process for good: the
-    system ends it first where memory is short, and gives it a processor last."""
+    """Compiles one grammar and serves its answers, in a process limited for good."""
     limit_memory(own_memory() + _MEMORY)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
@@ -225,8 +207,6 @@ def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
 
 
 class _FollowedAnswer:
-    """Where one answer is in its grammar. Raises ValueError where it can be nowhere."""
-
     def __init__(self, grammar: "LLMatcher", asked: dict[str, Any]) -> None:
         limit_time(_AGAIN_S if asked["again"] else _COMPILE_S)
         self._matcher = grammar.deep_copy()
@@ -235,7 +215,6 @@ class _FollowedAnswer:
             raise ValueError(f"the answer so far is none of the grammar's: {self._matcher.get_error()}")
 
     def frames(self, letter: bytes, ids: "array.array[int]") -> Iterator[tuple[bytes, bytes]]:
-        """What is to be said to a frame."""
         matcher, kept = self._matcher, 0
         limit_time(_AGAIN_S if letter == b"b" and ids else _FRAME_S)
         before_s = time.process_time()
@@ -254,7 +233,6 @@ class _FollowedAnswer:
         yield letter, _micros(time.process_time() - before_s) + masks
 
     def _masks_after(self, ids: "array.array[int]") -> bytes:
-        """After each of the tokens, up to the first that is not allowed. The matcher stays where it is."""
         matcher, masks = self._matcher, b""
         allowed = matcher.validate_tokens(list(ids))
         for token in ids[:allowed]:
@@ -265,7 +243,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """From the beginning on, up to where the text may end. Returns how many of the tokens were the grammar's."""
+        """Restarts and takes tokens until the text may end. Returns how many."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():
@@ -290,7 +268,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(text)
     else:
-        # A grammar that ends another one may be llama.cpp's, too.
+        # The grammar at the end of another one may be llama.cpp's, too.
         outer, nested, inner = text.partition(_NESTED) if text.endswith("}") else ("", "", "")
         lark = f"{outer}{nested}{any_to_lark(inner[:-1])}}}" if nested else any_to_lark(text)
         grammar = LLMatcher.grammar_from_lark(lark)
@@ -307,7 +285,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
 
 
 def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
-    """Where the grammar forces a text, and its usual tokens are given, these alone are allowed."""
+    """The mask; where the grammar forces a text in its usual tokens, these alone are allowed."""
     mask = matcher.compute_bitmask()
     _check(matcher)
     if forced:

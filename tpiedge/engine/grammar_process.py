@@ -1,9 +1,5 @@
-"""The process of one grammar, which compiles it and serves its answers: the parent's side of `grammar_child.py`.
-
-Nothing here waits; select() takes what `links` returns. The master says how many grammars of new requests compile at a
-time. A process that is killed from outside is begun again once, and each of its answers goes on from its tokens so far;
-one that dies of what it does is not.
-"""
+"""The process of one grammar: the parent's side of `grammar_child.py`. Nothing here waits; select() takes what `links`
+returns. A process killed from outside is started again once; one that dies of what it does is not."""
 
 import contextlib
 import itertools
@@ -24,15 +20,14 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Grammar
 
 FATE: Final = struct.Struct("<iQ")
-"""How a child ended: its exit status, negative of a signal, and its microseconds of a processor."""
+"""A child's exit status (negative of a signal), and its microseconds of a processor."""
 _READY_S: Final = 25.0
-"""How long a process may take until it has begun: those before it, and the tokenizer, may take their time. All that
-comes before a mask is less than a request may stand still."""
+"""Until a process has begun: earlier ones and the tokenizer may take their time. All time before a mask stays below a
+request's stall limit."""
 COMPILE_S: Final = 20.0
-"""How long a grammar may be compiled, and then an answer begin with it. By their own limits of a processor's time they
-end long before, if they get one."""
+"""Until a grammar is compiled, and then until its answer begins; CPU limits end most long before."""
 AGAIN_S: Final = 30.0
-"""The same, where an answer has begun with it."""
+"""The same where an answer has begun."""
 
 
 class LinkEnded(Exception):
@@ -44,8 +39,8 @@ class LinkEnded(Exception):
 
 
 class GrammarLink:
-    """The parent's ends of the two sockets of a child: `session` carries frames; `watch` ends it where this side is
-    shut, and tells its end."""
+    """The parent's sockets of a child: `session` carries frames; shutting `watch` ends the child, whose end it then
+    tells."""
 
     def __init__(self, session: socket.socket, watch: socket.socket) -> None:
         session.setblocking(False)
@@ -54,9 +49,8 @@ class GrammarLink:
         self._watch = watch
         self._unsent = b""
         self._received = bytearray()
-        self._silent = False  # the session has ended, and the fate is awaited
+        self._silent = False
         self._pid = 0
-        #: Of a processor: what the child said, what its end said, and what the caller was told.
         self._said_s = self._fate_s = self._told_s = 0.0
 
     @staticmethod
@@ -75,16 +69,14 @@ class GrammarLink:
 
     @property
     def reads(self) -> socket.socket:
-        """The socket that is readable when there is something to take."""
         return self._watch if self._silent else self._session
 
     @property
     def writes(self) -> socket.socket | None:
-        """The socket that is writable when there is room for what is unsent, if anything is."""
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
-        """What does not fit on the way at once, as a long answer so far, goes later: the child may not have begun."""
+        """Sends a frame, the rest of it later where there is no room: the child may not have begun."""
         self._unsent += HEAD.pack(len(body), letter, number) + body
         self._flush()
 
@@ -111,18 +103,15 @@ class GrammarLink:
         return found
 
     def spent_s(self) -> float:
-        """Seconds of a processor that the child has used since this was asked last."""
         now_s = max(self._told_s, self._said_s, self._fate_s, _processor_s(self._pid))
         spent_s, self._told_s = now_s - self._told_s, now_s
         return spent_s
 
     def close(self) -> None:
-        """Ends the child."""
         self._session.close()
         self._watch.close()
 
     def _flush(self) -> None:
-        """Sends what there is room for. Where the child has ended, `take` says so."""
         if not self._unsent:
             return
         try:
@@ -144,7 +133,7 @@ class GrammarLink:
         said = _received(self._watch, FATE.size)
         if said is None:
             return
-        if len(said) != FATE.size:  # whoever was to tell has ended, too
+        if len(said) != FATE.size:  # the parent of the child has ended, too
             raise LinkEnded(foreign=True)
         status, spent = FATE.unpack(said)
         self._fate_s = spent / 1e6
@@ -152,7 +141,7 @@ class GrammarLink:
 
 
 def _received(source: socket.socket, most: int) -> bytes | None:
-    """What has come; None where nothing has yet, and no bytes once nothing more will."""
+    """None where nothing has come yet, b"" once nothing more will."""
     try:
         return source.recv(most)
     except BlockingIOError:
@@ -167,7 +156,6 @@ def micros(body: bytes) -> int:
 
 
 def _processor_s(pid: int) -> float:
-    """What a process has used until now; 0 where it has ended, or the system does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         user, system = fields.rpartition(")")[2].split()[11:13]
@@ -177,8 +165,7 @@ def _processor_s(pid: int) -> float:
 
 
 class GrammarProcess:
-    """One grammar for one or several answers, each of which has a number. Methods raise GrammarRefused where the
-    grammar is refused, and ChildLost."""
+    """One grammar for one or several numbered answers. Methods raise GrammarRefused and ChildLost."""
 
     def __init__(
         self,
@@ -188,36 +175,34 @@ class GrammarProcess:
         *,
         again: bool,
     ) -> None:
-        """`fork` makes a process, and raises OSError. `now` gives seconds. `again`: an answer has begun with it."""
+        """`fork` makes a process, and raises OSError. `again`: an answer has begun with the grammar."""
         asked = {"kind": grammar.kind, "text": grammar.text, "again": again}
         self._asked = json.dumps(asked).encode("ascii")
         self._compile_s = AGAIN_S if again else COMPILE_S
         self._fork = fork
         self._now = now
         self._numbers = itertools.count()
-        #: What each answer does with its frames: letter, body.
+        #: By number: takes letter and body of a frame.
         self._answers: dict[int, Callable[[bytes, bytes], None]] = {}
         self._link: GrammarLink | None = None
         self._is_ready = self._compiled = False
         self._error: TpiedgeError | None = None
         self.begun = 0
-        """How many processes there were: another one knows nothing of the answers so far."""
+        """How many processes there were: a new one knows no answer."""
         self._spent_s = 0.0
         self._deadline = 0.0
 
     @property
     def usable(self) -> bool:
-        """Whether another answer can begin with it."""
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """Returns the number of another answer, which hears its frames while any of the answers asks for `ready`."""
-        number = 1 + next(self._numbers) % 0xFFFF  # of one that has left, frames may be on the way still
+        """The number of a new answer; `hear` gets the frames (letter, body) while any answer asks for `ready`."""
+        number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number
 
     def leave(self, number: int) -> None:
-        """One answer less; the last one ends the process."""
         if self._answers.pop(number, None) is None:
             return
         self.send(b"x", number)
@@ -225,15 +210,13 @@ class GrammarProcess:
             self._end()
 
     def links(self) -> Sequence[GrammarLink]:
-        """The links that say something when there is more to know; none where there is no need to wait."""
         return () if self._error is not None or self._link is None else (self._link,)
 
     def ready(self) -> bool:
-        """Whether answers may begin, or go on."""
         try:
             if self._error is None:
                 self._advance()
-        except TpiedgeError as error:  # for its users, whenever they ask
+        except TpiedgeError as error:  # kept for all answers that ask later
             self._error = error
             self._end()
         if self._error is not None:
@@ -245,12 +228,10 @@ class GrammarProcess:
             self._link.send(letter, number, body)
 
     def take_spent(self) -> float:
-        """Seconds of a processor since this was asked last."""
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s + (self._link.spent_s() if self._link is not None else 0.0)
 
     def _advance(self) -> None:
-        """Goes on as far as it can."""
         link = self._link or self._begin()
         try:
             while frames := link.take():
@@ -301,10 +282,9 @@ class GrammarProcess:
 
 
 def refused(why: bytes) -> GrammarRefused:
-    """The error of a grammar that is wrong, in the words of its process."""
+    """The error of a wrong grammar, in the words of its process."""
     return GrammarRefused(f"the grammar is refused: {sanitised_line(why.decode(errors='replace'), 400)}")
 
 
 def starved() -> ChildLost:
-    """The error of a process that is neither done nor at its limits: its priority is low, and others come first."""
     return ChildLost("this machine is too busy for the grammar of the request: try again later")

@@ -1,16 +1,11 @@
-"""What grammars allow of answers, asked of `grammar_child.py`, a process beside rank 0.
-
-A request's grammar is compiled while other requests go on (`grammar_process.py`). While a step is computed, a child
-finds out which tokens may come next, also after each token that the step guesses. A step waits for that only as long as
-`constraints.py` says: an answer whose mask is not there takes no part in the steps until it is.
+"""What grammars allow, asked of processes beside rank 0 (`grammar_child.py`) while steps are computed.
 
 Laws:
-1. An answer that ends by itself is a text of its grammar; one that ends otherwise is the beginning of one. What is
-   allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
-2. A request whose grammar is wrong, or takes more time or memory than it may, is refused, and no other is hurt but
-   those that share its process: beside others each mask may take `_MASK_S` of a processor, or a part of its step, and
-   all of them `_SLACK_S` more. A grammar of which an answer has begun has many times as long to get there again.
-3. No process outlives its requests, or its parent.
+1. An answer that ends by itself is a text of its grammar; another is the beginning of one. What is allowed depends on
+   the grammar and the answer's tokens alone, so another epoch can go on.
+2. A wrong or too expensive grammar is refused, and hurts only requests that share its process: beside others a mask may
+   take `_MASK_S` of a processor, or `_PART` of its step, and all of them `_SLACK_S` more.
+3. No process outlives its requests or its parent.
 """
 
 import json
@@ -43,16 +38,15 @@ from tpiedge.wire.requests import GenerationRequest
 
 #: How long a mask may take.
 _ANSWER_S: Final = 10.0
-#: What masks may cost of a processor where others share the steps: each of them, or this part of the step, and beyond
-#: that in all, until it was made up for.
+#: A mask's share of a processor where others share the steps: this much, or this part of the step; and a debt in all.
 _MASK_S: Final = 0.005
 _PART: Final = 0.1
 _SLACK_S: Final = 1.0
 
 
 class Grammars:
-    """The processes of the grammars of one model with `rows` tokens, whose tokenizer is in `folder`. Starts the first
-    process with the first grammar. For one thread, which must not end before."""
+    """The grammar processes of one model with `rows` tokens, whose tokenizer is in `folder`. For one thread, which must
+    outlive it: the processes die with it."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder = folder
@@ -62,9 +56,8 @@ class Grammars:
         self._end: int | None = None
 
     def begin(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
-        """Has the grammar of the request compiled. `again`: whether an answer has begun with it, also one that is not
-        the grammar's from its beginning on. `group`: a name for the grammar of several requests, of which it is
-        compiled once while any of them lasts. Raises GrammarRefused where that cannot be."""
+        """Starts to compile the request's grammar. `again`: an answer has begun with it. Requests of one `group` share
+        a process while any of them lasts. Raises GrammarRefused."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
         if not grammars_installed():
@@ -86,7 +79,6 @@ class Grammars:
         return constraint
 
     def close(self) -> None:
-        """Ends all processes."""
         if self._first is not None:
             child, link = self._first
             link.close()
@@ -95,7 +87,6 @@ class Grammars:
         self._first = None
 
     def _fork(self) -> GrammarLink:
-        """A link to a new process for one grammar. Raises ChildLost and OSError."""
         if self._first is not None:
             try:
                 return GrammarLink.through(self._first[1])
@@ -108,8 +99,8 @@ class Grammars:
 
 
 class Constraint:
-    """What a grammar allows of one answer, from its beginning to its end. All methods raise GrammarRefused where the
-    grammar is refused, and ChildLost where its process is killed from outside, or does not get going."""
+    """What a grammar allows of one answer. All methods raise GrammarRefused, and ChildLost where the process is killed
+    from outside or does not get going."""
 
     def __init__(
         self,
@@ -120,8 +111,7 @@ class Constraint:
         *,
         again: bool,
     ) -> None:
-        """`model`: the token that the child takes for the answer's end, in place of the request's own, and how many
-        tokens there are. `now` gives seconds. `again`: as of Grammars.begin."""
+        """`model`: the child's end token, in place of the request's own, and the number of tokens."""
         child_end, self._rows = model
         self._process = process
         self._number = process.join(self._understand)
@@ -130,33 +120,31 @@ class Constraint:
         self._end_ids = self._stop_ids | {child_end}
         self._usual = request.grammar is None or request.grammar.begins is None
         self._again = again
-        #: Which of the processes knows the answer.
+        #: Which of the processes (`GrammarProcess.begun`) knows the answer.
         self._begun = 0
-        #: The tokens that the process has accepted since the grammar's beginning, and those of a restart of which it
-        #: did not say yet how many it keeps: so another process can go on.
+        #: Accepted since the grammar's beginning, and those of a restart still unanswered: another process can go on.
         self._accepted = list(request.answer_ids)
         self._replayed: Sequence[int] | None = None
         self._guesses: Sequence[int] = ()
         self._forced: tuple[int, ...] | None = None
         self._mask: TokenMask | None = None
         self._following: list[TokenMask] | None = []
-        #: How many masks the process still owes, and how many lists of those after guesses: the last one counts.
+        #: Masks, and lists of masks after guesses, that the process still owes: the last one counts.
         self._due = self._due_following = 0
         self.kept = 0
-        """How many of the tokens that were given to the last restart were the grammar's before its text might end."""
+        """How many tokens of the last restart were the grammar's before its text might end."""
         self._deadline = 0.0
         self._refused: GrammarRefused | None = None
-        #: Of a processor: what was told since tokens were drawn last, and how much more than allowed all was.
+        #: Processor time since tokens were drawn last, and how much more than allowed.
         self._cost_s = self._debt_s = 0.0
         self._drawn_at = now()
 
     def links(self) -> Sequence[GrammarLink]:
-        """The links that say something when there is more to know; none where there is no need to wait."""
         known = self._mask is not None and self._following is not None
         return () if known or self._refused is not None else self._process.links()
 
     def ready(self) -> bool:
-        """Whether the grammar is compiled, and the first mask has come, so that the answer may begin."""
+        """Whether the grammar is compiled and the first mask has come."""
         self._advance()
         return self._mask is not None
 
@@ -165,25 +153,23 @@ class Constraint:
         return self.ready() and self._following is not None
 
     def forced(self) -> Sequence[int] | None:
-        """The tokens that come next whatever the model says; None while that is not known."""
+        """The tokens that come next whatever the model says; None while unknown."""
         self._advance()
         return self._forced
 
     def guess(self, ids: Sequence[int]) -> None:
-        """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
         self._guesses, self._following = ids, None if ids else []
         if ids:
             self._deadline = self._now() + _ANSWER_S
             self._ask_following()
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """What may be drawn next; then after each token that was guessed, up to one that is not allowed. `shared`:
-        whether other answers wait for it, too."""
+        """The next token's mask, then one after each guess, up to one not allowed. `shared`: other answers wait,
+        too."""
         while not self.known():
             await_any([self], _ANSWER_S)
         assert self._mask is not None
         found = [self._mask, *(self._following or ())]
-        # What they cost; in between no other answer is held up.
         step_s, self._drawn_at = self._now() - self._drawn_at, self._now()
         cost_s, self._cost_s = self._cost_s, 0.0
         if shared:
@@ -196,26 +182,23 @@ class Constraint:
         yield from found
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """These tokens were drawn."""
         self._accepted += tokens
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Goes back to the beginning, and from there on with those of these tokens, which an earlier epoch drew, that
-        are `kept`, within the time that the grammar has. Once the last mask has come."""
+        """Restarts the grammar with tokens of an earlier epoch, after the last mask has come; sets `kept`."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
     def close(self) -> None:
-        """Nothing more will be asked, but for what was spent. Ends the process with its last answer. Idempotent."""
+        """Ends the answer; `take_spent` still works. Idempotent."""
         self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        """Seconds of a processor that were spent on the grammar since this was asked last, for any of its answers."""
+        """Seconds of a processor since the last call, for all answers of the process."""
         return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
-        """Sends what changes what is allowed."""
         self._forced = self._mask = None
         self._guesses, self._following = (), []
         self._deadline = deadline
@@ -232,7 +215,6 @@ class Constraint:
             self._process.send(b"d", self._number, array("I", self._guesses).tobytes())
 
     def _advance(self) -> None:
-        """Goes on as far as it gets without waiting."""
         if not self._process.ready():
             self._forced = self._mask = None
             self._following = None if self._guesses else []
@@ -245,7 +227,6 @@ class Constraint:
             raise starved()
 
     def _open(self) -> None:
-        """Begins in a process, or goes on where another one was."""
         again = self._again or bool(self._accepted)
         self._begun = self._process.begun
         self._deadline = self._now() + (AGAIN_S if self._again else COMPILE_S)
@@ -281,12 +262,11 @@ class Constraint:
                 self._refused = refused(body)
 
     def _costing(self, body: bytes) -> TokenMask:
-        """The masks of a frame, whose cost it counts."""
         self._cost_s += micros(body) / 1e6
         return np.frombuffer(body, np.uint8, offset=4)
 
     def _mask_of(self, said: TokenMask) -> TokenMask:
-        """With the request's own end tokens, where the answer may end."""
+        """The mask with the request's own end tokens where the answer may end."""
         mask = said[1:].copy()
         for token in self._end_ids:
             if token // 8 < len(mask):
@@ -300,7 +280,7 @@ class _Waiting(Protocol):
 
 
 def await_any(constraints: Sequence[_Waiting], limit_s: float) -> None:
-    """Returns when there is something to take for one of them, or after that time; at once where there are none."""
+    """Waits until one of the links has news, at most `limit_s`; not at all where one has no links."""
     waiting = [one.links() for one in constraints]
     if waiting and all(waiting):
         links = {link for some in waiting for link in some}

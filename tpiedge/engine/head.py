@@ -1,7 +1,5 @@
-"""The LM head, on rank 0 only (TPI-LLM, section 3.1: the vocabulary stays on the user's machine), and embeddings.
-
-Shapes: M positions of a text, V the vocabulary, R rows of it that a tile holds.
-"""
+"""The LM head, on rank 0 only (TPI-LLM, section 3.1), and embeddings. M positions, V vocabulary, R rows of it in a
+tile."""
 
 from typing import TypeAlias
 
@@ -34,10 +32,8 @@ class Head:
         self._linear = linear
 
     def logits(self, x_MH: Tensor, *, apart: bool = False, room: Tensor | None = None) -> Tensor:
-        """[M, vocabulary] f32 for M positions; the caller bounds M, since a row of logits may take half a megabyte.
-
-        `apart`: of different sequences, so that a row's bits must not depend on how many there are. `room`: where they
-        go, instead of a new tensor."""
+        """[M, vocabulary] f32, in `room` if given; the caller bounds M. `apart`: a row's bits must not depend on the
+        others."""
         h_MH = self.states(x_MH)
         rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
         logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
@@ -51,10 +47,8 @@ class Head:
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
-        """The log probability of one token at each of M positions, and at each so many of the likeliest tokens.
-
-        Every tile is asked for once, whatever M is, since it may have to be read from disk.
-        """
+        """The log probability of a token at each of M positions, and the `likeliest` there. Asks for every tile
+        once."""
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
         best = _Best(len(ids_M), min(likeliest, self._config.vocab_size))
@@ -69,7 +63,6 @@ class Head:
         return (own_M - total_M).tolist(), best.scored(total_M)
 
     def states(self, x_MH: Tensor) -> Tensor:
-        """[M, H]: the hidden states after the final norm, of which the logits are made."""
         weight = self._weights.head_vectors()["final_norm"]
         return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
 
@@ -79,15 +72,12 @@ class Head:
 
 
 class _Best:
-    """The K largest of the logits that came, at each of M positions."""
-
     def __init__(self, positions: int, count: int) -> None:
         self._logits_MK = torch.full((positions, count), -torch.inf)
         self._ids_MK = torch.zeros(positions, count, dtype=torch.long)
         self._count = count
 
     def take(self, rows: slice, first: int, logits_MR: Tensor) -> None:
-        """Those of the vocabulary's rows from `first` on, at some positions."""
         if not self._count:
             return
         new_MK, places_MK = logits_MR.topk(min(self._count, logits_MR.shape[1]))
@@ -97,7 +87,6 @@ class _Best:
         self._ids_MK[rows] = ids_ML.gather(1, places_MK)
 
     def scored(self, total_M: Tensor) -> list[Scored]:
-        """`total_M` is the logarithm of the sum of all exponentials."""
         scores = (self._logits_MK - total_M[:, None]).tolist()
         return [
             tuple(zip(ids, values, strict=True))
@@ -106,23 +95,21 @@ class _Best:
 
 
 class MeanState:
-    """The mean of hidden states of `width` numbers. It is summed in f64, position by position: its bits do not depend
-    on how many come at a time."""
+    """The mean of hidden states of `width` numbers, summed in f64 position by position: its bits do not depend on how
+    many come at a time."""
 
     def __init__(self, width: int) -> None:
         self._total_H: NDArray[np.float64] = np.zeros(width)
         self.count = 0
-        """States so far."""
 
     def add(self, h_MH: Tensor) -> None:
-        """Takes the next states."""
         for row_H in h_MH.numpy():
             self._total_H += row_H
         self.count += len(h_MH)
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The mean; to be asked for once a state is there. Raises UserError where it has what is no f32."""
+        """The mean, once a state is there. Raises UserError where it is no finite f32."""
         mean_H = self._total_H / self.count
         if not (np.abs(mean_H) <= np.finfo(np.float32).max).all():
             raise UserError("the model makes an embedding with a number that is not finite: check its files")

@@ -1,8 +1,4 @@
-"""The loops of rank 0, which leads: plan, embed, forward, head, sample, and of the others, which follow.
-
-Rank 0's `step` is one sweep over the model for all requests that run: pieces of their prompts, the next rows of their
-answers, and guesses of what comes after them. The other nodes never see a token id, only hidden states and positions.
-"""
+"""The loops of rank 0 (plan, embed, forward, head, sample) and of the others, which see no token id."""
 
 import secrets
 import time
@@ -20,7 +16,7 @@ from tpiedge.engine.constraints import AnswerConstraint, GrammarPreparations, Ma
 from tpiedge.engine.drawing import Drawing, LiveRequest, refusing
 from tpiedge.engine.forward import Engine
 from tpiedge.engine.grammars import Grammars, await_any
-from tpiedge.engine.head import Head, MeanState
+from tpiedge.engine.head import MeanState
 from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import CarriedSequence
@@ -34,16 +30,14 @@ from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
-#: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.
+#: Requests of the previous epoch are resubmitted at once unless cancelled; unclaimed pages are freed after this.
 _CLAIM_S: Final = 10.0
 
 
 @dataclass(frozen=True)
 class Serving:
-    """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences`: that run at once;
-    `speculate`: tokens drafted for one in a step; `grain_pages`: by how many pages memory that none needs goes back,
-    because weights can use it, or 0 where they cannot; `limits`: of steps, the usual ones by default; `route`: of the
-    all-reduces."""
+    """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences` run at once; `speculate`:
+    drafts of one in a step; `grain_pages`: pages that give memory back to weights at a time, 0 for never."""
 
     epoch: int
     context_tokens: int
@@ -55,7 +49,7 @@ class Serving:
 
 
 class Leader:
-    """Rank 0: owns the sequences, their pages, the embedding, the head and the samplers."""
+    """Rank 0's engine: owns sequences, their pages, the embedding, the head and the samplers."""
 
     def __init__(
         self,
@@ -64,20 +58,17 @@ class Leader:
         told: Callable[[StepSpans], None],
         grammars: Grammars,
     ) -> None:
-        """`told`: gets what single steps were, and must not block. `grammars`: of requests."""
         cache = engine.cache
         self._engine = engine
         self._config = engine.config
         self._epoch = serving.epoch
-        self._head = Head(engine.config, engine.weights, engine.linear)
         self._communicator = engine.communicator
         self._limits = serving.limits or StepLimits.of(engine.config.hidden_size)
         self._serving = serving
         self._preparations = GrammarPreparations(serving.epoch, grammars)
         self._recorder = StepRecorder(0, engine.meter, engine.weights, told)
-        #: Whether the next step of answers alone is to be recorded.
         self._recording_wanted = False
-        #: What the step under way computes of prompts: (request, first position, how many).
+        #: Prompts in the step under way: (request, first position, how many).
         self._read: tuple[tuple[str, int, int], ...] = ()
         self._cost = StepCost()
         self._pool = PagePool(cache.pages, cache.format.page_positions, secrets.token_bytes(32))
@@ -88,58 +79,51 @@ class Leader:
             KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
         )
         self._waits = MaskWaits()
-        self._drawing = Drawing(serving.epoch, engine, self._head, self._batcher, self._waits)
+        self._drawing = Drawing(serving.epoch, engine, self._batcher, self._waits)
         self._live: dict[str, LiveRequest] = {}
         self._cancels: dict[str, None] = {}
         self._step = 0
-        #: Until when pages of an earlier epoch are held for requests that have not come; 0: for none.
+        #: Until when unclaimed pages of an earlier epoch are held; 0: there are none.
         self._adopted_until = 0.0
-        #: The request whose step is under way alone, and that step.
+        #: The lone request of the step under way, and the step.
         self._lone = "", 0
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute."""
         return self._batcher.idle
 
     @property
     def preparing(self) -> bool:
-        """Whether a request waits for its grammar, so that a step may have something to compute soon."""
+        """Whether a request waits for its grammar."""
         return bool(self._awaited)
 
     @property
     def _awaited(self) -> Sequence[AnswerConstraint]:
-        """Constraints of which something must be known before their requests come, or their answers go on."""
         waiting = (one.constraint for one in self._live.values() if one.sequence.undrawn)
         return [*(one for one in waiting if one is not None), *self._preparations.unready]
 
     @property
     def pages(self) -> tuple[int, int]:
-        """How many pages of the KV cache sequences hold, of how many."""
         return self._pool.held, self._pool.pages
 
     @property
     def reading(self) -> tuple[tuple[str, int], ...]:
-        """How many positions are computed of each request whose prompt is a part of the step under way; of this step
-        by the blocks that are done. From any thread."""
+        """Prompt positions computed so far in the step under way, by request. From any thread."""
         blocks = 2 * self._config.num_layers
         meter = self._engine.meter
         done = meter.block if meter.step == self._step else 0
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
-        """From any thread: have all nodes record the next step in which answers alone are computed."""
+        """Has all nodes record the next step of answers alone. From any thread."""
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Has the grammar compiled of a request that will be submitted, or cancelled: `step` tells when. `group`: as of
-        Compile. Raises UserError."""
+        """Starts to compile the grammar of a coming request. Raises UserError."""
         self._preparations.add(request, group)
 
     def submit(self, request: GenerationRequest, emit: Callable[[AnswerPart], None]) -> None:
-        """Accepts a request; its tokens go to `emit` as soon as they are drawn, but for `answer_ids`, which were told
-        before. Raises UserError where it cannot be answered, for example because prompt + max_tokens exceed the
-        context."""
+        """Accepts a request; new tokens go to `emit` as they are drawn. Raises UserError."""
         self._check(request)
         sampler = self._sampler(request)
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
@@ -151,8 +135,8 @@ class Leader:
         self._live[request.id] = live
 
     def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
-        """In place of a step: every node is told what it is to leave for the next epoch of the requests that run.
-        Returns that, and who has which of the pages. Raises PeerLost."""
+        """Tells every node, in place of a step, what to leave for the next epoch: the order, and who has which
+        pages."""
         pages, sequences = self._batcher.leave(MAX_PAGES)
         self._step += 1
         order = LeavePages(self._epoch, self._step, pages, halt.kept, halt.sent)
@@ -160,22 +144,20 @@ class Leader:
         return order, sequences
 
     def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
-        """These requests, whose keys and values are in the first pages, are about to come. Before anything is
-        submitted. `private`: as of Carried."""
+        """Expects these requests, whose keys and values are in the first pages. Call it before `submit`."""
         self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
-        """From any thread: the request ends as soon as it costs no other anything, within a step if it is alone in
-        it."""
+        """Ends the request once that costs no other anything; within a step if it is alone. From any thread."""
         self._cancels[request] = None
         lone, step = self._lone
         if lone == request:
             self._communicator.request_cancel(step)
 
     def step(self) -> list[Finished | Failed | Compiled]:
-        """Computes one step, and returns the requests that ended, or were refused after all, and those whose grammars
-        are compiled. Raises PeerLost, ProtocolError."""
+        """Computes one step. Returns ended and failed requests, and compiled grammars. Raises PeerLost,
+        ProtocolError."""
         self._drawing.draw_late(self._live.values())
         ended = [*self._preparations.news(), *self._take_cancels()]
         if self._adopted_until and time.monotonic() > self._adopted_until:
@@ -201,8 +183,6 @@ class Leader:
         return [*ended, *self._take_ended()]
 
     def await_grammar(self, limit_s: float) -> None:
-        """Wait until more is known of a grammar for which a request waits, at most that long; not at all where none
-        does."""
         await_any(self._awaited, limit_s)
 
     # --- requests
@@ -234,8 +214,7 @@ class Leader:
         dropped = self._preparations.drop(list(self._cancels))
         for one in dropped:
             self._cancels.pop(one.request, None)
-        # Of those that ended before, or have not begun, which is the command that is read next, only the latest are
-        # kept.
+        # Only the latest cancels of unknown requests are kept: the request may be the next command.
         for request in list(self._cancels)[:-64]:
             del self._cancels[request]
         return [*dropped, *self._take_ended()]
@@ -270,13 +249,11 @@ class Leader:
     # --- a step
 
     def _await_forced(self) -> None:
-        """Waits for tokens that grammars force, which save steps where guesses are made."""
         able = [one for one in self._live.values() if one.sequence.decodes and not one.sequence.undrawn]
         guessed = [one for one in able if one.sequence.lookup is not None]
         self._waits.until([(one.constraint, one.heard) for one in guessed if one.constraint is not None])
 
     def _ask_masks(self, batch: Batch) -> None:
-        """What is allowed after guesses is found out while the step is computed."""
         for piece in batch.pieces:
             live = self._live[piece.sequence.request.id]
             if live.constraint is not None:
@@ -284,7 +261,7 @@ class Leader:
                     live.constraint.guess(piece.ids[len(piece.ids) - piece.drafted :])
 
     def _announced(self) -> None:
-        """The plan of a step is told: the time to look whether it is wanted still."""
+        """Called once the plan of a step is told: the time to look whether it is still wanted."""
 
     def _run(self, batch: Batch) -> Tensor:
         """One sweep over the model: the hidden states [T, H], of which only the wanted rows are complete."""
@@ -332,8 +309,7 @@ class Leader:
 
 
 def follow(engine: Engine, carrier: Carrier, told: Callable[[StepSpans], None]) -> NoReturn:
-    """Any other rank, which sees no token: takes steps, and leaves what `carrier` can, until the cluster ends. `told`:
-    as of Leader. Ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
+    """Runs any other rank until Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()

@@ -1,26 +1,21 @@
-"""Logits to tokens, on rank 0.
-
-One token is drawn in this order, which is that of Hugging Face's processors and warpers:
+"""Logits to tokens, on rank 0, in the order of Hugging Face's processors and warpers:
 
 1. logit bias: added to the logits;
-2. repetition penalty r, for every token of prompt and answer: a positive score is divided by r, a negative
-   one multiplied;
-3. presence and frequency penalty, for the tokens of the answer only (as OpenAI counts):
-   score -= presence + frequency * count;
-4. grammar: the scores of tokens that it does not allow become -inf;
+2. repetition penalty r, for tokens of prompt and answer: a positive score is divided by r, a negative one multiplied;
+3. presence and frequency penalty, for tokens of the answer (as OpenAI counts): score -= presence + frequency * count;
+4. grammar: scores of tokens that it forbids become -inf;
 5. temperature 0 ends here: the largest score, the lowest id among equals. Otherwise scores are divided by it;
-6. top-k: scores below the k-th largest go; what equals it stays, so more than k may be left;
-7. top-p: the smallest set of the likeliest survivors whose probability reaches p (the token that crosses p
-   stays; equals go by id);
+6. top-k: scores below the k-th largest go; equals of it stay;
+7. top-p: the smallest set of the likeliest whose probability reaches p stays (with the token that crosses p; equals go
+   by id);
 8. min-p: tokens less likely than min_p times the likeliest go;
 9. one of the rest is drawn by inverting the cumulative distribution over ascending ids, in whole numbers.
 
-Steps 1 to 4 are here, in numpy, the first three for the tokens that they concern; the others in `kernels/draw.py`.
+Steps 1 to 4 are here, in numpy; the others in `kernels/draw.py`.
 
-Laws: at least one token survives every filter; a token with logit -inf is never drawn; the random number is
-a function of (seed, position) and nothing else, so the same logits give the same token whatever the number of
-nodes, the batch and the number of times a step was repeated; a token is drawn on one thread, the same with
-native kernels and without, so the number of threads and the machine change nothing either.
+Laws: at least one token survives; a logit of -inf is never drawn; the random number depends on (seed, position) alone,
+and a token is drawn on one thread with the same result natively and by numpy: neither nodes, batches, repeated steps,
+threads nor machines change a token.
 """
 
 import hashlib
@@ -42,29 +37,22 @@ if TYPE_CHECKING:
 
 _F32 = NDArray[np.float32]
 TokenMask = NDArray[np.uint8]
-"""A bit for each token, the lowest first: whether a grammar allows it."""
+"""A bit for each token, the lowest first: whether it is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token.
-
-    `logprobs`: empty where none were asked for; otherwise (id, log probability) of the likeliest, descending,
-    masked ones left out, and of the drawn token at the end where it is not among them. They are the
-    model's own: of the logits as they came, before bias, penalties, temperature and filters.
-    """
+    """One drawn token. `logprobs`: if asked for, (id, log probability) of the likeliest, descending, without masked
+    ones, and of the drawn token at the end if not among them; of the model's own logits, before steps 1 to 9."""
 
     token: int
     logprobs: tuple[tuple[int, float], ...]
 
 
 class Sampler:
-    """Draws the tokens of one sequence, one after the other.
-
-    `sample` changes nothing, so a step can be repeated; `accept` appends the token that was decided on. A
-    sampler made anew from the prompt and the answer so far draws what the old one would have drawn. Token ids
-    must be below `vocab_size`; `sampling` is within the ranges of `engine/sampling.py`.
-    """
+    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated; `accept` appends a token.
+    A sampler made anew from prompt and answer so far draws the same. Token ids are below `vocab_size`, `sampling` in
+    its ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()
@@ -82,7 +70,6 @@ class Sampler:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        """Append `token` to the answer. Constant time."""
         self._position += 1
         if self._seen is not None:
             self._seen.add(token)
@@ -90,11 +77,9 @@ class Sampler:
             self._answered.add(token)
 
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
-        """Draw the next token from f32 logits of shape [V], which stay as they are; one of those `allowed`.
-
-        Raises InternalError for logits of the wrong shape, with NaN or +inf, or all -inf; GrammarRefused where those of
-        all tokens that are allowed are -inf.
-        """
+        """Draws the next token from f32 logits [V], which stay unchanged; only one of those `allowed`. Raises
+        InternalError for logits of the wrong shape, with NaN or +inf, or all -inf; GrammarRefused where all allowed
+        tokens have -inf."""
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
@@ -106,7 +91,6 @@ class Sampler:
         return Sampled(token, _logprobs(raw_V, self._sampling.logprobs, token))
 
     def _masked(self, scores_V: _F32, allowed: TokenMask) -> _F32:
-        """Step 4."""
         bits_V = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
         masked_V: _F32 = np.where(bits_V, scores_V, np.float32(-np.inf))
         if masked_V.max() == -np.inf:
@@ -130,7 +114,6 @@ class Sampler:
         return raw_V
 
     def _adjusted(self, raw_V: _F32) -> _F32:
-        """Steps 1 to 3, for the tokens that they concern; a copy only where something changes."""
         if not len(self._bias_ids) and self._seen is None and self._answered is None:
             return raw_V
         scores_V = raw_V.copy()
@@ -148,12 +131,10 @@ class Sampler:
 
 
 class _Occurrences:
-    """The distinct tokens of a text, and how often each is in it."""
-
     def __init__(self, text_ids: Sequence[int], vocab_size: int) -> None:
         ids, times = np.unique(np.asarray(text_ids, dtype=np.intp), return_counts=True)
         self._places = {token: place for place, token in enumerate(ids.tolist())}
-        # As long as they can become: the system gives memory only to what is written.
+        # At full length: untouched memory costs nothing.
         self._ids_V = np.zeros(vocab_size, dtype=np.intp)
         self._times_V = np.zeros(vocab_size, dtype=np.int32)
         self._ids_V[: len(ids)], self._times_V[: len(ids)] = ids, times
@@ -164,11 +145,10 @@ class _Occurrences:
 
     @property
     def times(self) -> NDArray[np.int32]:
-        """Of each of `ids`."""
         return self._times_V[: len(self._places)]
 
     def add(self, token: int) -> None:
-        """Append `token` to the text. Constant time."""
+        """Appends `token` to the text, in constant time."""
         place = self._places.setdefault(token, len(self._places))
         self._ids_V[place] = token
         self._times_V[place] += 1

@@ -1,4 +1,4 @@
-"""The ranges of what a request may ask of the sampler: flags are checked here, the API's fields take them from here."""
+"""Ranges of sampling parameters: flags are checked here, the API's fields take them from here."""
 
 from importlib.util import find_spec
 
@@ -32,7 +32,7 @@ _RANGES = {
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raise UserError, naming the flag, where a parameter is out of its range. NaN is out of every range."""
+    """Raises UserError, naming the flag, where a parameter is out of its range. NaN is out of every range."""
     for name, allowed in _RANGES.items():
         _check(f"--{name.replace('_', '-')}", getattr(sampling, name), allowed)
     _check("the number of --logit-bias", len(sampling.logit_bias), Range(0, MAX_BIASES))
@@ -44,7 +44,6 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
 
 
 def grammars_installed() -> bool:
-    """Whether the library is there that keeps answers to grammars."""
     return find_spec("llguidance") is not None
 
 

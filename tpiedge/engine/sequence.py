@@ -11,8 +11,8 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True)
 class CarriedSequence:
-    """What a request has in the KV cache when its epoch ends: its first `done` positions, whose tokens have the digest
-    `tokens`, in `pages`, counted among those that are carried; `scope` as of GenerationRequest."""
+    """A KV cache at an epoch's end: its first `done` positions, the digest of their `tokens`, the numbers of
+    `pages`."""
 
     request: str
     scope: str
@@ -22,11 +22,9 @@ class CarriedSequence:
 
     @staticmethod
     def of(request: GenerationRequest, ids: Sequence[int], pages: tuple[int, ...]) -> "CarriedSequence":
-        """With the tokens `ids`."""
         return CarriedSequence(request.id, request.scope, len(ids), _digest(ids), pages)
 
     def begins(self, request: GenerationRequest, ids: Sequence[int]) -> bool:
-        """Whether `ids`, of that request, begin with its tokens, and go on."""
         known = self.scope == request.scope and self.done < len(ids)
         return known and _digest(ids[: self.done]) == self.tokens
 
@@ -37,37 +35,33 @@ def _digest(ids: Sequence[int]) -> str:
 
 @dataclass(eq=False)
 class RunningSequence:
-    """A request that was accepted, from its arrival to its end; `batcher` changes it."""
+    """A request from its arrival to its end; `batcher` changes it."""
 
     request: GenerationRequest
-    #: Prompt and answer. The last token of an answer is not computed yet.
+    #: Prompt and answer, whose last token is not computed yet.
     ids: list[int]
-    #: Of the KV cache, while it runs; -1 while it waits.
     slot: int = -1
-    #: Positions whose keys and values are computed and decided on.
+    #: Positions whose keys and values are computed and decided.
     done: int = 0
     pages: list[int] = field(default_factory=list)
-    #: How many of the pages the other nodes know.
     told: int = 0
-    #: Of its full pages, as far as they are computed, or found.
+    #: Names of its full pages, as far as computed or found.
     names: list[bytes] = field(default_factory=list)
-    #: Those of all full pages that its tokens had when it began to run.
+    #: Names of all full pages of its tokens when it began.
     expected: list[bytes] = field(default_factory=list)
-    #: Prompt positions that were found in kept pages when it first ran.
     cached: int = 0
-    #: What it has of an earlier epoch, in pages of this one, until it begins with that.
+    #: Pages of an earlier epoch that it will begin with.
     carried: CarriedSequence | None = None
-    #: Whether other sequences must not find its pages: their keys and values would have other bits here.
+    #: Other sequences must not find its pages: their bits depend on the split.
     private: bool = False
-    #: Steps that brought tokens.
     steps: int = 0
-    #: Where its tokens, the first `fed` of them, are looked up for guesses of the next, and what those were worth.
+    #: Its tokens (the first `fed`) for guesses, and what guesses were worth.
     lookup: PromptLookup | None = None
     fed: int = 0
     drafting: DraftLength = field(default_factory=DraftLength)
-    #: Whether it waits to know what may be drawn after what is computed.
+    #: Whether it is computed but waits for its mask.
     undrawn: bool = False
-    #: Says the tokens that its grammar forces next; None where that is not known.
+    #: Tokens that its grammar forces next; None while unknown.
     forced: Callable[[], Sequence[int] | None] | None = None
 
     @property
@@ -80,12 +74,11 @@ class RunningSequence:
 
     @property
     def remaining(self) -> int:
-        """Positions to compute before the next token can be drawn."""
         return len(self.ids) - self.done
 
     @property
     def scanned(self) -> bool:
-        """Whether the hidden states of all positions of its prompt are still wanted."""
+        """Whether the hidden states of all prompt positions are still wanted."""
         every = self.request.prompt_scores or self.request.pooling == "mean"
         return every and self.answer_tokens == 0
 
@@ -97,8 +90,7 @@ class RunningSequence:
 
 @dataclass(frozen=True, eq=False)
 class StepPiece:
-    """What a step computes of one sequence: the tokens at the positions from `start` on, of which the last `drafted`
-    are the first of `guess`. `wanted`: of how many of the last positions the hidden states are used."""
+    """Tokens of a sequence from `start` on, the last `drafted` guessed; the last `wanted` need hidden states."""
 
     sequence: RunningSequence
     start: int
@@ -113,5 +105,4 @@ class StepPiece:
 
     @property
     def draws(self) -> bool:
-        """Whether the last position's logits are those of the next token."""
         return self.stop - self.drafted == len(self.sequence.ids)

@@ -1,14 +1,14 @@
-"""What a step takes, by the number of its rows, learnt from steps that were measured. Pure: others bring the seconds.
+"""What a step takes by its number of rows, learnt from measured steps. Pure.
 
-Steps are of a kind when their numbers of rows are between the same powers of two: 1, 2, 3 to 4, 5 to 8, and so on. What
-the latest `_KEPT` of a kind took, in the median, is a point of a curve; between two points it is straight.
+Steps are of a kind between two powers of two rows. The median of a kind's latest `_KEPT` is a point of a curve,
+straight between points.
 
 Laws:
-1. More rows never take less. Where measurements say so, they are averaged (isotonic regression).
-2. One step that took long by accident has no effect once its kind was measured three times, and a change that lasts has
-   its full effect after `_KEPT` steps of a kind.
-3. Of larger steps than were measured the curve says too much rather than too little, as long as a step never takes more
-   per row than a smaller one does. Of smaller steps than were measured it says nothing.
+1. More rows never take less: contradicting measurements are averaged (isotonic regression).
+2. One slow step has no effect once its kind was measured three times; a lasting change counts fully after `_KEPT`
+   steps.
+3. Beyond the largest measured step the curve overestimates, as long as rows do not get dearer; below the smallest it
+   says nothing.
 """
 
 from bisect import bisect_left
@@ -20,15 +20,13 @@ from typing import Final
 
 _KEPT: Final = 7
 _ENOUGH: Final = 3
-#: After so many other measurements those of a kind may be out of date; so many of them still count beside a new one.
+#: After so many other measurements a kind may be out of date; then so many of its steps still count.
 _STALE: Final = 256
 _REMEMBERED: Final = 2
 
 
 @dataclass(slots=True)
 class _SimilarSteps:
-    """The latest steps of a kind, how many there were, and the number of the last one among all measurements."""
-
     rows: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     count: int = 0
@@ -46,7 +44,7 @@ class _SimilarSteps:
 
 @dataclass(slots=True)
 class _Level:
-    """Neighbouring points of which none takes less than the one before; `weight` measurements."""
+    """Neighbouring points that take the same; `weight` measurements."""
 
     rows: list[int]
     seconds: float
@@ -63,13 +61,12 @@ class StepCost:
         self._seconds: list[float] = []
 
     def measured(self, rows: int, seconds: float) -> None:
-        """A step of so many rows, one at least, took so long."""
         self._count += 1
         self._kinds.setdefault(_kind(rows), _SimilarSteps()).add(rows, seconds, self._count)
         self._draw()
 
     def seconds(self, rows: int) -> float | None:
-        """What a step of so many rows takes; None where no step was measured that was as small."""
+        """What a step of `rows` takes; None below the smallest measured step."""
         if not self._rows or rows < self._rows[0]:
             return None
         above = bisect_left(self._rows, rows)
@@ -83,9 +80,8 @@ class StepCost:
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """The least that such a step may take for all that is known, for whoever finds out by trying: where its kind
-        was measured less than three times, or long ago, as little as the next smaller one that is known better. None
-        where no kind is."""
+        """The least a step may take, for a trial: where its kind is hardly known, that of the next smaller known
+        one."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:
@@ -94,8 +90,7 @@ class StepCost:
         return self.seconds(rows if best == wanted else min(rows, median_low(self._kinds[best].rows)))
 
     def rows_within(self, seconds: float, most: int) -> int | None:
-        """The most rows, up to `most`, of a step that takes no longer than this; None where all that were measured took
-        longer."""
+        """The most rows, up to `most`, of a step of at most `seconds`; None where all measured steps took longer."""
         if not self._rows or seconds < self._seconds[0]:
             return None
         return bisect_left(range(1, most + 1), True, key=lambda rows: (self.seconds(rows) or 0.0) > seconds)
@@ -116,7 +111,6 @@ def _kind(rows: int) -> int:
 
 
 def _isotonic(levels: Iterable[_Level]) -> list[_Level]:
-    """Averages neighbours of which the second takes less until there are none: the nearest curve that never falls."""
     found: list[_Level] = []
     for level in levels:
         found.append(level)

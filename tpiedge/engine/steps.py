@@ -1,10 +1,5 @@
-"""A step in chunks: which rows belong to which positions of which sequence, and the all-reduces of the chunks.
-
-A chunk is computed and reduced as one, whatever sequences its rows belong to, so that every block costs one message
-per chunk. Its sum is needed where the chunk's next block begins. Until then its parts travel while this node computes
-the same block for other chunks; so with two chunks and more the network costs time only where it takes longer than the
-arithmetic.
-"""
+"""A step in chunks, each computed and reduced as one: every block costs one message per chunk. A chunk's sum is needed
+where its next block begins; until then parts travel while this node computes other chunks."""
 
 import time
 from bisect import bisect_left
@@ -27,11 +22,9 @@ from tpiedge.kernels.library import Pool
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import WirePrecision
 
-#: Of the hidden states of a step.
 ACTIVATION_BYTES = 64 << 20
 
-#: Of a chunk of rows that are computed apart: as many as native products of f32 and bf16 take, whose bits do not depend
-#: on how many there are.
+#: Rows that are computed apart: as many as native f32 and bf16 products take with the same bits for any number.
 APART_ROWS = 16
 
 _PRODUCT_ROWS = 16
@@ -39,24 +32,21 @@ _PRODUCT_ROWS = 16
 
 @dataclass(frozen=True)
 class StepLimits:
-    """How many tokens a step holds, and how many of them are computed and reduced at a time."""
+    """How many tokens a step and a chunk hold."""
 
     step_tokens: int
     chunk_tokens: int
 
     @staticmethod
     def of(hidden_size: int) -> "StepLimits":
-        """A step's f32 hidden states take at most ACTIVATION_BYTES, a message's 1 MiB."""
+        """Limits f32 hidden states of a step to ACTIVATION_BYTES, a message to 1 MiB."""
         row_bytes = 4 * hidden_size
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
-        """Tokens of a chunk in a step of so many. Where nodes share the work there are two at least, if that leaves
-        enough rows for efficient products: then one computes while the other's partials travel.
-
-        The first of two halves has the same number of tiles of products as the second or one more: rounded down, it
-        would leave a few rows for a third chunk.
-        """
+        """Tokens of a chunk: shared steps are cut in two at least, one computing while the other travels, if
+        products stay efficient. The first half is rounded up to whole tiles: rounded down, a few rows would make a
+        third chunk."""
         if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
         half = -(-tokens // 2)
@@ -65,14 +55,11 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows [first_row, last_row) of the step."""
-
     index: int
     first_row: int
     last_row: int
 
     def segments(self, plan: StepPlan) -> Iterator[Segment]:
-        """The positions of the rows, which no segment wants: the chunk's part of those of the plan."""
         row = 0
         for whole in plan.segments:
             low, high = max(self.first_row, row), min(self.last_row, row + whole.length)
@@ -82,7 +69,7 @@ class Chunk:
 
 
 def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
-    """Every node derives the same chunks from the plan. Raises ProtocolError if its numbers contradict."""
+    """The step's chunks, alike on every node. Raises ProtocolError if the plan contradicts itself."""
     total = sum(segment.length for segment in plan.segments)
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0 or plan.apart_tokens > total:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
@@ -90,9 +77,7 @@ def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
 
 
 def wanted_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
-    """The step's rows whose final hidden states are wanted, and these, side by side, as chunks.
-
-    Raises ProtocolError where there is none, or more of a segment than it has."""
+    """The rows whose hidden states are wanted, and these, side by side, as chunks. Raises ProtocolError."""
     rows: list[int] = []
     end = 0
     for segment in plan.segments:
@@ -112,8 +97,8 @@ def _cut(rows: int, apart: int, chunk_rows: int) -> tuple[Chunk, ...]:
     return tuple(Chunk(index, *bounds) for index, bounds in enumerate(pairwise((*starts, rows))))
 
 
-#: How many are under way while this node computes: each is in memory, here and as messages that came early. While the
-#: oldest is awaited there is one more, begun already: its parts travel in that time.
+#: All-reduces under way while this node computes: each is in memory here and at peers. One more is begun while the
+#: oldest is awaited.
 _MOST: Final = 2
 
 
@@ -123,8 +108,6 @@ class StepCancelled(Cancelled):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The rows of a chunk in the residual stream, as torch and as numpy see them."""
-
     index: int
     x_CH: Tensor
     array_CH: F32Array
@@ -145,10 +128,8 @@ class _UnderWay:
 
 
 class OverlappedReduces:
-    """The all-reduces of one node in one step. Every method raises PeerLost, ProtocolError or StepCancelled.
-
-    Sums of a grid travel as integers, but where parts travel rounded, as `wire`: then as the numbers that they are.
-    """
+    """The all-reduces of one node in one step. Methods raise PeerLost, ProtocolError or StepCancelled. Sums of a grid
+    travel as integers, but as rounded numbers where `wire` is not f32."""
 
     def __init__(
         self, communicator: Communicator, meter: Meter, pool: Pool | None, wire: WirePrecision = "f32"
@@ -169,13 +150,13 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """x += sum of all nodes' partials (+ the bias of the row-parallel matrix, once): at once (`wait`), or by the
-        time that `settle` is called. `grid`: of partials that are sums; the same on all nodes."""
+        """x += sum of all nodes' partials (+ a bias, once): at once (`wait`), or by the next `settle`. `grid`: partials
+        are sums of it; the same on all nodes."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None
         given = partial_CH
-        if given is None:  # what tells shape and kind
+        if given is None:  # only its shape and dtype count
             given = rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)
         self._meter.block = tag.block
         if wait:
@@ -192,18 +173,15 @@ class OverlappedReduces:
             self._finish()
 
     def settle(self, rows: ChunkRows | None = None) -> None:
-        """Return once no all-reduce of these rows is under way; of any rows, without them."""
         while self._under_way and (rows is None or any(rows is one.rows for one in self._under_way)):
             self._finish()
 
     def ended_alone(self, rows: ChunkRows, tag: Tag) -> None:
-        """After blocks of which `tag` is the last, on the only node: there was nothing to add up."""
         self._meter.block = tag.block
-        self._communicator.all_reduce(rows.x_CH, tag)  # of one: it looks whether the step was cancelled
+        self._communicator.all_reduce(rows.x_CH, tag)  # of one rank: sets `cancelled`
         self._check_cancelled(tag)
 
     def _finish(self) -> None:
-        """The oldest: all ranks finish in the same order."""
         one = self._under_way.popleft()
         with self._meter.reduce_span(one.tag.block):
             sum_CH = self._communicator.finish_all_reduce(one.tag)

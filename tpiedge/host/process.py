@@ -95,12 +95,6 @@ def rss_bytes(pid: int) -> int:
         return 0
 
 
-def forget_peak_rss() -> None:
-    """Let `peak_rss_bytes` begin anew from what is resident now, where the system can (Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

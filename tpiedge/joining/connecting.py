@@ -1,6 +1,6 @@
-"""The worker's side of joining: a connection to the right master, or the reason in words why there is none.
+"""The worker's side of joining: a connection to the right master, or the reason why it fails.
 
-Errors: UserError where trying again changes nothing (wrong key, bad token, other protocol), PeerError where it may.
+Errors: UserError if trying again changes nothing (wrong key, bad token, other protocol), PeerError if it may.
 """
 
 import time
@@ -22,10 +22,9 @@ from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrolled, Refused
 
 MASTER = "master"
-"""What a worker calls the hub it connects to."""
 
 Found: TypeAlias = Literal["the master", "somebody", "nobody"]
-"""Of whom only "the master" has proved to have its key."""
+"""Only "the master" has proved its key."""
 
 _PROBE_S = 1.0
 _SLICE_S = 0.2
@@ -41,11 +40,11 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """A link whose handshake is done, at the first of the host's addresses, best first, where the master is; the caller
-    closes it. Afterwards it connects anew by itself after breaks. Each address may take `timeout_s` and a moment.
+    """Connects to the master at the first of the host's addresses, best first, that has it; the caller closes the link,
+    which mends itself after breaks. Each address may take `timeout_s` and a moment.
 
-    `shown` is what errors call the address, where a user knows it by another. With the `secret` of a token there is a
-    place for it, whatever strangers are there. Raises UserError only where trying again changes nothing at any of them.
+    Errors call the address `shown`. A token's `secret` gives the link a place among strangers. Raises UserError only if
+    trying again changes nothing at any address.
     """
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
@@ -66,8 +65,8 @@ def open_link(
 
 
 def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Found:
-    """Who is at the host's addresses, as anybody may ask. Takes `timeout_s` for each. "somebody" refuses: the master
-    does where strangers have all places for those whom it does not know, and so may anybody."""
+    """Says who is at the host's addresses; takes `timeout_s` for each. "somebody" refuses, like a master whose places
+    for unknown keys are taken."""
     keys = CurveKeys.generate()  # this worker's own may still be taken, by a connection that is silent
     try:
         addresses = resolve_all(address)
@@ -90,10 +89,8 @@ def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Foun
 
 
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
-    """Become, or show to be, a member. `secret` is the token's, "" for a worker that joined before.
-
-    The master answers once its disk has the new member, which takes seconds where that is a slow card.
-    """
+    """Joins, or proves to be a member; `secret` is the token's, "" for a member. The master answers once its disk has
+    the new member, which takes seconds on a slow card."""
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     gone = "the master went away while this worker joined: try again"
@@ -107,7 +104,7 @@ def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) 
 
 
 def hear(link: ZmqSpoke, deadline: float, gone: str, silent: str) -> Message:
-    """The next message. Raises PeerError with the words `gone` where the link breaks, `silent` at the deadline."""
+    """Returns the next message. Raises PeerError with the words `gone` if the link breaks, `silent` at the deadline."""
     while (remaining_s := deadline - time.monotonic()) > 0:
         up = link.monitor.poll() is LinkState.UP
         envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)
@@ -119,7 +116,6 @@ def hear(link: ZmqSpoke, deadline: float, gone: str, silent: str) -> Message:
 
 
 def explain(address: str, numeric: Address, state: LinkState, name: str) -> UserError | PeerError:
-    """Why the worker `name` has no link to the master at `address`, after `state` was what the monitor saw."""
     if state is LinkState.REFUSED:
         return PeerError(
             f"the master at {address} does not let this worker in: {name} was revoked, as 'tpiedge nodes --all' there "

@@ -1,9 +1,8 @@
-"""What the master answers to a worker that wants to belong to the cluster: a machine without sockets or files.
+"""Decides the master's answer to a worker that wants to join, without sockets or files.
 
-A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret. A revoked key stays
-out, and so does who speaks another protocol or would compute other numbers, member or not: no secret is spent. Guesses
-at secrets of 128 bits are worth nothing, and cost no disk: a secret that is not good by what is known is refused at
-once.
+A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret. A revoked key,
+another protocol or other numbers are refused, members too, and no secret is spent. A secret known to be bad is refused
+without the disk; guessing 128 bits is hopeless.
 """
 
 import logging
@@ -30,17 +29,15 @@ _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
 _NEW_TOKEN = "get a new one with 'tpiedge token create' on the master's computer"
 
 BUSY = Refused("limited", "too many workers join at once: try again in a minute")
-"""The answer to a candidate where too many others wait for the disk."""
 
 _log = logging.getLogger(__name__)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:
-    """What a machine says of itself, from its installation as it is on the disk now. Imports no torch.
+    """Describes this machine from its installation, without importing torch.
 
-    Machines must agree on two fields to compute the same numbers; the processor may differ, and so may the kernels:
-    torch's release without what a build adds ("2.9.1", not "2.9.1+cpu"), "" where there is none, and how numbers lie in
-    memory. Python itself needs floats of IEEE 754.
+    Machines compute the same numbers if they agree on two fields: torch's release without the build ("2.9.1", not
+    "2.9.1+cpu"; "" for none), and how numbers lie in memory. Python itself needs IEEE 754.
     """
     try:
         torch = metadata.version("torch").partition("+")[0]
@@ -52,8 +49,8 @@ def introduction(host: str, secret: str = "") -> Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A newcomer for whom its token decides, and a disk: have the journal admit `member` if the secret in `message` is
-    good, then give `Enrolment.decided` what came of it."""
+    """A newcomer whose token the journal must redeem: admit `member` if the secret in `message` is good, then pass the
+    outcome to `Enrolment.decided`."""
 
     member: KnownWorker
     message: Enrol
@@ -61,7 +58,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """`own`: the master's introduction. `glance(secret)`: what its token is good for, without waiting for the disk."""
+    """`own`: the master's introduction. `glance(secret)` judges a token without waiting for the disk."""
 
     cluster: str
     own: Enrol
@@ -69,8 +66,7 @@ class Enrolment:
     glance: Callable[[str], Redemption]
 
     def judge(self, peer: str, key: str, message: Message, wall: float) -> Enrolled | Refused | Candidate:
-        """The answer to `message` of the guest or member `peer`, whose connection proves that it has `key`. `wall`:
-        seconds since 1970."""
+        """Answers a guest's or member's message; its connection proves `key`. `wall`: seconds since 1970."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"
@@ -107,7 +103,6 @@ class Enrolment:
         return candidate if outcome == "ok" else self.decided(candidate, outcome)
 
     def decided(self, candidate: Candidate, outcome: Redemption | TpiedgeError) -> Enrolled | Refused:
-        """The answer once its token was judged and the journal has it, or could not: an error of its file."""
         if isinstance(outcome, TpiedgeError):
             return Refused("denied", f"the master cannot let this worker in: {sanitised_line(outcome)}")
         if outcome == "ok":

@@ -1,8 +1,7 @@
-"""The master's hub, its journal and its tokens put together: who comes in, who is thrown out.
+"""Admits and revokes workers at the master's hub, with its journal and tokens.
 
-The owner of the hub calls `heard`, `settle` and `tick`. It reads small files where they have changed, and never waits
-for the disk to write: a thread of the door's own does, in the order in which workers came. `admit` and `revoke` are for
-other threads, and block for the disk.
+The hub's owner calls `heard`, `settle` and `tick`, which read small changed files but never wait for a write: a thread
+does that, in the order of arrival. `admit` and `revoke` are for other threads, and block for the disk.
 """
 
 import contextlib
@@ -26,23 +25,21 @@ from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrolled, Refused
 
-#: Newcomers that may wait for the disk at a time.
+# Newcomers that may wait for the disk.
 _MAX_CANDIDATES = 64
 
 _log = logging.getLogger(__name__)
 
 
 def guest_policy(folder: Path) -> GuestPolicy:
-    """How the control hub of the master whose state is in `folder` treats unknown keys; pass it to ZmqHub."""
+    """Returns how the control hub of the master with state `folder` treats unknown keys."""
     words = "too many newcomers without a token wait at the master: try again, or join with a token"
     return GuestPolicy(peer_name, takes=TokenStore(folder).takes, crowded=Refused("limited", words))
 
 
 class FrontDoor:
-    """Make it right after the hub; the journal's members are admitted and its revoked keys kept out from then on.
-
-    `beside`: other hubs that only members may connect to. Close it before the hubs.
-    """
+    """Make it right after the hub: it admits the journal's members and keeps revoked keys out. `beside`: other hubs for
+    members only. Close it before the hubs."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class FrontDoor:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._disk = threading.Thread(target=self._run, name="tpiedge-members", daemon=True)
         self._disk.start()
-        #: The peers for which the disk is waited for.
+        #: Peers that wait for the disk.
         self._candidates: set[str] = set()
         self._newcomers: deque[str] = deque()
         self._outcomes: deque[tuple[str, Candidate, Redemption | TpiedgeError]] = deque()
@@ -81,11 +78,11 @@ class FrontDoor:
                 admission.revoke(revoked.name, revoked.key)
 
     def is_member(self, peer: str) -> bool:
-        """Whether a peer that is connected is more than a guest, whose messages are all for `heard`."""
+        """Whether a connected peer is no guest; a guest's messages are all for `heard`."""
         return peer not in self._hub.admission.guests
 
     def heard(self, sender: str, message: Message) -> None:
-        """Answer, or have `settle` answer once the disk has what it needs: what a worker says meanwhile is dropped."""
+        """Answers, or lets `settle` answer once the disk has written; what a worker sends meanwhile is dropped."""
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self._candidates:
             return
@@ -99,7 +96,7 @@ class FrontDoor:
             self._answer(sender, BUSY)
 
     def settle(self) -> None:
-        """Answer the workers for which the disk was waited for. The hub is woken when there are any."""
+        """Answers the workers whose disk write is done. The hub is woken for them."""
         while self._outcomes:
             sender, candidate, outcome = self._outcomes.popleft()
             self._candidates.discard(sender)
@@ -108,18 +105,16 @@ class FrontDoor:
             self._answer(sender, self._enrolment.decided(candidate, outcome))
 
     def newcomers(self) -> list[str]:
-        """The workers that were let in for good since the last call, in their order."""
         return [self._newcomers.popleft() for _ in range(len(self._newcomers))]
 
     def admit(self, member: KnownWorker) -> None:
-        """Let a worker in for good. Raises UserError for a revoked key, UserError or DiskFull for a file that cannot
-        be written."""
+        """Admits a worker for good. Raises UserError for a revoked key, UserError or DiskFull for the file."""
         self.journal.admit(member)
         self._admitted(member)
 
     def revoke(self, name: str, at_once: Callable[[str], None] | None = None) -> None:
-        """Throw the worker of that peer name out: nothing that it sends counts from now on. `at_once` gets the name
-        before the disk has it. Raises UserError where there is none, and as `admit`."""
+        """Revokes the worker of that peer name: nothing that it sends counts from now on. `at_once` gets the name
+        before the disk has it. Raises UserError for an unknown name, and as `admit`."""
 
         def shut_out(gone: Revoked) -> None:
             self._follow_table(gone.key)
@@ -131,7 +126,7 @@ class FrontDoor:
         self.journal.revoke(name, self._wall(), shut_out)
 
     def close(self) -> None:
-        """Waits for the disk to have what was decided, for a while. Idempotent."""
+        """Waits, for a while, for the disk to have what was decided. Idempotent."""
         self._jobs.put(None)
         self._disk.join(10.0)
         if self._disk.is_alive():
@@ -140,8 +135,8 @@ class FrontDoor:
             )
 
     def tick(self) -> None:
-        """Cut the connections of those revoked and of guests whose time is up. Call it several times a second, also so
-        that tokens which wait for a clock that is set begin to live when it is."""
+        """Cuts the connections of revoked workers and overdue guests, and starts waiting tokens once the clock is set.
+        Call it several times a second."""
         if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
             self._clock_was_set = True
             self._jobs.put(self._start_tokens)
@@ -173,7 +168,7 @@ class FrontDoor:
         _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
 
     def _follow_table(self, key: str) -> None:
-        """Has the hubs let `key` in or not, as the journal says now: of two threads the later one has it right."""
+        """Makes the hubs follow the journal as it is now: of two threads the later one has it right."""
         with self._admitting:
             member = self.journal.table.member(key)
             for admission in self._admissions:

@@ -1,4 +1,4 @@
-"""A machine's identity: a CURVE key pair in a file of its owner, and the name that follows from it."""
+"""A machine's identity: a CURVE key pair in a file of its owner, and the names that follow from it."""
 
 import hashlib
 from pathlib import Path
@@ -11,10 +11,9 @@ _FILE = "key.json"
 
 
 def load_or_create_keys(folder: Path) -> CurveKeys:
-    """The key pair of the machine whose state is in `folder`; made on first use.
+    """Returns the key pair of the machine with state `folder`; makes it on first use.
 
-    Raises UserError where the file is readable by others or damaged: a new key would be a new machine, so none
-    is made in its place.
+    Raises UserError if others can read the file or it is damaged: a new key would be a new machine.
     """
     path = folder / _FILE
     found = read_private(path)
@@ -34,15 +33,15 @@ def load_or_create_keys(folder: Path) -> CurveKeys:
 
 
 def fingerprint(public_key: str) -> str:
-    """16 hex digits that stand for a key wherever people or names need it."""
+    """Returns 16 hex digits that stand for a key."""
     return hashlib.sha256(public_key.encode("ascii")).hexdigest()[:16]
 
 
 def cluster_name(master_key: str) -> str:
-    """8 hex digits that stand for the master of that key where people need it."""
+    """Returns 8 hex digits that stand for a master."""
     return fingerprint(master_key)[:8]
 
 
 def peer_name(public_key: str) -> str:
-    """The name of a worker's agent."""
+    """Returns the name of a worker's agent."""
     return f"w-{fingerprint(public_key)}"

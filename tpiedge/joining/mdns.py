@@ -1,9 +1,8 @@
-"""How masters announce themselves in the local network, and how workers look for them: the only place that knows
-zeroconf, an extra (`pip install 'tpiedge[mdns]'`). Import it only where it is wanted.
+"""Announces masters in the local network and finds them; the only place that knows zeroconf, an extra (`pip install
+'tpiedge[mdns]'`).
 
-Nothing heard is trusted. It is an address to try, on a network that this machine is on, as one that a user types: who
-is there is proved when the worker joins, by a code or a key that it knows. A cluster that somebody names says which
-known key may be worth a try.
+Nothing heard is trusted: it is an address on an own network to try, as one that a user types. The worker proves who is
+there by a code or a known key when it joins.
 """
 
 import contextlib
@@ -24,18 +23,16 @@ from tpiedge.host.addresses import Address, own_networks
 from tpiedge.sanitise import sanitised_name
 
 SERVICE: Final = "_tpiedge._tcp.local."
-"""The type of service, as DNS-SD names it (RFC 6763)."""
 
-#: Once one has answered, the others do, too.
+# Wait for the others after the first answer.
 _SETTLE_S: Final = 1.5
-#: Whoever announces more hides the others, who can still be named by --connect.
+# More announcements hide the others, which --connect can still name.
 _MOST: Final = 32
 
 
 @dataclass(frozen=True)
 class AnnouncedMaster:
-    """What somebody says to be a master. `protocol`: of its messages; -1 where it does not say. `cluster`: as
-    `identity.cluster_name`; empty where it does not say."""
+    """A claimed master. `protocol` is -1 and `cluster` (`identity.cluster_name`) "" if it does not say."""
 
     name: str
     address: Address
@@ -43,14 +40,12 @@ class AnnouncedMaster:
     cluster: str = ""
 
     def words(self, protocol: int) -> str:
-        """One line for a worker that speaks `protocol`."""
         other = "" if self.protocol == protocol else ", which is of another version of tpiedge"
         return f"{self.name} at {self.address}{other}"
 
 
 def labels(host: str, cluster: str) -> tuple[str, str]:
-    """A master's name as the first part of a name in DNS, without a dot, which would end it; and another one where
-    somebody else has that."""
+    """Returns a master's name as a DNS label (without a dot), and another one if that is taken."""
     name = sanitised_name(host.partition(".")[0])[:48].strip() or "unnamed"
     return name, f"{name}-{cluster[:4]}"
 
@@ -62,8 +57,7 @@ def heard(
     said: Mapping[bytes, bytes | None],
     networks: Iterable[ipaddress.IPv4Network],
 ) -> AnnouncedMaster | None:
-    """A record of SERVICE, whose full name is `name`; None where it names no place to try. `networks`: those that this
-    machine is on."""
+    """Reads the record `name` of SERVICE; None if it names no place in `networks`, those of this machine."""
     own, near = tuple(networks), []
     for text in addresses:
         with contextlib.suppress(ValueError):  # it is no IPv4 address
@@ -84,9 +78,8 @@ def heard(
 
 @contextlib.contextmanager
 def announced(host: str, address: Address, protocol: int, cluster: str) -> Iterator[str]:
-    """Others in the network of `address` (numeric, IPv4) hear of a master there, as long as the block takes. Gives the
-    name that it has for them: `host`, with the beginning of its `cluster` where another one is called so. Raises
-    UserError, also where somebody contests both."""
+    """Announces a master at `address` (numeric, IPv4) during the block. Yields its name: `host`, with the beginning of
+    its `cluster` if that is taken. Raises UserError, also if both are taken."""
     names, said = labels(host, cluster), {"protocol": str(protocol), "cluster": cluster}
     with _opened([address.host]) as mdns:
         try:
@@ -99,7 +92,6 @@ def announced(host: str, address: Address, protocol: int, cluster: str) -> Itera
 
 
 def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, str]) -> bool:
-    """Whether the master has that name now, unless somebody says that it is taken."""
     record = zeroconf.ServiceInfo(
         SERVICE,
         f"{name}.{SERVICE}",
@@ -117,12 +109,9 @@ def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, s
 
 
 def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
-    """Who announces a master in the networks of this machine, in the order of names. Takes at most about `limit_s`.
-    Raises UserError."""
+    """Returns the masters announced in this machine's networks, by name, within about `limit_s`. Raises UserError."""
     names: dict[str, None] = {}
-    changed: queue.SimpleQueue[str] = (
-        queue.SimpleQueue()
-    )  # in zeroconf's thread; who is gone says nothing below
+    changed: queue.SimpleQueue[str] = queue.SimpleQueue()  # filled by zeroconf's thread
     with _opened(zeroconf.InterfaceChoice.All) as mdns:
         browser = zeroconf.ServiceBrowser(
             mdns, SERVICE, handlers=[lambda **event: changed.put(event["name"])]
@@ -134,7 +123,7 @@ def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
                 until = min(until, time.monotonic() + _SETTLE_S)
         browser.cancel()
         found = {_master(mdns, name, deadline) for name in names}
-    # Strangers may choose one name for several.
+    # Several masters may claim one name.
     return tuple(
         sorted(
             (one for one in found if one is not None),
@@ -144,7 +133,6 @@ def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
 
 
 def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMaster | None:
-    """What its record says, which mostly came with the name."""
     try:
         record = zeroconf.ServiceInfo(SERVICE, name)
     except zeroconf.BadTypeInNameException:  # a stranger's, of another kind of service
@@ -158,7 +146,7 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
 
 @contextlib.contextmanager
 def _opened(where: list[str] | zeroconf.InterfaceChoice) -> Iterator[zeroconf.Zeroconf]:
-    """At these addresses of this machine. Raises UserError where there is no network for it."""
+    """Raises UserError without a network."""
     # It warns of every packet that is none, which anybody may send, and shows what is in it.
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
     try:

@@ -1,7 +1,7 @@
-"""Which workers belong to the cluster: those admitted, and the keys that never get in again.
+"""The members of the cluster and the revoked keys.
 
-Who is a member for `MemberJournal` is one on the disk already; who is revoked is out before the disk has it. A worker
-becomes a member, and a use of its token is spent, in one write: members and revoked keys say which token they came by.
+A member in `MemberJournal` is on the disk already; a revoked key is out before the disk has it. A worker becomes a
+member and a use of its token is spent in one write: both lists name the token.
 """
 
 import threading
@@ -19,7 +19,6 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.transport.keys import is_key
 
 Redemption = Literal["ok", "expired", "unknown", "used"]
-"""What a token is good for."""
 
 MEMBERS_FILE = "members.json"
 
@@ -27,13 +26,12 @@ NEW_KEY = (
     "to let that machine in again, delete key.json in its worker's state folder (~/.local/state/tpiedge/worker, or "
     "worker in its --state), and join as a new one"
 )
-"""What undoes the revocation of a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownWorker:
     """An admitted worker. `host`: its computer's name; `joined`: seconds since 1970; `how`: token or code; `token`: the
-    id of the one that it spent, "" for none."""
+    id of the spent one, or ""."""
 
     key: str
     host: str
@@ -48,8 +46,6 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """A key that was thrown out; `token` is as in KnownWorker."""
-
     key: str
     host: str
     when: float
@@ -62,7 +58,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class MemberTable:
-    """Every method gives a new table."""
+    """Every method returns a new table."""
 
     members: tuple[KnownWorker, ...] = ()
     revoked: tuple[Revoked, ...] = ()
@@ -75,15 +71,12 @@ class MemberTable:
 
     @property
     def spent(self) -> Counter[str]:
-        """How many workers each token has let in, by its id."""
         tokens = [one.token for one in self.members] + [one.token for one in self.revoked]
         return Counter(token for token in tokens if token)
 
     def admit(self, member: KnownWorker) -> "MemberTable":
-        """The table with `member`, in place of what was known of its key but the token that it spent.
-
-        Raises UserError for a revoked key.
-        """
+        """Returns the table with `member` in place of its key's entry, whose spent token is kept. Raises UserError for
+        a revoked key."""
         if self.is_revoked(member.key):
             raise UserError(f"the key of {member.name} was revoked: {NEW_KEY}")
         known = self.member(member.key)
@@ -95,11 +88,8 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """The peer name of the worker that `name` means: its peer name, or what its computer is called, where it is
-        here and the only one of that name. `hosts`: what the computers of those that are here are called, by peer name.
-
-        Raises UserError, UnknownWorker.
-        """
+        """Returns the peer name of the worker that `name` means: its peer name, or its computer's if that is connected
+        and unique. `hosts`: computers of the connected workers by peer name. Raises UserError, UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
@@ -114,7 +104,7 @@ class MemberTable:
         return found[0]
 
     def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
-        """The table without the worker of that peer name, which may be revoked already. Raises UserError."""
+        """Returns the table without the worker of that peer name, which may be revoked already. Raises UserError."""
         for again in self.revoked:
             if again.name == name:
                 return self, again
@@ -125,7 +115,6 @@ class MemberTable:
         raise _unknown(name)
 
     def without(self, gone: Iterable[Revoked]) -> "MemberTable":
-        """The table in which these keys are revoked, as some may be already."""
         known = {one.key for one in self.revoked}
         new = {one.key: one for one in gone if one.key not in known}
         kept = tuple(one for one in self.members if one.key not in new)
@@ -133,10 +122,9 @@ class MemberTable:
 
 
 class MemberJournal:
-    """The table in `folder`/members.json. Any thread; other processes that change it are taken into account.
+    """The table in `folder`/members.json, for any thread; follows changes by other processes.
 
-    `admit`, `join` and `revoke` block until the disk has what they do. All raise UserError or DiskFull for a file that
-    cannot be read or written.
+    `admit`, `join` and `revoke` block for the disk, and raise UserError or DiskFull for the file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -146,17 +134,14 @@ class MemberJournal:
         self.table = read_members(folder)
 
     def admit(self, member: KnownWorker) -> None:
-        """Raises UserError for a revoked key."""
         with locked(self._path):
             self._write(self._read().admit(member))
 
     def join(
         self, member: KnownWorker, judge: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Admits `member` if `judge(uses spent of each token)` says "ok", and with which token's id.
-
-        Raises UserError for a revoked key.
-        """
+        """Admits `member` if `judge(uses spent of each token)` says "ok", with its token's id. Raises UserError for a
+        revoked key."""
         with locked(self._path):
             table = self._read()
             outcome, token = judge(table.spent)
@@ -165,7 +150,7 @@ class MemberJournal:
         return outcome
 
     def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
-        """As in the table. `at_once` is called when the worker is out, before the disk has it."""
+        """Revokes as the table does; calls `at_once` when the worker is out, before the disk has it."""
         with self._lock:
             self.table, gone = self.table.revoke(name, when)
         if at_once is not None:
@@ -182,7 +167,7 @@ class MemberJournal:
         return gone
 
     def _read(self) -> MemberTable:
-        """What the disk has, without those who were revoked here."""
+        """Reads the disk's table, without workers that were revoked here."""
         return read_members(self._folder).without(self.table.revoked)
 
     def _write(self, table: MemberTable) -> None:
@@ -192,7 +177,7 @@ class MemberJournal:
 
 
 def read_members(folder: Path) -> MemberTable:
-    """The table on the disk. Raises UserError for a damaged file."""
+    """Raises UserError for a damaged file."""
     path = folder / MEMBERS_FILE
     values = read_private(path) or {"members": [], "revoked": []}
     try:

@@ -1,13 +1,9 @@
-"""Joining without a token: a short code that the worker shows and the user types into the master.
+"""Joining without a token: the worker shows a short code, which the user types into the master.
 
-The code is a secret of 40 bits that the worker draws and never sends. Both sides derive a key from it by a slow hash,
-salted with everything that an attacker in the middle would have to change: both public keys and a fresh nonce of each
-side. The worker shows that it knows the code (Reveal), the master, once the user has typed it, does the same
-(Verdict); each proof is worth something for one pair of keys only.
-
-So the master admits only a key whose owner knew the code that the user typed, and the worker trusts only a master key
-whose owner was given it. An attacker in the middle who swaps a key can make neither proof: with 40 bits and 16 MiB of
-memory per guess, a search takes years; a pairing lives for ten minutes.
+The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
+both public keys and a fresh nonce of each side. The worker proves the code (Reveal), then the master, once the user has
+typed it (Verdict); each proof holds for one pair of keys. So an attacker in the middle who swaps a key can make neither
+proof: with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
 """
 
 import base64
@@ -30,12 +26,12 @@ MAX_PER_SOURCE = 4
 BY_TOKEN = "join with a token instead ('tpiedge token create' on the master's computer)"
 _NONCE_BYTES = 16
 _MOST_WRONG = 10
-"""Wrong codes that may be typed within a minute."""
+"""Per minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A worker that waits for its code to be typed. `name` is its peer's, `host` what its computer calls itself."""
+    """A worker that waits for its code. `name`: its peer's; `host`: its computer's."""
 
     name: str
     host: str
@@ -48,7 +44,7 @@ class Pending:
 
 
 class PairingMaster:
-    """The master's side of pairing. Times are seconds on the caller's clock; `key` is proved by the connection."""
+    """The master's side. Times are seconds on the caller's clock; the connection proves `key`."""
 
     def __init__(self, master_key: str) -> None:
         self._master_key = master_key
@@ -57,12 +53,11 @@ class PairingMaster:
         self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)
 
     def pending(self, now: float) -> tuple[Pending, ...]:
-        """Those whose code can be typed now."""
         self._expire(now)
         return tuple(visitor for visitor in self._visitors.values() if visitor.proof)
 
     def knock(self, name: str, key: str, address: str, knock: Knock, now: float) -> Challenge | Verdict:
-        """A Verdict without proof is a refusal: end the connection."""
+        """Answers; a Verdict without proof is a refusal: end the connection."""
         self._expire(now)
         refusal = self._reason_against(name, address, knock)
         if refusal:
@@ -73,7 +68,7 @@ class PairingMaster:
         return Challenge(self._master_key, nonce)
 
     def reveal(self, name: str, reveal: Reveal, now: float) -> Verdict | None:
-        """None: it waits for the user from now on. A Verdict is a refusal."""
+        """Returns None if it waits for the user from now on, or a Verdict that refuses."""
         self._expire(now)
         visitor = self._visitors.get(name)
         if visitor is None or visitor.proof or len(reveal.proof) != hashlib.sha256().digest_size:
@@ -83,12 +78,11 @@ class PairingMaster:
         return None
 
     def forget(self, name: str) -> None:
-        """The visitor went away, or broke the rules."""
         self._visitors.pop(name, None)
 
     def approve(self, code: str, now: float) -> tuple[Pending, Verdict]:
-        """The worker that shows `code`, and what it gets once its key was admitted. Raises UserError. Takes up to half
-        a second."""
+        """Returns the worker that shows `code`, and its Verdict for after its admission. Raises UserError. Takes up to
+        half a second."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")
@@ -106,7 +100,6 @@ class PairingMaster:
         )
 
     def _reason_against(self, name: str, address: str, knock: Knock) -> str:
-        """Why this visitor cannot wait here; "" where it can."""
         others = [visitor for visitor in self._visitors.values() if visitor.name != name]
         if knock.protocol != PROTOCOL:
             return (
@@ -138,11 +131,11 @@ class PairingWorker:
 
     @property
     def code(self) -> str:
-        """XXXX-XXXX: for the screen, nothing else."""
+        """XXXX-XXXX: for the screen only."""
         return f"{self._secret[:4]}-{self._secret[4:]}"
 
     def challenged(self, challenge: Challenge) -> Reveal:
-        """Raises ProtocolError for a second challenge (its answer would be a second guess) or a bad one."""
+        """Raises ProtocolError for a bad challenge, or a second one (its answer would be a second guess)."""
         if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
             raise ProtocolError(f"the master breaks the rules of pairing: {BY_TOKEN}")
         transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)
@@ -151,7 +144,7 @@ class PairingWorker:
         return Reveal(_proof(self._slow, "worker"))
 
     def judged(self, verdict: Verdict) -> str:
-        """The key of the master that was given the code. Raises UserError where it was not, or refuses."""
+        """Returns the key of the master that was given the code. Raises UserError if it was not, or refuses."""
         if not verdict.proof:
             raise UserError(f"the master refuses to pair: {sanitised_line(verdict.message)}")
         if not self._slow or not hmac.compare_digest(verdict.proof, _proof(self._slow, "master")):
@@ -163,7 +156,7 @@ class PairingWorker:
 
 
 def normal_code(text: str) -> str:
-    """The eight letters as the worker drew them. Raises UserError where `text` cannot be a code."""
+    """Returns the eight letters as drawn. Raises UserError if `text` cannot be a code."""
     letters = "".join(one for one in text.upper() if one not in "- ").translate(str.maketrans("018", "OIB"))
     if len(letters) != 8 or any(one not in "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" for one in letters):
         raise UserError("not a code: it looks like ABCD-EF23, on the worker's screen")
@@ -177,7 +170,7 @@ def _transcript(master_key: str, worker_key: str, master_nonce: bytes, worker_no
 
 
 def _slow_key(secret: str, transcript: bytes) -> bytes:
-    """16 MiB and some 50 ms for each guess."""
+    """Takes 16 MiB and some 50 ms."""
     return hashlib.scrypt(secret.encode(), salt=transcript, n=1 << 14, r=8, p=1, maxmem=64 << 20, dklen=32)
 
 

@@ -1,8 +1,7 @@
-"""Pairing over the network: the master's hub beside its control port, and the worker's visit there.
+"""Pairing over the network: the master's hub beside its control port, and the worker's visit.
 
-The hub's key pair is no secret: every tpiedge derives the same one. It proves nothing and only gives the two sides a
-channel of the usual form; what they trust in the end rests on the code alone (`pairing.py`). The worker's own key is
-proved by its side of the handshake.
+Every tpiedge derives the same key pair for the hub. It proves nothing and only gives a channel of the usual form; trust
+rests on the code alone (`pairing.py`). The handshake proves the worker's own key.
 """
 
 import contextlib
@@ -34,16 +33,13 @@ _GUESTS = GuestPolicy(peer_name, limit=32, stay_s=PAIRING_S + 30.0, grace_s=10.0
 
 
 def introduction_keys() -> CurveKeys:
-    """The key pair that everybody knows."""
     secret = key_text(hashlib.sha256(b"tpiedge introduction: proves nothing").digest())
     return CurveKeys(public_of(secret), secret)
 
 
 class PairingHub:
-    """Listens on `address` (tcp://HOST:PORT) in a thread of its own until `close`.
-
-    `admit` is called, in the thread that approves, with each worker whose code was typed, before the worker is told.
-    """
+    """Listens on `address` (tcp://HOST:PORT) in its own thread until `close`. The approving thread calls `admit` with
+    each worker before the worker is told."""
 
     def __init__(
         self, address: str, master_key: str, admit: Callable[[KnownWorker], None], clock: Clock | None = None
@@ -59,12 +55,11 @@ class PairingHub:
         self._thread.start()
 
     def pending(self) -> tuple[Pending, ...]:
-        """The workers that wait. Any thread may call this."""
         with self._lock:
             return self._pairing.pending(self._clock.now())
 
     def approve(self, code: str) -> KnownWorker:
-        """Admit the worker that shows `code`. Any thread. Raises UserError, and what `admit` raises."""
+        """Admits the worker that shows `code`. For any thread. Raises UserError, and what `admit` raises."""
         with self._lock:
             visitor, verdict = self._pairing.approve(code, self._clock.now())
         member = KnownWorker(visitor.key, visitor.host, time.time(), "code")
@@ -81,7 +76,6 @@ class PairingHub:
             self._hub.post(verdict, name)
 
     def close(self) -> None:
-        """Idempotent."""
         self._closing = True
         self._thread.join()
         self._hub.close()
@@ -131,10 +125,10 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Ask the master with control port `address` to be paired; its key, once the user has typed the code there.
+    """Pairs with the master with control port `address`; returns its key once the user has typed the code there.
 
-    `show_code` is called once. Raises UserError (refused, or not the master), PeerError (no answer, went away, or
-    the code was not typed in time).
+    `show_code` is called once. Raises UserError (refused, or not the master), PeerError (no answer, gone, or the code
+    was not typed in time).
     """
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)

@@ -1,10 +1,9 @@
 """Tokens that let a new worker in: the text that people carry, and the table in the master's state folder, which
 `tpiedge token` and a running master share.
 
-The table holds a hash of each secret, never the secret: who reads the file cannot join. A token of n uses lets n
-workers in, who are counted where they are members. It works from its creation to its expiry by the wall clock, of
-which CLOCK_TOLERANCE_S backwards are forgiven. A clock before CLOCK_SET_S has not been set since the board got power:
-a token of such a clock has its whole life from the first moment at which a clock that is set was seen.
+The table holds a hash of each secret only. A token of n uses admits n workers, counted where they are members. It works
+from creation to expiry by the wall clock, of which CLOCK_TOLERANCE_S backwards are forgiven. A clock before CLOCK_SET_S
+is not set since power-on: the life of a token from then begins when the clock is seen set.
 """
 
 import base64
@@ -44,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """What a worker needs to join: where the master is, who it is, and a secret. `text` is one word for any shell."""
+    """The master's address and key, and a secret; `text` is one word for any shell."""
 
     master_key: str
     secret: str = field(repr=False)
@@ -60,7 +59,7 @@ class JoinToken:
 
 
 def parse_token(text: str) -> JoinToken:
-    """Raises UserError, which does not show the text, where it is not what `JoinToken.text` made."""
+    """Reads `JoinToken.text`. Raises UserError, which does not show the text."""
     prefix, *parts = text.strip().split("_", 3)
     if prefix != _PREFIX:
         raise UserError(
@@ -85,8 +84,8 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token as the master knows it. Times are seconds since 1970; `left` None: as often as one likes. In the file,
-    `left` is what it was made with."""
+    """A token as the master knows it. Times are seconds since 1970; `left` None: unlimited. In the file, `left` is the
+    initial number."""
 
     id: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
@@ -96,38 +95,32 @@ class TokenRecord:
 
     @property
     def waits(self) -> bool:
-        """Whether its life begins only once the clock is set."""
         return self.created < CLOCK_SET_S
 
     def started(self, now: float) -> "TokenRecord":
-        """The record with a life that has begun, if the clock is set by `now`."""
         if not self.waits or now < CLOCK_SET_S:
             return self
         return replace(self, created=now, expires=now + self.expires - self.created)
 
     def state(self, now: float) -> Redemption:
-        """ "ok": it would let a worker in."""
         if self.left == 0:
             return "used"
         return "ok" if self.created - CLOCK_TOLERANCE_S <= now < self.expires else "expired"
 
 
 class TokenStore:
-    """Every call sees the file as it is now, under a lock where it changes it. `wall_clock`: seconds since 1970.
-
-    Who was let in stands beside it, in members.json.
-    """
+    """Every call sees the file as it is now, and locks it to change it. `wall_clock`: seconds since 1970."""
 
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
         self._now = wall_clock
         self._warnings = RateLimitedLog(_log)
-        #: What was last read, and of which files.
+        #: Last read, and from which versions of the files.
         self._latest: tuple[TokenRecord, ...] = ()
         self._latest_of: object = None
 
     def create(self, expires_s: float = DAY_S, uses: int | None = 1) -> tuple[TokenRecord, str]:
-        """A new token and its secret, which is nowhere else. Raises UserError."""
+        """Returns a new token and its secret, which is stored nowhere. Raises UserError."""
         if not 1.0 <= expires_s <= 366 * DAY_S:
             raise UserError("a token lives from 1 second to 366 days")
         if uses is not None and not 1 <= uses <= 10_000:
@@ -143,20 +136,19 @@ class TokenStore:
         return record, secret
 
     def list(self) -> tuple[tuple[TokenRecord, Redemption], ...]:
-        """Each token with what would become of it now."""
         self.start()
         now, spent = self._now(), read_members(self._path.parent).spent
         return tuple((one, one.state(now)) for one in _less(self._read(), spent))
 
     def start(self) -> None:
-        """Starts the life of tokens that were made before the clock was set, if it is by now."""
+        """Starts the life of tokens made before the clock was set, if it is now."""
         now = self._now()
         if now >= CLOCK_SET_S and any(one.waits for one in self._read()):
             with locked(self._path):
                 self._write([one.started(now) for one in self._read()])
 
     def revoke(self, token_id: str) -> None:
-        """Raises UserError where there is none."""
+        """Raises UserError for an unknown token."""
         with locked(self._path):
             records = self._read()
             kept = [one for one in records if one.id != token_id]
@@ -167,23 +159,20 @@ class TokenStore:
             self._write(kept)
 
     def judge(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Whether the secret lets a worker in where so many uses of each token are spent, and its token's id or "".
-
-        MemberJournal.join spends.
-        """
+        """Judges the secret, given each token's spent uses; also returns its token's id or "". MemberJournal.join
+        spends."""
         self.start()
         return _judged(_less(self._read(), spent), secret, self._now())
 
     def glance(self, secret: str) -> Redemption:
-        """Judges by what the files have, and spends nothing; "ok" where they cannot be read: `judge` says why. For one
-        thread."""
+        """Judges by the files, for one thread, and spends nothing; "ok" if they cannot be read: `judge` says why."""
         with contextlib.suppress(TpiedgeError):
             return _judged(self._unspent(), secret, self._now())[0]
         return "ok"
 
     def takes(self, ticket: str, name: str) -> bool:
-        """Whether a token that lives has the secret from which `ticket_of` made the ticket of the worker `name`; False
-        where the files cannot be read. For one thread."""
+        """Whether a living token made the ticket of the worker `name`, for one thread; False if the files cannot be
+        read."""
         try:
             records = self._unspent()
         except TpiedgeError as error:
@@ -199,8 +188,7 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """The tokens with the uses that are left. Strangers may ask without end, so the files are read only when they
-        have changed."""
+        """Returns tokens with uses left. Strangers ask without end, so the files are read only when changed."""
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:
             self._latest = _less(self._read(), read_members(self._path.parent).spent)
@@ -227,7 +215,6 @@ def _judged(records: Sequence[TokenRecord], secret: str, now: float) -> tuple[Re
 
 
 def _less(records: Sequence[TokenRecord], spent: Mapping[str, int]) -> tuple[TokenRecord, ...]:
-    """The records with the uses that are left after `spent` of each token, by its id."""
     return tuple(
         one if one.left is None else replace(one, left=max(0, one.left - spent.get(one.id, 0)))
         for one in records
@@ -235,7 +222,7 @@ def _less(records: Sequence[TokenRecord], spent: Mapping[str, int]) -> tuple[Tok
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
-    """Another one for every file that replaces it; None where there is none."""
+    """Differs for every file that replaces it; None without a file."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -243,7 +230,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def ticket_of(secret: str, name: str) -> str:
-    """What the worker `name`, whose key its connection proves, shows before it may say the secret."""
+    """Returns what the worker `name`, whose connection proves its key, shows before it may send the secret."""
     return _ticket(_hash(secret), name)
 
 

@@ -1,12 +1,8 @@
-"""Causal attention over the pages of a KV cache, and appending to them: natively, or by torch with bounded scratch
-memory where they are in f32 or bf16.
+"""Causal attention over the pages of a KV cache, and appending to them: natively, or in f32 and bf16 by torch.
 
 T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
-page, d head width, B bytes of a row.
-
-A token's bits depend on its own sequence alone: not on other spans or their order, nor on where its pages are. The
-native kernels take all spans with one hand-over to their threads, and also compute a token as it would be computed
-without the other tokens of its span; torch does not.
+page, d head width, B bytes of a row. A token's bits depend on its own sequence alone; natively not even on the other
+tokens of its span.
 """
 
 import functools
@@ -27,10 +23,8 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
-    """Local KV head of every query head in [start, stop) when the share holds the KV heads that cover them.
-
-    A share may start inside a group: (3, 6, 2) -> (0, 1, 1).
-    """
+    """The local KV head of every query head in [start, stop). A share may start inside a group: (3, 6, 2) -> (0, 1,
+    1)."""
     return tuple(head // group_size - start // group_size for head in range(start, stop))
 
 
@@ -43,12 +37,10 @@ def attention_pages(
     window: int | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """[T, N, d] f32 of f32 queries, each over its own sequence up to its own position, whose keys and values are there.
-
-    With `window` a query sees only keys at a position greater than its own minus `window` (Hugging Face's meaning).
-    `kv_of_head` is non-decreasing, one entry per query head. Scratch of torch: 12 MiB, copies of a sequence's keys and
-    values, and those of one KV head widened (8 S d bytes) where they are bf16.
-    """
+    """[T, N, d] f32 of f32 queries, each over its own sequence up to its own position. A query sees only keys at
+    positions above its own minus `window` (Hugging Face's meaning). `kv_of_head` is non-decreasing, one entry per query
+    head. torch's scratch: 12 MiB, copies of a sequence's keys and values, and one KV head widened from bf16 (8 S d
+    bytes)."""
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
@@ -77,8 +69,8 @@ def attention_pages(
 def append_pages(
     k_TKd: Tensor, v_TKd: Tensor, spans: Spans, layout: PageLayout, pool: Pool | None = None
 ) -> None:
-    """Store keys and values (f32) at the positions of the spans, rounded as the cache keeps them; native kernels and
-    torch leave the same bytes."""
+    """Stores keys and values (f32) at the positions of the spans, rounded as the cache keeps them; with the same bytes
+    natively and by torch."""
     spans.check_pages(layout)
     for name, x_TKd in (("keys", k_TKd), ("values", v_TKd)):
         shape = spans.tokens, layout.kv_heads, layout.format.width
@@ -119,7 +111,7 @@ def _group(
     window: int | None,
     out_TKgd: Tensor,
 ) -> None:
-    """Fill `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
+    """Fills `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
     tokens = q_TKgd.shape[0]
     if tokens == 1:
         # One query sees every key: the heads of a group stand where tokens do and share one pass over them.
@@ -157,7 +149,7 @@ def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]
 
 
 def _rows_in_pages(span: Span, layout: PageLayout, first: int) -> tuple[Tensor, Tensor]:
-    """Copies of the sequence's keys and values [K, S, d] from position `first` to the span's end."""
+    """Copies of keys and values [K, S, d] from position `first` to the span's end."""
     page, within = divmod(first, layout.positions)
     pages = _page_numbers(span, layout)[page : -(-span.stop // layout.positions)]
     keys, values = (
@@ -171,7 +163,6 @@ def _rows_in_pages(span: Span, layout: PageLayout, first: int) -> tuple[Tensor, 
 
 
 def _dtype(layout: PageLayout) -> torch.dtype:
-    """Raises ValueError where keys and values are quantised."""
     if layout.format.quantised:
         raise ValueError(
             f"keys and values in {layout.format.precision} need the native kernels, and heads of at most "
@@ -186,10 +177,10 @@ def _page_numbers(span: Span, layout: PageLayout) -> Tensor:
 
 
 def _parts(layout: PageLayout) -> tuple[Tensor, Tensor]:
-    """Views [pages, K, P, B] of all pages' keys and values."""
     store_PB = layout.store_PB
-    shape = store_PB.shape[0], layout.kv_heads, layout.positions, layout.row_bytes
-    strides = store_PB.stride(0), layout.head_bytes, layout.row_bytes, 1
+    row_nbytes = layout.format.row_nbytes
+    shape = store_PB.shape[0], layout.kv_heads, layout.positions, row_nbytes
+    strides = store_PB.stride(0), layout.head_bytes, row_nbytes, 1
     first = store_PB.storage_offset() + layout.layer_offset
     keys, values = (store_PB.as_strided(shape, strides, first + offset) for offset in (0, layout.value_bytes))
     return keys, values

@@ -1,11 +1,7 @@
-"""A node's part of an attention block of quantised matrices as one native call, and all layers as one.
+"""A node's attention block of quantised matrices as one native call, and all layers as one, with the bits of linear.py,
+elementwise.py and attention.py: between separate calls weights drive Python's code out of the CPU's caches.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width.
-
-The same calls one after the other as linear.py, elementwise.py and attention.py make, and the same bits: between two
-products Python's own code would have been driven out of the CPU's caches by the weights, so that every return to it
-costs tens of microseconds. For the same reason what does not depend on the tokens is checked and packed once, for as
-long as the weights stay where they are.
 """
 
 import ctypes
@@ -26,8 +22,8 @@ from tpiedge.kernels.linear import check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
-# As AttentionBlock of native/interface.h, between the weights and the layout: H, norm, n, q_norm, k_norm, r. Behind the
-# layout: window, eps and scale. Where the query heads of each KV head begin is last.
+# As AttentionBlock of native/interface.h, before its layout: H, norm, n, q_norm, k_norm, r; and behind it: window, eps,
+# scale. Where the query heads of each KV head begin is last.
 _BLOCK = struct.Struct("=6q")
 _REST = struct.Struct("=q2d")
 # As PanelLayer of native/interface.h.
@@ -36,8 +32,8 @@ _LAYER = struct.Struct("=3qd")
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """What does not depend on the tokens. `matrices`: q, k, v and o; `grid`: of o. `biases`: of q, k and v, where the
-    model has them. `head_norms_d`: of queries and keys, likewise. `rotated`: columns of a head."""
+    """What does not depend on tokens. `matrices`: q, k, v and o; `grid`: of o; `biases` of q, k and v and
+    `head_norms_d` of queries and keys where the model has them; `rotated`: columns of a head."""
 
     matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix, PanelMatrix]
     grid: Grid
@@ -51,8 +47,8 @@ class AttentionBlock:
 
 
 class FusedAttention:
-    """One block on the pages of one cache. Raises ValueError for what does not fit together. It keeps no tensor but
-    those of `block`, whose matrices must not move."""
+    """One block on the pages of one cache. Raises ValueError for what does not fit together. The block's matrices must
+    not move."""
 
     def __init__(self, block: AttentionBlock, layout: PageLayout, pool: Pool) -> None:
         _check(block, layout)
@@ -71,14 +67,12 @@ class FusedAttention:
         self._block = block
         self._pool = pool
         self.hidden, self.outputs = q.cols, o.cols
-        #: Of a page of the cache, and columns of a head that are rotated.
         self.positions, self.rotated = layout.positions, block.rotated
-        #: Floats for each token.
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
-        """[T, O], sums of the grid: o of the attention of q over the cache, to which k and v are appended before; q, k
-        and v of the norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
+        """[T, O], sums of the grid: appends k and v to the cache and applies attention and o. A token's bits do not
+        depend on the others."""
         self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
@@ -100,7 +94,6 @@ class FusedAttention:
         return sums_of((spans.tokens, self.outputs), compute)
 
     def check(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> None:
-        """Raises ValueError for what `run` cannot read: see `check_f32`."""
         if spans.positions != self.positions:
             raise ValueError(f"spans in pages of {spans.positions} positions for pages of {self.positions}")
         check_f32("activations", x_TH, (spans.tokens, self.hidden), contiguous=False)
@@ -109,8 +102,7 @@ class FusedAttention:
 
 
 class FusedLayers:
-    """All layers, for any sequences of the cache, on a node that is alone. Raises ValueError for blocks that do not fit
-    together."""
+    """All layers on a lone node. Raises ValueError for blocks that do not fit together."""
 
     def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
@@ -126,12 +118,11 @@ class FusedLayers:
         self._blocks = tuple(blocks)
         self._pool = pool
         self._scratch = hidden.pop() + max(block.scratch for layer in blocks for block in layer)
-        #: Tokens whose scratch stays within what an FFN block may take.
+        #: Tokens whose scratch stays within an FFN block's.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
-        """Adds every block's result to `x_TH`, the tokens of the spans. Returns the seconds that attention and FFN
-        blocks took."""
+        """Adds every block's result to `x_TH`. Returns the seconds of attention and FFN blocks."""
         self._blocks[0][0].check(x_TH, spans, cos_Tr, sin_Tr)
         if not x_TH.is_contiguous():
             raise ValueError("activations to add to are not contiguous")
@@ -182,5 +173,4 @@ def _check(block: AttentionBlock, layout: PageLayout) -> None:
 
 
 def _address(data: bytes) -> int:
-    """The address of bytes, which stay where they are for as long as they live."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

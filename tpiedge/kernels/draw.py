@@ -1,20 +1,18 @@
 """Drawing one token from scores, and the likeliest tokens with their log probabilities. No torch.
 
-Scores are f32[V], contiguous, without NaN and +inf, one of them above -inf. Of these those survive, in this order, that
+Scores are f32[V], contiguous, without NaN and +inf, one above -inf. Filters apply in this order:
 
-1. are among the `top_k` largest or equal the least of them (0 keeps all);
-2. belong to the fewest likeliest whose mass reaches `top_p` of the survivors' mass: the one that crosses stays, equal
-   scores go by id (from 1 on keeps all);
-3. have at least `min_p` times the mass of the likeliest.
+1. `top_k`: the largest and equals of the least of them stay (0 keeps all);
+2. `top_p`: the fewest likeliest whose mass reaches that part stay, with the one that crosses; equal scores go by id (1
+   keeps all);
+3. `min_p`: tokens with at least that part of the likeliest's mass stay.
 
-A token's mass is e**((score - largest) / temperature), rounded to a whole number of steps so fine that the masses of
-all tokens just fit int64 (`mass_bits`). So sums are exact in every order, and what is too unlikely for a step is never
-drawn: among 262,144 tokens, those less likely than 2**-44 times the likeliest. Drawn is the first id up to which there
-is more than `number` of the mass of the survivors.
+A mass is e**((score - largest) / temperature), rounded to whole steps so fine that all masses just fit int64
+(`mass_bits`): sums are exact in every order; tokens below a step are never drawn (2**-44 of the likeliest in a
+vocabulary of 262,144). Drawn is the first id at which the survivors' cumulated mass exceeds `number` of the total.
 
-What numpy computes here defines it. Where the native kernels are built, they draw (native/draw.cpp) on the calling
-thread, with the GIL released: the same tokens, and log probabilities to the last bit, whatever the instruction set.
-MemoryError where the system has no memory for a draw.
+numpy here is the definition. The native kernels (native/draw.cpp) give the same tokens and log probabilities to the
+last bit, on the calling thread without the GIL. MemoryError where there is no memory for a draw.
 """
 
 import math
@@ -35,14 +33,14 @@ _LOG2_E: Final = 1 / 0.6931471805599453
 _LN2_HIGH: Final = float.fromhex("0x1.62e42feep-1")
 _LN2_LOW: Final = float.fromhex("0x1.a39ef35793c76p-33")
 _LEAST: Final = -64.0
-"""An exponent whose mass is 0, as those of all below."""
+"""Exponents from here down have mass 0."""
 _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
-"""Of e**r in r, the last coefficient first: to 2**-46 for |r| <= ln 2 / 2."""
+"""Taylor coefficients of e**r, the last first: exact to 2**-46 for |r| <= ln 2 / 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which tokens may be drawn, and how likely. `temperature` is above 0; the other defaults keep every token."""
+    """`temperature` is above 0; the other defaults keep every token."""
 
     temperature: float
     top_k: int = 0
@@ -69,8 +67,8 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
-    """The ids of the `count` largest scores (all if there are fewer; one at least), descending, equals by id; and the
-    logarithm of the sum of e**score over all tokens, to 2e-8 for vocabularies of 262,144."""
+    """The ids of the `count` largest scores (one at least), descending, equals by id; and the log of the sum of
+    e**score over all tokens, to 2e-8 for vocabularies of 262,144."""
     count, bits = min(count, len(scores_V)), mass_bits(len(scores_V))
     library = kernel_library()
     if library is None:
@@ -87,7 +85,6 @@ def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
 
 
 def _level(library: KernelLibrary) -> int:
-    """As in native/draw.cpp."""
     return 1 if library.isa.startswith("avx") else 0
 
 
@@ -106,7 +103,7 @@ def draw_by_numpy(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def mass_bits(vocab_size: int) -> int:
-    """The mass of the likeliest token is 2 to the power of this; as in native/mass.h."""
+    """The likeliest token's mass is 2 to the power of this; as in native/mass.h."""
     return min(50, 62 - vocab_size.bit_length())
 
 
@@ -121,7 +118,7 @@ def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
 
 
 def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
-    """Operation by operation that of native/mass.inl."""
+    """The same operations as native/mass.inl."""
     with np.errstate(over="ignore", invalid="ignore"):  # a tiny temperature sends all but the best to -inf
         below = scores.astype(np.float64) - float(scores.max())
         exponents = np.maximum(np.where(below < 0, below / temperature, 0.0), _LEAST)
@@ -135,23 +132,19 @@ def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
 
 
 def _top_k(scores: Scores, k: int) -> Ids:
-    """Indices, ascending, of the k largest and of what equals the least of them. k = 0 keeps all."""
+    """Indices, ascending, of the k largest and equals of the least of them. k = 0 keeps all."""
     if k == 0 or k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])
 
 
 def _descending(scores: Scores, k: int) -> Ids:
-    """Those of `_top_k`, largest score first, equals by index."""
     largest = _top_k(scores, k)
     return largest[np.argsort(-scores[largest], kind="stable")]
 
 
 def _nucleus(scores: Scores, masses: Masses, top_p: float) -> Ids:
-    """Indices, ascending, of the fewest likeliest whose masses sum to `top_p` of all.
-
-    Looks at the likeliest `count` only and widens the view until the sum is reached inside it.
-    """
+    """Indices, ascending, of the fewest likeliest whose masses sum to `top_p` of all."""
     if top_p >= 1:
         return np.arange(len(masses))
     total = int(masses.sum())

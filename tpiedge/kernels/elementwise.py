@@ -1,10 +1,8 @@
-"""Root-mean-square norm, rotary positions in Hugging Face's half-split form, and the gated activation of Llama's FFN.
+"""RMS norm, rotary positions in Hugging Face's half-split form, and SwiGLU. Natively a token's bits do not depend on
+others.
 
-T tokens, N heads, d head width, r rotated width (r <= d; r = d for all but partially rotating models).
-
-With the native kernels of a `pool` a token's bits do not depend on the others. Sines and cosines are made here, of
-additions and multiplications in f64, because those of libraries differ in their last bits from one instruction set to
-another.
+T tokens, N heads, d head width, r rotated width (r = d for all but partially rotating models). Sines and cosines are
+made of f64 additions and multiplications, because libraries differ in last bits between instruction sets.
 """
 
 import math
@@ -22,22 +20,20 @@ _F64 = NDArray[np.float64]
 
 # pi / 2 in three parts: the first two have 25 bits, so that they times a number of quarter turns below 2**27 are exact.
 _QUARTER: Final = tuple(map(float.fromhex, ("0x1.921fb5p+0", "0x1.110b46p-26", "0x1.1a62633145c07p-54")))
-_ROWS: Final = 256  # whose angles exist in f64 at a time
+_ROWS: Final = 256  # angles in f64 at a time
 # Taylor's series around 0 of (sin(x) - x) / x**3 and (cos(x) - 1) / x**2, in x**2, the last coefficients first.
 _SERIES: Final = [
     np.array([[[(-1) ** n / math.factorial(2 * n + 1)]], [[(-1) ** n / math.factorial(2 * n)]]])
     for n in range(7, 0, -1)
 ]
-# What becomes of cos and sin a quarter turn later, and after two and three.
+# Signs of cos and sin after 0 to 3 quarter turns.
 _COSINE_SIGNS: Final = np.array([1.0, -1.0, -1.0, 1.0])
 _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
-    """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama.
-
-    x is [T, H], or [T, N, d] for the norm of each query or key head (weight is then [d]).
-    """
+    """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama. x is [T,
+    H], or [T, N, d] with a weight [d]."""
     if pool is None:
         variance = x.pow(2).mean(-1, keepdim=True)
         return weight * (x * torch.rsqrt(variance + eps))
@@ -49,7 +45,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) ->
 
 
 def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
-    """Rotate the first r columns of every head; the others pass through."""
+    """Rotates the first r columns of every head; the others pass through."""
     tokens, _, head_width = x_TNd.shape
     width = cos_Tr.shape[-1]
     if pool is not None:
@@ -67,8 +63,7 @@ def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
-    """silu(gate) * up, which takes the memory of `gate`, or not. Zero columns (the padding of a short tile) stay
-    zero."""
+    """silu(gate) * up, perhaps in the memory of `gate`. Zero columns (padding) stay zero."""
     if pool is None:
         return F.silu(gate_TF, inplace=True).mul_(up_TF)
     for x_TF in (gate_TF, up_TF):
@@ -79,8 +74,8 @@ def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
 
 
 def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies; `scale` multiplies both. Angles are f32,
-    as Hugging Face has them, and below 2**27."""
+    """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies, times `scale`. Angles are f32, as
+    Hugging Face has them, and below 2**27."""
     positions_T1, inv_freq = positions_T.to(torch.float32)[:, None], inv_freq.to(torch.float32)
     cos_Tr, sin_Tr = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
     for first in range(0, len(positions_T), _ROWS):
@@ -93,7 +88,6 @@ def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[T
 
 
 def _turned(angles: _F64) -> tuple[_F64, _F64]:
-    """cos and sin, to 2**-48."""
     turns = np.rint(angles * (2 / math.pi))
     rest = angles
     for part in _QUARTER:
@@ -113,7 +107,7 @@ def _turned(angles: _F64) -> tuple[_F64, _F64]:
 
 
 def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float) -> None:
-    """Have each head of each token of x computed, which may lie at strides but in its last dimension, into y."""
+    """Computes each head of each token of x into y; x may be strided but in its last dimension."""
     check_f32("rows", x_TNd, x_TNd.shape[:3], contiguous=False)
     x_TNd = x_TNd if x_TNd.stride(2) == 1 else x_TNd.contiguous()
     pool.call(function, x_TNd.data_ptr(), y.data_ptr(), *x_TNd.stride()[:2], *x_TNd.shape, *arguments)

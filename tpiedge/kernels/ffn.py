@@ -1,12 +1,8 @@
-"""A node's part of an FFN block, as one operation.
+"""A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
-T tokens, H hidden size, F stored rows of the share, O output features.
-
-Many tokens pass in mini-sequences (MOM, section 3.1): gate and up, T x F floats each, are the largest temporaries of a
-prefill, and their rows do not depend on each other. So with the rows after the norm, T x H, memory stays within
-SCRATCH_BYTES and NORMED_BYTES whatever the prompt's length and the share. What the native products keep meanwhile comes
-on top: of quantised matrices 4 MiB of activations and 4 MiB of sums at most (native/panels_interface.cpp), of f32 and
-bf16 ones the sums of 8 slices, 32 bytes for each token and output (native/interface.cpp).
+Many tokens pass in mini-sequences (MOM, section 3.1), so gate and up (T x F floats each) and the normed rows (T x H)
+stay within SCRATCH_BYTES and NORMED_BYTES. Native products keep more: 8 MiB at most when quantised, else 32 bytes for
+each token and output.
 """
 
 from collections.abc import Iterator
@@ -20,15 +16,15 @@ from tpiedge.kernels.library import F32_BYTES, Pool, check_f32, pack_matrix, pac
 from tpiedge.kernels.linear import Arithmetic, Linear, check_activations, check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
-#: What gate and up may take. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
+#: For gate and up. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
 SCRATCH_BYTES = 8 << 20
-#: What the rows after the norm may take: those of a message, 1 MiB, still pass as one.
+#: For the rows after the norm.
 NORMED_BYTES = 2 << 20
 
-_ROWS = 16  # a mini-sequence is so many rows, or a multiple: the tiles of torch's and the native kernels
+_ROWS = 16  # rows of a tile of torch's and the native kernels
 
 Biases = tuple[Tensor | None, Tensor | None]
-"""The biases of gate and up, [F] each."""
+"""Biases of gate and up, [F] each."""
 
 
 def ffn(
@@ -43,11 +39,8 @@ def ffn(
     grid: Grid | None = None,
 ) -> Tensor:
     """[T, O]: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x); f32, or of quantised
-    matrices sums of `grid`.
-
-    For few tokens without biases one native call, with the same bits: between two products Python's own code would
-    have been driven out of the CPU's caches by the weights. With quantised matrices one for each mini-sequence.
-    """
+    matrices sums of `grid`. Few tokens without biases take one native call, with the same bits; quantised matrices one
+    for each mini-sequence."""
     matrices = gate_FH, up_FH, down_FO
     panels = [w for w in matrices if isinstance(w, PanelMatrix)]
     if panels:
@@ -65,7 +58,6 @@ def ffn(
         return _few(x_TH.contiguous(), norm_H, eps, tensors, linear.arithmetic, pool)
 
     def computed(x_RH: Tensor) -> Tensor:
-        """Norm, products and SwiGLU one after the other; gate and up are overwritten in place."""
         gate_RF, up_RF = linear.project_many(rms_norm(x_RH, norm_H, eps, linear.pool), (gate_FH, up_FH))
         for y_RF, bias_F in zip((gate_RF, up_RF), biases, strict=True):
             if bias_F is not None:
@@ -78,7 +70,7 @@ def ffn(
     pieces = list(mini_sequences(tokens, hidden, gate_FH.shape[0], linear.arithmetic))
     if len(pieces) <= 1:
         return computed(x_TH)
-    # Before the parts: between their large temporaries it would keep those from going back to the system.
+    # Allocated first: between the large temporaries it would keep those from going back to the system.
     y_TO = torch.empty((len(x_TH), down_FO.shape[1]))
     for rows in pieces:
         y_TO[rows] = computed(x_TH[rows])
@@ -88,7 +80,6 @@ def ffn(
 def _few(
     x_TH: Tensor, norm_H: Tensor, eps: float, tensors: list[Tensor], arithmetic: Arithmetic, pool: Pool
 ) -> Tensor:
-    """One native call, whose products' inputs are rounded to bf16 in BF16 arithmetic."""
     gate_FH, up_FH, down_FO = tensors
     (tokens, hidden), (rows, cols) = x_TH.shape, down_FO.shape
     y_TO = torch.empty((tokens, cols))
@@ -106,11 +97,8 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """The rows of each mini-sequence: a multiple of 16, 16 at least, whose `columns` of gate and up fit SCRATCH_BYTES
-    and whose normed rows fit NORMED_BYTES.
-
-    bf16 products exist in both precisions for a moment.
-    """
+    """Rows of each mini-sequence: a multiple of 16 within SCRATCH_BYTES and NORMED_BYTES, or 16. bf16 products exist in
+    both precisions for a moment."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)
@@ -118,8 +106,8 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
 
 
 class FusedFFN:
-    """A block of quantised matrices, gate, up and down, that is checked and packed once: for as long as the matrices
-    stay where they are. Raises ValueError for what does not fit together."""
+    """A block of quantised matrices (gate, up, down), checked and packed once, so they must not move. Raises ValueError
+    for what does not fit together."""
 
     def __init__(
         self,
@@ -143,12 +131,11 @@ class FusedFFN:
         self.norm_H, self.eps, self._pool = norm_H, eps, pool
         self._kept = matrices, biases  # whose addresses are packed
         self.hidden, self.outputs = gate.cols, down.cols
-        #: Floats for each token.
         self.scratch = gate.cols + 2 * gate.rows
         self._inner = gate.rows
 
     def run(self, x_TH: Tensor) -> Tensor:
-        """[T, O]: sums of the grid, one mini-sequence after the other."""
+        """[T, O]: sums of the grid."""
         check_activations(x_TH, self.hidden)
         x_TH = x_TH.contiguous()
         pieces = list(mini_sequences(len(x_TH), self.hidden, self._inner, Arithmetic.INT8))

@@ -1,12 +1,9 @@
-"""The integers in which sums of quantised row-parallel products are kept, so that no order of summation changes them.
+"""Integer sums of quantised row-parallel products, so that no order of summation changes them.
 
-Every unit's part of such a product (of an attention head, or of 128 columns of the FFN) is folded in f32 and rounded
-to a multiple of 2**exponent, which is the same for all nodes. These multiples are added as integers: within a node,
-over nodes, in any order and any brackets, with one result. It is rounded to f32 once, where it meets the residual
-stream.
-
-Sums are int32 where they are known to fit, also when those of all nodes are added, and int64 where they may not: the
-integers are the same. In int64 a part may be of 2**46 steps; what is beyond, or no number, makes the sum NOT_A_NUMBER.
+Every unit's part (an attention head, or 128 columns of the FFN) is folded in f32 and rounded to a multiple of
+2**exponent. The multiples are added as integers, over units and nodes, and rounded to f32 once. Sums are int32 where
+they surely fit, with all nodes' added, else int64. An int64 part may have 2**46 steps; beyond, or without a number, the
+sum is NOT_A_NUMBER.
 """
 
 from collections.abc import Callable
@@ -28,20 +25,19 @@ _INT32: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """That of one matrix, for one node among some: sums count steps of 2**exponent, and those of this node are at most
-    `most` in magnitude where they are int32."""
+    """One matrix's grid for one node: sums count steps of 2**exponent, in int32 at most `most` in magnitude."""
 
     exponent: int
     most: int = _INT32
 
     @staticmethod
     def among(exponent: int, nodes: int) -> "Grid":
-        """For one of `nodes` nodes, whose int32 sums added up are int32, too."""
+        """One node's grid among `nodes`, whose int32 sums still fit int32 when added."""
         return Grid(exponent, _INT32 // nodes)
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """int32, or int64 where that is not enough: what `compute(sums, wide)` puts there; it says whether it was."""
+    """The sums that `compute(sums, wide)` makes: int32, or int64 where it says that they may not fit."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)
@@ -50,7 +46,7 @@ def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> 
 
 
 def widened(sums: Tensor, grid: Grid) -> Tensor:
-    """f32: sums as numbers, rounded once."""
+    """Sums as f32 numbers, rounded once."""
     if sums.dtype is torch.int32:
         return sums.float() * 2.0**grid.exponent
     number = (sums >= -MOST) & (sums <= MOST)
@@ -58,7 +54,7 @@ def widened(sums: Tensor, grid: Grid) -> Tensor:
 
 
 def add_sums(x_TH: Tensor, sums_TH: Tensor, grid: Grid, pool: Pool | None) -> None:
-    """x += sums, both contiguous and of one shape, x in f32 and sums in int32 or int64."""
+    """x (f32) += sums (int32 or int64), both contiguous and of one shape."""
     if pool is None:
         x_TH += widened(sums_TH, grid)
         return

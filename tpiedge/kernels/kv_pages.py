@@ -1,9 +1,7 @@
-"""Where the keys and values of a KV cache lie in its pages, and which positions of which sequences a call takes.
+"""Where a KV cache's keys and values lie in its pages, and which positions a call takes.
 
-A page is the memory of P positions of all layers and KV heads. In it each layer and KV head has a part, which begins
-with the keys of the P positions; their values follow. Position x of a sequence is row x % P of its page x // P.
-
-The native kernels read raw memory: what they are given is checked and packed here, but for the addresses in a table.
+A page has P positions, and a part for each layer and KV head: keys, then values. Position x is row x % P of page x //
+P. Native kernels read raw memory, so all but a table's addresses is checked here.
 """
 
 import struct
@@ -15,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tpiedge.kernels.kv_format import KEYS, NUMBER_BYTES, KVFormat
+from tpiedge.kernels.kv_format import KEYS, KVFormat, whole
 
 # The numbering of KVFormat in native/kv.h.
 _FORMATS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
@@ -27,20 +25,13 @@ _SPAN = struct.Struct("=4q")
 @dataclass(frozen=True, slots=True)
 class PageLayout:
     """How one layer's keys and values lie in the pages of a cache. Raises ValueError for what does not fit together.
-
-    `positions`: of a page, a multiple of KEYS. In bytes: `layer_offset` from a page's address to the layer's part of KV
-    head 0, `head_bytes` from one KV head's part to the next, `row_bytes` from one position's row to the next, and
-    `value_bytes` from a key to its value. `store_PB`: the memory of all pages, uint8 [pages, bytes of a page]; torch
-    reads and writes pages there.
-    """
+    `positions`: of a page, a multiple of KEYS. `store_PB`: the memory of all pages, uint8 [pages, bytes of a page], in
+    which the parts of all layers and KV heads follow each other."""
 
     format: KVFormat
     kv_heads: int
     positions: int
-    layer_offset: int
-    head_bytes: int
-    row_bytes: int
-    value_bytes: int
+    layer: int
     store_PB: Tensor = field(repr=False, compare=False)
     packed: bytes = field(init=False, repr=False, compare=False)
 
@@ -55,29 +46,38 @@ class PageLayout:
             raise ValueError(
                 f"the memory of pages is {list(store_PB.shape)} {store_PB.dtype}, not rows of uint8"
             )
-        rows_bytes = self.positions * self.row_bytes
-        strides = self.layer_offset, self.head_bytes, self.row_bytes, self.value_bytes
-        unit = NUMBER_BYTES.get(self.format.precision, 1)
+        layers_bytes = (self.layer + 1) * self.kv_heads * self.head_bytes
         if not (
             self.positions > 0
             and self.positions % KEYS == 0
-            and self.row_bytes == self.format.row_nbytes
-            and self.value_bytes >= rows_bytes
-            and self.head_bytes >= self.value_bytes + rows_bytes
-            and self.kv_heads >= 0
-            and 0 <= self.layer_offset <= store_PB.shape[1] - self.kv_heads * self.head_bytes
-            and not any(stride % unit for stride in strides)
+            and min(self.kv_heads, self.layer) >= 0
+            and layers_bytes <= store_PB.shape[1]
         ):
             raise ValueError(f"pages of {store_PB.shape[1]} bytes cannot have {self}")
-        width = self.format.width
-        packed = _LAYOUT.pack(_FORMATS[self.format.precision], self.kv_heads, width, self.positions, *strides)
-        object.__setattr__(self, "packed", packed)
+        numbers = _FORMATS[self.format.precision], self.kv_heads, self.format.width, self.positions
+        strides = self.layer_offset, self.head_bytes, self.format.row_nbytes, self.value_bytes
+        object.__setattr__(self, "packed", _LAYOUT.pack(*numbers, *strides))
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes from a key to its value."""
+        return self.positions * self.format.row_nbytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a KV head's part."""
+        return whole(2 * self.value_bytes)
+
+    @property
+    def layer_offset(self) -> int:
+        """Bytes from a page's address to the layer's first part."""
+        return self.layer * self.kv_heads * self.head_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Successive positions of one sequence. `start`: the first; `table`: the addresses of the sequence's pages from
-    position 0 on, at least as far as the last position's."""
+    """Successive positions of one sequence from `start` on. `table`: addresses of its pages from position 0 on, at
+    least up to the last position's."""
 
     tokens: int
     start: int
@@ -89,18 +89,15 @@ class Span:
 
 
 class Spans:
-    """The spans of a call, checked and packed once for all layers: their tokens are the call's rows, in this order.
-
-    Several may be of one sequence, but of different positions. Raises ValueError for a table that ends too early, or
-    is no contiguous int64. Tables must neither be written to nor freed as long as calls are made with them.
-    """
+    """The spans of a call, checked and packed once for all layers; their tokens are the call's rows, in this order.
+    Several may be of one sequence, but of different positions. Raises ValueError for a table that ends too early or is
+    no contiguous int64. Tables must not be written to or freed while calls are made."""
 
     def __init__(self, spans: Sequence[Span], positions: int) -> None:
-        """`positions`: of a page."""
         self.positions = positions
         self.tokens = 0
         self._spans = tuple(spans)
-        # Attended in the order of `packed`: what takes longest first, so that threads end at the same time.
+        # The longest first, so that threads end at the same time.
         packed: list[tuple[int, bytes]] = []
         for span in self._spans:
             table = span.table
@@ -121,7 +118,6 @@ class Spans:
         return len(self._spans)
 
     def __iter__(self) -> Iterator[tuple[slice, Span]]:
-        """Each span with its rows."""
         first = 0
         for span in self._spans:
             yield slice(first, first + span.tokens), span

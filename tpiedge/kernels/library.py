@@ -1,10 +1,6 @@
-"""The native kernels' threads, what calls of the kernels check, and how they pack what they pass.
-
-Without a pool (the native kernels are not built, switched off or closed) torch computes what is in f32 and bf16, and
-nothing computes what is quantised. With one, the native kernels compute everything but products of more than
-NATIVE_TOKENS tokens with f32 and bf16 matrices, at which torch is faster, and attention over f32 and bf16 with heads
-wider than MAX_HEAD_WIDTH, for which they have no room.
-"""
+"""The native kernels' threads, checks of what calls pass, and its packing. With a Pool they compute everything but f32
+and bf16 products of more than NATIVE_TOKENS tokens and attention with heads wider than MAX_HEAD_WIDTH; torch does
+these, and all of f32 and bf16 without one."""
 
 import struct
 import weakref
@@ -16,11 +12,11 @@ from torch import Tensor
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import ISAS, KernelLibrary
 
-#: Up to this many tokens the native kernels multiply f32 and bf16 matrices; torch's products are faster for more.
+#: Up to so many tokens the native kernels multiply f32 and bf16 matrices; beyond, torch is faster.
 NATIVE_TOKENS: Final = 16
 # The most products of one call (native/interface.cpp).
 MAX_PRODUCTS: Final = 4
-#: Of attention that sees all positions before its own.
+#: The window of attention that sees all earlier positions.
 NO_WINDOW: Final = 1 << 62
 F32_BYTES: Final = 4
 
@@ -34,8 +30,8 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads that compute together with the caller. Calls of several threads wait for each other where they
-    share anything. Native functions read and write raw memory: the modules of this package check what they pass."""
+    """Native threads that compute together with the caller. Calls of several threads wait for each other. Native
+    functions access raw memory: this package's modules check what they pass."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll
@@ -46,14 +42,13 @@ class Pool:
         self._finalizer = weakref.finalize(self, self.dll.tpiedge_close, handle)
 
     def close(self) -> None:
-        """End the threads. May be called again."""
+        """Ends the threads. Idempotent."""
         self._handle = None
         self._finalizer()
 
     def call(self, function: str, *arguments: object) -> bool:
-        """Call a native function of these threads. False where sums of a grid may be too large for int32, and int64 was
-        not asked for: then they are of no use. Raises MemoryError where the system has no memory for what the function
-        keeps meanwhile."""
+        """Calls a native function. False where sums of a grid may exceed int32 and int64 was not asked for: they are of
+        no use. Raises MemoryError where the function has no memory for intermediate results."""
         if self._handle is None:
             raise RuntimeError("the native threads were closed")
         status: int | None = getattr(self.dll, function)(self._handle, *arguments)
@@ -77,21 +72,20 @@ def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool 
 
 
 def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
-    """A matrix of f32 or bf16 as the native kernels take it; `y`: where its products go; `rows`: of it, or of y."""
+    """A matrix of f32 or bf16; `y`: where its products go; `rows`: of it, or of y."""
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """A column-parallel matrix; `y`: where its products go, unless the call says so, rows `y_stride` floats apart if
-    not close together; `bias_R`, contiguous f32, is added to them and must stay where it is."""
+    """A column-parallel matrix; `y`: where its products go, unless the call says so, rows `y_stride` floats apart;
+    `bias_R`, contiguous f32, is added and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 
 
 def pack_row_parallel(w: PanelMatrix, exponent: int, most: int, y: int = 0) -> bytes:
-    """A row-parallel matrix with its grid, likewise."""
     return _packed(w, y, 0, exponent, most, 0)
 
 

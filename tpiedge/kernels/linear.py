@@ -1,10 +1,7 @@
-"""Products of activations with weights: the one door to them for the forward pass.
+"""Products of activations with weights: T tokens, I input features, O output features, R rows of the stored weight.
 
-T tokens, I input features, O output features, R rows of the stored weight.
-
-library.py says which products the native kernels compute; there a row of the result has the same bits whatever else is
-in the step and however many threads work. torch's products are equal to rounding only: their bits may depend on the
-number of tokens and of threads. Quantised matrices are always multiplied in INT8 arithmetic, by the native kernels.
+Native products give a row the same bits whatever else is in the step and however many threads work; torch's may depend
+on both. Quantised matrices are multiplied in INT8, natively only.
 """
 
 from collections.abc import Sequence
@@ -29,11 +26,9 @@ from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
 
 class Arithmetic(StrEnum):
-    """Which arithmetic multiplies activations with weights, not how weights are stored.
-
-    F32: bf16 weights are widened exactly. BF16: activations are rounded to bf16, sums are kept in f32.
-    INT8, for quantised weights: activations are quantised, too (panels.py says how); other weights meet them as in F32.
-    """
+    """How activations are multiplied with weights, not how weights are stored. F32: bf16 weights are widened exactly.
+    BF16: activations are rounded to bf16, sums are f32. INT8: activations of quantised weights are quantised too
+    (panels.py); other weights as in F32."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -41,11 +36,9 @@ class Arithmetic(StrEnum):
 
 
 class Linear:
-    """Computes with `threads` native threads (the caller is one of them); `close` ends the others.
-
-    Calls of several threads wait for each other. MemoryError where the system has no memory for what a product keeps
-    meanwhile. `library=None` computes with torch alone, and refuses quantised matrices with ValueError.
-    """
+    """Computes with `threads` native threads, the caller among them. Calls of several threads wait for each other.
+    MemoryError where a product has no memory for intermediates. `library=None`: torch alone, ValueError for quantised
+    matrices."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
@@ -57,12 +50,11 @@ class Linear:
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
-        """With the native kernels where they are built and not switched off (TPIEDGE_NATIVE=0)."""
+        """With the native kernels if they are built and not switched off (TPIEDGE_NATIVE=0)."""
         return cls(arithmetic, threads, kernel_library())
 
     @property
     def native(self) -> bool:
-        """Whether the native kernels compute (products with f32 and bf16 weights: of few tokens)."""
         return self.pool is not None
 
     def pool_of(self, tokens: int) -> Pool | None:
@@ -70,11 +62,11 @@ class Linear:
         return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
-        """x @ w.T: column-parallel matrices, one row per output feature. Returns [T, R] f32, contiguous."""
+        """x @ w.T, [T, R] f32, contiguous: column-parallel matrices, one row per output feature."""
         return self.project_many(x_TI, (w_RI,))[0]
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
-        """As `project`, into f32 rows that may lie at a stride: some columns of a wider result."""
+        """`project` into f32 rows that may be strided."""
         if self.pool is None or isinstance(w_RI, Tensor):
             y_TR.copy_(self.project(x_TI, w_RI))
             return
@@ -86,8 +78,7 @@ class Linear:
         self._project_panels(self.pool, x_TI, [pack_panels(w_RI, y_TR.data_ptr(), None, y_TR.stride(0))])
 
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        """x @ w.T of up to MAX_PRODUCTS weights, all quantised or none, for one waking of the threads. A result for
-        each."""
+        """x @ w.T for up to MAX_PRODUCTS weights, all quantised or none, with one waking of the threads."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
@@ -110,8 +101,8 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """x @ w: row-parallel matrices, one row per input feature. Returns [T, O], contiguous: f32, or of a quantised
-        matrix sums of `grid`, which it needs."""
+        """x @ w: row-parallel matrices, one row per input feature. [T, O], contiguous: f32, or of a quantised matrix
+        sums of `grid`, which it needs."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):
@@ -126,7 +117,7 @@ class Linear:
         return y_TO
 
     def close(self) -> None:
-        """End the native threads; afterwards torch computes. May be called again."""
+        """Ends the native threads; torch computes afterwards. Idempotent."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()
@@ -169,8 +160,8 @@ def check_activations(x: Tensor, features: int) -> None:
 
 
 def check_weight(w: Weight, input_dim: int) -> None:
-    """Raises ValueError for what is no matrix in main memory whose rows lie at a stride, nor a quantised one whose
-    inputs are that dimension."""
+    """Raises ValueError for a matrix that is not in main memory with rows at a stride, or quantised along another
+    dimension than `input_dim`."""
     if isinstance(w, PanelMatrix):
         if w.transposed is not (input_dim == 0):
             raise ValueError(
@@ -189,8 +180,8 @@ def check_weight(w: Weight, input_dim: int) -> None:
 
 
 def _multiply_by_torch(x_TI: Tensor, w: Tensor, arithmetic: Arithmetic, *, transposed: bool) -> Tensor:
-    """x @ w.T where `transposed`, else x @ w, in f32. In BF16 arithmetic with bf16 weights torch also rounds the result
-    to bf16."""
+    """x @ w.T where `transposed`, else x @ w, in f32. BF16 arithmetic with bf16 weights rounds the result to bf16,
+    too."""
     w_IO = w.t() if transposed else w
     if arithmetic is Arithmetic.BF16:
         if w.dtype is torch.bfloat16:

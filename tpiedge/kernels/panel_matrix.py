@@ -11,11 +11,9 @@ from tpiedge.kernels.panels import OFFSETS, PanelShape
 
 @dataclass(frozen=True)
 class PanelMatrix:
-    """Some units of a matrix, laid out as in panels.py, `unit_nbytes` from one to the next.
-
-    `rows` x `cols` of data as the checkpoint's matrix is stored (a row is an output, or an input where `transposed`),
-    in units of `rows_per_unit` rows, of which the last may be short. `data_B`: uint8, contiguous.
-    """
+    """Some units of a matrix, laid out as in panels.py, `unit_nbytes` apart. `rows` x `cols` as the checkpoint stores
+    it (a row is an output, or an input where `transposed`), in units of `rows_per_unit` rows, the last maybe short.
+    `data_B`: uint8, contiguous."""
 
     data_B: Tensor
     bits: int
@@ -39,7 +37,6 @@ class PanelMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """As that of a matrix in f32 would be."""
         return self.rows, self.cols
 
     @property
@@ -47,7 +44,6 @@ class PanelMatrix:
         return -(-self.rows // self.rows_per_unit)
 
     def unit_shape(self, unit: int) -> PanelShape:
-        """The shape of unit number `unit`, of which the last may be short."""
         rows = min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
         return (
             PanelShape(self.bits, self.cols, rows)

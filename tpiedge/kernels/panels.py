@@ -1,25 +1,22 @@
-"""How quantised matrices lie in memory and on disk: 16 outputs side by side, in the order in which the kernels read.
+"""Layout of quantised matrices in memory and on disk: 16 outputs side by side, in the order in which kernels read.
 
 A matrix has O outputs and I inputs, y[o] = sum over i of w[o, i] * x[i], however the checkpoint stores it. It is cut
-into units: of outputs for column-parallel matrices, of inputs for row-parallel ones. A unit is stored on its own:
+into units, of outputs if column-parallel, of inputs if row-parallel, each stored on its own:
 
-1. Its outputs form panels of 16, the last filled up with outputs that are zero. Panel follows panel.
-2. Its inputs form groups of 32 from the unit's first input on; the last may be short, and is filled up to a multiple
-   of 8 with inputs that count as zero.
-3. A panel is one pair of groups after the other, the last of which may have one group. A pair begins with a line of 64
-   bytes: the scales of its first group, one f16 of each of the 16 outputs, then those of the second (zeros where there
-   is none). The codes of both follow. So a panel is read from its first byte to its last, and a product from the first
-   panel to the last, as processors fetch ahead best.
-4. q8: a group's codes are blocks of 4 inputs, 64 bytes each; byte 4 r + j of block b is the code of output r and
-   input 4 b + j. The weight is scale * (code - 128).
+1. Outputs form panels of 16, the last filled up with zeros.
+2. Inputs form groups of 32, from the unit's first on; the last may be short, filled up to a multiple of 8.
+3. A panel is a row of pairs of groups; the last pair may have one group. A pair begins with a line of 64 bytes: 16 f16
+   scales of its first group, then 16 of the second (or zeros). The codes of both follow. So a product reads memory in
+   order, as processors fetch ahead best.
+4. q8: a group's codes are blocks of 4 inputs, 64 bytes each; byte 4 r + j of block b is the code of output r and input
+   4 b + j. The weight is scale * (code - 128).
 5. q4: a group's codes are blocks of 8 inputs, 64 bytes each; byte 4 r + j of block b holds the code of output r and
-   input 8 b + j in its lower four bits and that of input 8 b + 4 + j in its upper four. The weight is
-   scale * (code - 8).
-6. Scales of outputs that fill up are zero. Whatever else fills up is zero bytes, too: it meets inputs or scales that
-   are zero.
+   input 8 b + j in its lower four bits and that of input 8 b + 4 + j in its upper four. The weight is scale * (code -
+   8).
+6. All filling is zero bytes: it meets zero inputs or zero scales.
 
-The groups restart at every unit, so units can be computed by different nodes. All panels, scales
-and codes of a pair begin at multiples of 64 bytes of the unit.
+Groups restart at every unit, so nodes can compute different units. Panels, scales and codes of a pair begin at
+multiples of 64 bytes of the unit.
 """
 
 from dataclasses import dataclass
@@ -36,7 +33,7 @@ PANEL = 16
 GROUP = 32
 """Inputs that share a scale."""
 OFFSETS = {8: 128, 4: 8}
-"""By bits: what is taken from a code."""
+"""What is taken from a code, by bits."""
 
 _STEP = 8
 _LINE_BYTES = 64
@@ -45,8 +42,6 @@ _PAIR = 2  # groups
 
 @dataclass(frozen=True)
 class PanelShape:
-    """The shape of one unit: `outputs` x `inputs` weights of `bits` bits (4 or 8)."""
-
     bits: int
     outputs: int
     inputs: int
@@ -61,12 +56,10 @@ class PanelShape:
 
     @cached_property
     def padded_inputs(self) -> int:
-        """Inputs with a code."""
         return -(-self.inputs // _STEP) * _STEP
 
     @cached_property
     def codes_nbytes(self) -> int:
-        """Bytes of a panel's codes."""
         return self.padded_inputs * PANEL * self.bits // 8
 
     @cached_property
@@ -79,7 +72,7 @@ class PanelShape:
 
 
 def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Copies of the scales, f16 [panels, groups, 16], and the codes' bytes, [panels, codes_nbytes], of uint8 panels."""
+    """Copies of uint8 panels' scales, f16 [panels, groups, 16], and codes, bytes [panels, codes_nbytes]."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels = len(panels_PB)
     scales_PB = np.hstack([whole_PNB[..., :_LINE_BYTES].reshape(panels, -1), rest_PB[:, :_LINE_BYTES]])
@@ -88,7 +81,7 @@ def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
 
 
 def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
-    """What `split_panels` has of one output of one panel, copied alone: as of a panel that has no other."""
+    """One output of `split_panels` of one panel, copied alone: as of a panel that has no other."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])
@@ -99,7 +92,7 @@ def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array,
 
 
 def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB: Array) -> None:
-    """The inverse: fills `panels_PB`, uint8 [panels, panel_nbytes]."""
+    """The inverse of `split_panels`: fills `panels_PB`, uint8 [panels, panel_nbytes]."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels, pairs = whole_PNB.shape[:2]
     scales_PGB = np.ascontiguousarray(scales_PGr, "<f2").view(np.uint8)
@@ -114,7 +107,7 @@ def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB
 
 
 def _pairs(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Views of the pairs whose inputs are all there, [panels, pairs, bytes], and of the rest, [panels, bytes]."""
+    """Views of whole pairs, [panels, pairs, bytes], and of the rest, [panels, bytes]."""
     pairs = shape.inputs // (_PAIR * GROUP)
     nbytes = _LINE_BYTES + _PAIR * GROUP * PANEL * shape.bits // 8
     whole_PNB = panels_PB[:, : pairs * nbytes].reshape(len(panels_PB), pairs, nbytes)

@@ -1,7 +1,4 @@
-"""What this computer can do at most: bytes read from memory and products per second, by as many threads as asked.
-
-Kernels are judged by it (a roofline). Needs the native library.
-"""
+"""This computer's limits (a roofline): bytes read from memory and products per second. Needs the native library."""
 
 import functools
 import threading
@@ -18,7 +15,7 @@ _ROUNDS = 10_000
 
 
 class Probes:
-    """`buffer`: bytes, contiguous, more than the caches hold. One measurement at a time."""
+    """`buffer`: contiguous bytes, more than the caches hold. One measurement at a time."""
 
     def __init__(self, library: KernelLibrary, buffer: Tensor) -> None:
         if buffer.dtype is not torch.uint8 or not buffer.is_contiguous() or not buffer.is_cpu:
@@ -29,14 +26,10 @@ class Probes:
 
     @staticmethod
     def create(library: KernelLibrary, nbytes: int) -> "Probes":
-        """With a buffer of its own. Raises MemoryError, RuntimeError."""
         return Probes(library, torch.ones(nbytes, dtype=torch.uint8))
 
     def bytes_per_s(self, threads: int) -> float:
-        """Each thread reads its part of the buffer once: a multiple of 256 bytes, so what is left over is not read.
-
-        Raises ValueError where the buffer has less for each thread.
-        """
+        """Each thread reads its part of the buffer once. Raises ValueError where a part is below 256 bytes."""
         part = self._buffer.numel() // threads // _STEP_BYTES * _STEP_BYTES
         if part == 0:
             raise ValueError(f"{self._buffer.numel()} bytes are less than {_STEP_BYTES} for each thread")
@@ -45,10 +38,8 @@ class Probes:
         return threads * part / _together([functools.partial(read, start, part) for start in starts])
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
-        """Multiplications and additions, of f32 or of 8-bit numbers into 32-bit sums.
-
-        Takes about `seconds`, the first time twice as long.
-        """
+        """Multiplications and additions of f32, or of 8-bit into 32-bit numbers. Takes about `seconds`, at first twice
+        as long."""
         if int8 not in self._rounds_per_s:
             rounds, taken_s = _ROUNDS, 0.0
             while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:
@@ -64,7 +55,7 @@ class Probes:
 
 
 def _together(works: list[Callable[[], object]]) -> float:
-    """Seconds from when all are ready to start until the last has ended. ctypes lets go of the interpreter's lock."""
+    """Seconds from the start of all until the end of the last. ctypes releases the GIL."""
     ready = threading.Barrier(len(works))
     spans: list[tuple[float, float]] = []
 

@@ -2,17 +2,13 @@
 
 Symmetric, a scale per output and group of 32 inputs, rounded to f16 before the codes are chosen; halves go to even.
 
-q8: scale = max |w| / 127. Codes 1 to 255.
-q4: scale = -m / 8, m being the weight of largest magnitude (the first of several), so that m has the code 0, which
-reaches one step further than the code 15. Weights near -m are clipped. A search goes on with -m / 7, 7.5, 8.5, 9 and
-9.5 and keeps the scale of the least sum of squared errors, the first of equals; last it tries the scale that is best
-for the codes found, sum(w q) / sum(q q).
+q8: scale = max |w| / 127. Codes 1 to 255. q4: scale = -m / 8, m being the weight of largest magnitude (the first of
+several), so that m has the code 0, one step beyond the code 15; weights near -m are clipped. A search tries -m / 7,
+7.5, 8.5, 9 and 9.5 and keeps the least squared error, the first of equals; then the best scale for the codes found,
+sum(w q) / sum(q q).
 
-A matrix that was quantised so once, here or as GGUF's Q4_0 or Q8_0, comes back as it was, but where scales are below
-2^-14 and f16 has fewer bits for them.
-
-The native code (native/quantise.inl) quantises; all its sums run in f32 over the inputs in order, so every instruction
-set gives the same bytes.
+A matrix quantised so before, here or as GGUF's Q4_0 or Q8_0, comes back unchanged, but for scales below 2^-14, where
+f16 loses bits. native/quantise.inl sums in f32 over the inputs in order: the same bytes for every instruction set.
 """
 
 import math
@@ -28,7 +24,7 @@ _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16):
 
 
 class CannotQuantise(ValueError):
-    """The output (from 0) has a weight that is no number, or one beyond the largest scale; the text says which."""
+    """Output number `output` (from 0) has a weight that is no number, or too large for a scale."""
 
     def __init__(self, output: int, reason: str) -> None:
         super().__init__(f"output {output} {reason}")
@@ -38,7 +34,7 @@ class CannotQuantise(ValueError):
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """Sums of the squares of the weights and of what quantising changed."""
+    """Sums of squares of the weights and of the errors."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -57,12 +53,9 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """The panels of a unit, or of some panels of it, and their error. The GIL is released meanwhile.
-
-    `values_OI`: f32, f16 or the bits of bf16 as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous.
-    Raises CannotQuantise for the first output with a NaN, an infinity or weights too large; UserError where there are
-    no native kernels.
-    """
+    """The panels of a unit, or of some panels of it, and their error. Releases the GIL. `values_OI`: f32, f16 or the
+    bits of bf16 as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous. Raises CannotQuantise for the
+    first bad output; UserError without native kernels."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"
@@ -83,19 +76,18 @@ def quantise_unit(
 
 
 def dequantise_unit(data: Array, shape: PanelShape) -> Array:
-    """[outputs, inputs] in f32 of the panels in `data` (uint8)."""
+    """[outputs, inputs] f32 of the panels in `data` (uint8)."""
     panels = data[: shape.nbytes].reshape(shape.panels, shape.panel_nbytes)
     return np.ascontiguousarray(_dequantise(*split_panels(panels, shape), shape)[: shape.outputs])
 
 
 def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
-    """[inputs] in f32: one of the 16 outputs of a panel (uint8), without the work of the others."""
+    """[inputs] f32: one of the 16 outputs of a panel (uint8), without the work of the others."""
     row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
     return row
 
 
 def _dequantise(scales_PGr: Array, codes_PB: Array, shape: PanelShape) -> Array:
-    """[outputs, inputs] of whole panels, or of panels of which there is one output."""
     panels, _, outputs = scales_PGr.shape
     lines = codes_PB.reshape(panels, -1, 4 * outputs)
     if shape.bits == 4:
@@ -121,7 +113,6 @@ def _dequantise(scales_PGr: Array, codes_PB: Array, shape: PanelShape) -> Array:
 
 
 def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
-    """Names the first output that cannot be quantised."""
     for output, stored in enumerate(values_OI):
         bf16 = stored.dtype == np.uint16
         row = (stored.astype(np.uint32) << 16).view(np.float32) if bf16 else stored.astype(np.float32)

@@ -1,7 +1,4 @@
-"""The native kernels (`native/`: C++ behind a C interface, called through ctypes), and a checksum by them.
-
-Imports no torch: a process that only packs or checks bytes uses them, too.
-"""
+"""The native kernels (`native/`: C++ through ctypes), and a checksum. No torch: packing uses them, too."""
 
 import ctypes
 import functools
@@ -68,7 +65,7 @@ SIGNATURES: Signatures = {
 
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
-#: The name of what computes where there are no native kernels.
+#: What computes without native kernels.
 NO_ISA = "torch"
 #: Columns of an attention head; torch computes wider ones (native/kv.h).
 MAX_HEAD_WIDTH = 256
@@ -79,7 +76,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelLibrary:
-    """The loaded shared library, computing with one instruction set (`isa` of ISAS; the best by default)."""
+    """The loaded library with one instruction set (`isa` of ISAS; the best by default)."""
 
     def __init__(self, dll: ctypes.CDLL, isa: str | None = None) -> None:
         self.dll = dll
@@ -90,10 +87,8 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """The kernels for this CPU; None, with one notice in the log, where they are not built or switched off.
-
-    TPIEDGE_NATIVE=0 switches them off; the name of an instruction set (one of ISAS) picks it.
-    """
+    """The kernels for this CPU; None, with one log line, where they are not built or switched off. TPIEDGE_NATIVE=0
+    switches them off; the name of an instruction set (one of ISAS) picks it."""
     found = _find()
     if isinstance(found, KernelLibrary):
         return found
@@ -105,12 +100,11 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Why there are no native kernels, and what to do about it; "" where there are."""
+    """Why there are no native kernels, and what to do; "" where there are."""
     return "" if kernel_library() is not None else str(_find())
 
 
 def _find() -> KernelLibrary | str:
-    """The kernels, or the words that follow "native kernels" where there are none."""
     wanted = os.environ.get("TPIEDGE_NATIVE", "")
     if wanted == "0":
         return "are switched off (TPIEDGE_NATIVE=0): unset it"
@@ -124,12 +118,12 @@ def _find() -> KernelLibrary | str:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load the kernels. Raises OSError."""
+    """Loads the kernels. Raises OSError."""
     return load_library(path, "tpiedge_abi", ABI, SIGNATURES)
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
-    """The CRC-32 of contiguous bytes, `before` being that of what comes before them. The GIL is released meanwhile."""
+    """The CRC-32 of contiguous bytes after bytes with the CRC `before`. Releases the GIL."""
     library = kernel_library()
     if library is None:
         return zlib.crc32(data, before)

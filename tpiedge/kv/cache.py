@@ -1,8 +1,5 @@
-"""Keys and values of a node's own KV heads, in pages, as numbers or quantised (kernels/kv_format.py).
-
-Laws: positions are appended without holes; which pages a sequence has is what rank 0 says, the same on every node; the
-memory is address space until pages are used, and what `held_bytes` does not count has gone back to the system.
-"""
+"""Keys and values of a node's own KV heads, in pages. Positions are appended without holes; rank 0 says which pages a
+sequence has; memory that `held_bytes` does not count has gone back to the system."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,11 +16,8 @@ from tpiedge.wire.fields import KVPrecision
 
 
 class KVCache:
-    """Up to `slots` sequences in pages that have room for `capacity` tokens together, in each of `num_layers` layers.
-
-    A page is [layer, KV head, part]; `KVFormat` says what a part is. Raises OutOfMemory if the system refuses the
-    address space.
-    """
+    """Up to `slots` sequences in pages for `capacity` tokens together, in each of `num_layers` layers. A page is
+    [layer, KV head, part] (`KVFormat`). Raises OutOfMemory if the system refuses the address space."""
 
     def __init__(
         self,
@@ -39,8 +33,7 @@ class KVCache:
         self.pages = self.format.pages_of(capacity)
         self._num_layers = num_layers
         self._kv_heads = kv_heads
-        self._layer_bytes = kv_heads * self.format.part_nbytes
-        self.page_bytes = num_layers * self._layer_bytes
+        self.page_bytes = num_layers * kv_heads * self.format.part_nbytes
         self.reserved_bytes = self.pages * self.page_bytes
         self._arena = Arena(self.reserved_bytes, "the KV cache", "choose a shorter context", committed=True)
         store = self._arena.bytes(Extent(0, self.reserved_bytes))
@@ -53,7 +46,6 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Positions of all pages together."""
         return self.pages * self.format.page_positions
 
     @property
@@ -63,17 +55,17 @@ class KVCache:
 
     @cached_property
     def parts(self) -> NDArray[np.uint8]:
-        """[pages, layers, KV heads, bytes of a part]: the memory itself. Bytes of pages that `hold` or a plan did not
-        name are not to be touched."""
+        """[pages, layers, KV heads, bytes of a part]: the memory itself. Only pages named by `hold` or a plan may be
+        touched."""
         shape = (self.pages, self._num_layers, self._kv_heads, self.format.part_nbytes)
         return self._store_PB.numpy().reshape(shape)
 
     def hold(self, pages: int) -> None:
-        """The first `pages` pages have memory from now on."""
+        """Gives memory to the first `pages` pages."""
         self._in_memory.update(range(pages))
 
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
-        """Does what a plan says of the pages. Raises ProtocolError for a slot or page that there is not."""
+        """Applies a plan's changes of pages. Raises ProtocolError for a slot or page that does not exist."""
         for change in changes:
             slot = change.slot
             self._check_slot(slot)
@@ -99,10 +91,8 @@ class KVCache:
             self._arena.discard(Extent(page * self.page_bytes, self.page_bytes))
 
     def begin(self, segments: Sequence[Segment]) -> None:
-        """Looks whether these positions can be appended; what was kept beyond the first of a sequence is dropped.
-
-        Raises ProtocolError for an unknown slot, a hole, or more than its pages have room for.
-        """
+        """Checks that these positions can be appended; drops what a sequence has beyond them. Raises ProtocolError for
+        an unknown slot, a hole, or too few pages."""
         lengths = self._lengths.copy()
         for segment in segments:
             slot, start, stop = segment.slot, segment.start, segment.start + segment.length
@@ -117,34 +107,23 @@ class KVCache:
             self._lengths[segment.slot] = segment.start
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Every layer has appended these: the tokens are part of their sequences from now on."""
+        """Adds positions that every layer has appended to their sequences."""
         for segment in segments:
             self._lengths[segment.slot] = segment.start + segment.length
 
     def span(self, slot: int, start: int, tokens: int) -> Span:
-        """Where positions of a slot are, for the kernels: within its pages, which `begin` has checked."""
+        """Where positions of a slot, checked by `begin`, are."""
         return Span(tokens, start, self._tables[slot, : self._counts[slot]])
 
     def close(self) -> None:
-        """Gives the memory back; nothing may compute with it any more."""
+        """Frees the memory; nothing may compute with it any more."""
         self._arena.close()
 
     @cached_property
     def layouts(self) -> tuple[PageLayout, ...]:
-        """How the keys and values of each layer lie in the pages."""
-        row, part = self.format.row_nbytes, self.format.part_nbytes
         positions = self.format.page_positions
         return tuple(
-            PageLayout(
-                self.format,
-                self._kv_heads,
-                positions,
-                layer * self._layer_bytes,
-                part,
-                row,
-                positions * row,
-                self._store_PB,
-            )
+            PageLayout(self.format, self._kv_heads, positions, layer, self._store_PB)
             for layer in range(self._num_layers)
         )
 

@@ -1,16 +1,15 @@
 """Which page of the KV cache holds what: rank 0's ledger, without any memory (a pure machine).
 
-A page has room for the keys and values of `positions` positions. Sequences hold pages; a full page whose tokens are
-decided on may be published under a name, so that other sequences that begin alike share it.
+A full page whose tokens are decided may be published under a name, so that sequences that begin alike share it.
 
 Laws:
-1. A page is cold (without memory), blank (with memory, but nothing in it), idle (published, and no sequence holds it),
-   or held by as many sequences as its count says.
-2. A name is the keyed hash of the page's tokens and of the name of the page before it, beginning with that of a scope.
-   So a sequence finds pages of its own scope alone, and nobody can make two texts of one name.
-3. A published page is never written again: whoever publishes goes on in another page.
-4. Blank pages are taken first, then cold ones, the lowest first; then the idle page that was used least recently. What
-   a sequence gives back becomes idle from its end on, so that a beginning outlives what follows it.
+1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held by as many sequences
+   as its count says.
+2. A name is the keyed hash of the page's tokens and the previous page's name, beginning with a scope's. So sequences
+   share within a scope only, and two texts cannot be made to have one name.
+3. A published page is never written again: its publisher goes on in another page.
+4. Blank pages are taken first, then cold ones, the lowest first; then the least recently used idle page. A sequence's
+   pages become idle from its end on, so that a beginning outlives what follows it.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """`pages` pages of `positions` positions. `key`: of the names, at most 64 bytes; another one in every epoch, whose
+    """`pages` pages of `positions` positions. `key` (at most 64 bytes) of the names must be new in every epoch, whose
     nodes compute other bits."""
 
     def __init__(self, pages: int, positions: int, key: bytes) -> None:
@@ -40,7 +39,7 @@ class PagePool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._blank: list[int] = []  # a heap, as the next
         self._cold = list(range(pages))
-        self._discarded: dict[int, None] = {}  # what became cold, but nobody was told yet
+        self._discarded: dict[int, None] = {}  # cold pages that `discarded` did not name yet
 
     @property
     def available(self) -> int:
@@ -48,24 +47,20 @@ class PagePool:
 
     @property
     def held(self) -> int:
-        """How many pages sequences hold."""
         return self.pages - self.available
 
     @property
     def in_memory(self) -> int:
-        """How many pages may have memory."""
         return self.pages - len(self._cold)
 
     def pages_of(self, positions: int) -> int:
-        """How many pages so many positions take."""
         return -(-positions // self.positions)
 
     def idle_among(self, pages: Sequence[int]) -> int:
-        """How many of these no sequence holds."""
         return sum(page in self._idle for page in pages)
 
     def take(self) -> int:
-        """A page to write to, held once. Raises InternalError where none is available."""
+        """A page to write to, held once. Raises InternalError where there is none."""
         if self._blank:
             page = heapq.heappop(self._blank)
         elif self._cold:
@@ -79,13 +74,11 @@ class PagePool:
         return page
 
     def share(self, page: int) -> None:
-        """One more sequence holds the page."""
         if self._counts[page] == 0:
             del self._idle[page]  # a KeyError here would mean that a blank page is shared
         self._counts[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """A sequence holds these no more, given in its order."""
         for page in reversed(pages):
             self._counts[page] -= 1
             if self._counts[page] == 0:
@@ -95,15 +88,13 @@ class PagePool:
                     heapq.heappush(self._blank, page)
 
     def scope_name(self, scope: str) -> bytes:
-        """The name before the first page's, in that scope."""
         return self._hashed(b"scope", scope.encode())
 
     def name_of(self, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Of a page with `tokens`, after the page named `before`."""
         return self._hashed(b"page", before + array("I", tokens).tobytes())
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Makes a full page known and returns its name; where another page has the name already, that one stays."""
+        """Publishes a full page and returns its name; a page that has the name already keeps it."""
         name = self.name_of(before, tokens)
         if name not in self._named and page not in self._published:
             self._named[name] = page
@@ -111,21 +102,20 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """The published pages of the scope that hold the beginning of `ids`, but for its last position. They are not
-        shared yet."""
+        """The scope's published pages that hold the beginning of `ids`, without its last position; not shared yet."""
         return [
             self._named[name] for name in takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         ]
 
     def names(self, ids: Sequence[int], scope: str = "") -> Iterator[bytes]:
-        """The names of the full pages of `ids` in the scope, whether they are published or not."""
+        """The names of the full pages of `ids`, published or not."""
         before = self.scope_name(scope)
         for start in range(0, len(ids) - self.positions + 1, self.positions):
             before = self.name_of(before, ids[start : start + self.positions])
             yield before
 
     def shrink(self, most: int) -> None:
-        """Gives memory back until at most `most` pages have any, as far as pages are not held."""
+        """Takes memory from pages that are not held until at most `most` have any."""
         while self.in_memory > most and (self._blank or self._idle):
             if self._blank:
                 page = max(self._blank)
@@ -137,7 +127,7 @@ class PagePool:
             self._discarded[page] = None
 
     def discarded(self, most: int) -> tuple[int, ...]:
-        """Pages whose memory is to go back now: each is named once, at most `most` at a time."""
+        """Pages, at most `most`, whose memory is to go back now; each is named once."""
         told = list(self._discarded)[:most]
         for page in told:
             del self._discarded[page]
@@ -158,7 +148,7 @@ def usual_grain(pages: int, page_bytes: int) -> int:
 
 
 class KVRoom:
-    """Counts for a cache of `pages` pages, by `grain` pages at a time; both are one at least."""
+    """Decides how many pages keep memory, by `grain` pages at a time."""
 
     def __init__(self, pages: int, grain: int) -> None:
         self._held = 0
@@ -166,7 +156,7 @@ class KVRoom:
         self._grain = min(grain, pages)
 
     def ask(self, needed: int) -> int:
-        """Sequences need so many pages now. Returns how many may keep memory, with theirs."""
+        """How many pages may keep memory while sequences need `needed`."""
         enough = min(-(-needed // self._grain) * self._grain, self._pages)
         if not enough <= self._held < enough + 2 * self._grain:
             self._held = enough

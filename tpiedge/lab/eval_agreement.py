@@ -1,6 +1,7 @@
-"""What a precision changes, position by position of a given text: all logits of two models, computed in this process.
+"""Compares all logits of two models over a given text, position by position.
 
-Shapes: T tokens of a window, R rows that exist at a time, V the vocabulary, H hidden size. Sums are in f64."""
+Shapes: T tokens of a window, R rows that exist at a time, V the vocabulary, H hidden size. Sums are in f64.
+"""
 
 import functools
 import math
@@ -47,7 +48,7 @@ class WindowRows:
         self._step = 0
 
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """[R, V] f32 of the window's positions in order, each tensor valid until the next."""
+        """Yields [R, V] f32 of the window's positions in order, each tensor valid until the next."""
         for start in range(0, len(ids), self._limits.step_tokens):
             x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
             for row in range(0, x_TH.shape[0], ROWS):
@@ -93,10 +94,8 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both, position by position: models of different widths come in other pieces.
-
-    Each piece is asked for once the one before it is used up. Raises ValueError where one has more rows in all.
-    """
+    """Pairs rows of both, as models of different widths come in other pieces. Asks for each piece once the one before
+    it is used up. Raises ValueError unless both have as many rows."""
     a_RV, b_RV = next(one, None), next(other, None)
     while a_RV is not None and b_RV is not None:
         rows = min(len(a_RV), len(b_RV))
@@ -108,7 +107,7 @@ def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[t
 
 
 class Comparison:
-    """Grows by `add`; only a number or two of each position are kept."""
+    """Figures that grow by `add`; only a number or two of each position are kept."""
 
     def __init__(self) -> None:
         self.positions = 0
@@ -117,7 +116,7 @@ class Comparison:
         self._divergences: list[Tensor] = []
 
     def add(self, reference_RV: Tensor, model_RV: Tensor, following: Sequence[int]) -> None:
-        """Logits of R positions, and the token that follows each. Raises UserError for NaN."""
+        """Adds logits of R positions and the token that follows each. Raises UserError for NaN."""
         logs_RV = reference_RV.double().log_softmax(-1), model_RV.double().log_softmax(-1)
         ids_R1 = torch.tensor(following)[:, None]
         for place, log_RV in enumerate(logs_RV):
@@ -135,11 +134,10 @@ class Comparison:
 
     @property
     def agreement(self) -> float:
-        """The part of all positions whose likeliest token is the same."""
         return self._agreeing / self.positions
 
     def divergence(self) -> dict[str, float | None]:
-        """KL(reference || model) in nats, over the positions; None where it is infinite."""
+        """KL(reference || model) in nats, over the positions; None if it is infinite."""
         every = torch.cat(self._divergences)
         # Not torch's quantile, which takes 16 million numbers at most.
         place = max(0, math.ceil(0.95 * len(every)) - 1)
@@ -150,12 +148,11 @@ class Comparison:
         }
 
     def perplexities(self) -> tuple[float | None, float | None]:
-        """(the model's, the reference's); None where no number is as large."""
+        """(the model's, the reference's); None beyond any float."""
         reference, model = (_exp(nats / self.positions) for nats in self._nats)
         return model, reference
 
     def described(self) -> dict[str, object]:
-        """The figures for JSON, which has no infinities."""
         model, reference = self.perplexities()
         return {
             "positions": self.positions,
@@ -178,10 +175,7 @@ def _finite(value: float) -> float | None:
 
 
 def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
-    """Computes both models over all windows of `text`, position by position; `other` is the reference.
-
-    Both are in this process at once, so that neither's logits are kept. Raises what `open_engine` raises.
-    """
+    """Computes both models over all windows of `text`; `other` is the reference. Raises as `open_engine`."""
     each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
     found = Comparison()
     progress = ByteProgress("comparing")
@@ -197,10 +191,7 @@ def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: Ev
 
 
 def compare_window(engines: list[WindowRows], window: Window, found: Comparison) -> None:
-    """Adds a window of (reference, model) to `found`.
-
-    Position t foretells token t + 1; the last one foretells nothing that is known.
-    """
+    """Adds a window of (reference, model) to `found`: position t predicts token t + 1."""
     row = 0
     for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
         first = max(0, window.first - 1 - row)

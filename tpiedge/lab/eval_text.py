@@ -1,8 +1,8 @@
-"""The text that a model is measured with, the windows it is read in, and how well a model predicts it.
+"""The text that a model is measured with, its windows, and how well a model predicts it.
 
-A form feed ends a document; every document is read by itself. One that is longer than the context is read in windows:
-each scores the tokens that the windows before have not, so every token but a document's first is scored exactly once,
-and those of later windows see at least `context` - `stride` tokens before them.
+A form feed ends a document. A document longer than the context is read in windows, each of which scores the tokens
+that earlier windows have not: every token but a document's first is scored once, after at least `context` - `stride`
+tokens in later windows.
 """
 
 import math
@@ -41,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True)
 class EvalText:
-    """`scored_bytes`: of the text that the scored tokens stand for, in UTF-8."""
+    """A text's windows; `scored_bytes` counts the UTF-8 bytes of the scored tokens."""
 
     name: str
     documents: int
@@ -53,16 +53,13 @@ class EvalText:
 
     @property
     def scored(self) -> int:
-        """Tokens with a score."""
         return sum(window.scored for window in self.windows)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest window."""
         return max(len(window.ids) for window in self.windows)
 
     def described(self) -> dict[str, object]:
-        """The figures for JSON."""
         return {
             "text": self.name,
             "documents": self.documents,
@@ -81,10 +78,8 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """The documents of a file, by default those held out from the demo model's training, as windows.
-
-    They fit the positions of the model and of the `reference`. Raises UserError for what cannot be measured.
-    """
+    """Windows of a file's documents, by default those held out from the demo model's training. They fit the positions
+    of the model and of the `reference`. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
@@ -143,7 +138,6 @@ def _documents(model: PreparedModel, path: Path | None) -> tuple[str, list[str]]
 
 
 def _read(path: Path) -> str:
-    """Raises UserError."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UserError(f"{path} is larger than {_MAX_BYTES // 1_000_000} MB: give a part of it")
@@ -155,7 +149,7 @@ def _read(path: Path) -> str:
 
 
 def _unscored_bytes(tokenizer: Tokenizer, first: int) -> int:
-    """What a document's first token stands for: nothing if it only marks the beginning."""
+    """Bytes of a document's first token: 0 if it only marks the beginning."""
     return 0 if first in tokenizer.special_ids else len(tokenizer.decode([first]).encode())
 
 
@@ -166,10 +160,8 @@ def _check_ids(model: PreparedModel, windows: list[Window]) -> None:
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
-    """Raises UserError where an id has a token in both, and not the same one.
-
-    One that only one of them names says nothing: GGUF files give a name to every row of the embedding.
-    """
+    """Raises UserError if an id has different tokens in both. An id that only one of them names is ignored: GGUF files
+    name every row of the embedding."""
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "
@@ -191,8 +183,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
 
 
 def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
-    """How likely a text is, as figures for JSON: sends one request for each window and sums the scores of its prompt.
-    Blocks until all are answered. Raises UserError where it is no number."""
+    """How likely a text is, as figures for JSON, by one request for each window. Raises UserError for no number."""
     progress = ByteProgress("scoring")
     nats, done = 0.0, 0
     try:
@@ -210,7 +201,6 @@ def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
 
 
 def _scores(cluster: LocalCluster, name: str, window: Window) -> list[float]:
-    """Log probabilities of the window's scored tokens."""
     request = GenerationRequest(name, window.ids, max_tokens=1, ignore_eos=True, prompt_scores=True)
     found: list[float] = []
     for event in cluster.generate(request):

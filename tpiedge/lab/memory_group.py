@@ -1,7 +1,7 @@
-"""A control group with a memory limit, as a container has: page cache counts. Linux, root; version 1 or 2.
+"""A control group with a memory limit that counts the page cache. Linux, root; version 1 or 2.
 
-A page of a library counts for the group that first touched it. For the whole truth let the system forget its caches
-before (`echo 1 > /proc/sys/vm/drop_caches`).
+A page counts for the group that first touched it: to count all, drop the caches first (`echo 1 >
+/proc/sys/vm/drop_caches`).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a group's counters say. `refusals`: how often the limit was met and something had to be given back."""
+    """The group's counters; `refusals` counts how often the limit was met."""
 
     peak_bytes: int
     refusals: int
@@ -34,7 +34,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class _Files:
-    """The names of one version's files, and what else is to be written with the limit where it is there."""
+    """The names of one version's files."""
 
     limit: str
     usage: str
@@ -68,12 +68,12 @@ class MemoryGroup:
 
     @property
     def members_file(self) -> Path:
-        """A process that writes its id here belongs to the group, with all that it starts."""
+        """A process that writes its id here joins the group, with its children."""
         return self.folder / "cgroup.procs"
 
     @property
     def members(self) -> set[int]:
-        """But those of another pid namespace, which have no id here: they read as 0."""
+        """Processes of the group; those of another pid namespace read as 0 and are left out."""
         return {int(pid) for pid in self.members_file.read_text().split()} - {0}
 
     @property
@@ -82,8 +82,7 @@ class MemoryGroup:
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
-        """So much memory, and so much more in swap: none unless told, since that would be memory elsewhere. Raises
-        OSError, where more is taken already too."""
+        """Limits memory, and swap beyond it: 0 unless told. Raises OSError, also if more is taken already."""
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
@@ -100,12 +99,10 @@ class MemoryGroup:
 
     @property
     def limit_bytes(self) -> int | None:
-        """None without a limit."""
         text = (self.folder / self._files.limit).read_text().strip()
         return int(text) if text.isdecimal() and int(text) < _UNLIMITED else None
 
     def use(self) -> MemoryUse:
-        """So far."""
         files = self._files
         refusals = (self.folder / files.refusals).read_text()
         return MemoryUse(
@@ -116,12 +113,12 @@ class MemoryGroup:
 
     @property
     def used_bytes(self) -> int:
-        """Now, files in memory included."""
+        """Bytes used now, files in memory included."""
         return int((self.folder / self._files.usage).read_text())
 
     @property
     def held_bytes(self) -> int:
-        """What the kernel cannot take back: files in memory left out."""
+        """Bytes used now without files in memory, which the kernel can take back."""
         files = self.counter("inactive_file") + self.counter("active_file")
         return self.used_bytes - files
 
@@ -131,7 +128,7 @@ class MemoryGroup:
         return next(found[name] for name in names if name in found)
 
     def kill(self) -> None:
-        """End every member but this process. Raises ResourceError if one is still there after 20 s."""
+        """Kills every member but this process. Raises ResourceError if one is still there after 20 s."""
         deadline = time.monotonic() + 20.0
         while members := self.members - {os.getpid()}:
             for member in members:
@@ -142,7 +139,7 @@ class MemoryGroup:
             time.sleep(0.01)
 
     def remove(self) -> None:
-        """Removes the group with what is in it. Raises ResourceError, OSError."""
+        """Removes the group with its processes. Raises ResourceError, OSError."""
         self.kill()
         self.folder.rmdir()
 
@@ -153,7 +150,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """A new group of that limit; its members do not outlive the block. Raises UserError where none can be made."""
+    """A new group with that limit; its members do not outlive the block. Raises UserError."""
     group = _made(Cgroups.own(root))
     try:
         group.limit(limit_bytes)
@@ -163,7 +160,6 @@ def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGro
 
 
 def _made(own: Cgroups) -> MemoryGroup:
-    """Version 1 below the own group; version 2 below the topmost, since groups with processes have none below."""
     name = f"tpiedge-{os.getpid()}-{next(_numbers)}"
     if own.memory_v1:
         group = MemoryGroup(own.memory_v1[0] / name, 1)

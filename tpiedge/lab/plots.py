@@ -1,5 +1,4 @@
-"""Pictures as PNG files: the timeline of a trace, the roofline of `tpiedge bench kernels`. Needs matplotlib, but no
-display."""
+"""Draws PNG files: the timeline of a trace, the roofline of `tpiedge bench kernels`. Needs matplotlib, no display."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ _STRIP_BAR, _MARKED, _BEHIND = "#b0b7c3", "#1f2937", "#fff3c4"
 
 
 def draw_strip(axes: Axes, trace: Trace, marked: Sequence[int]) -> None:
-    """Draws a bar for every step of the trace, of which there must be one. `marked` ones are dark."""
+    """Draws a bar for every step of the trace, which has at least one; `marked` steps are dark."""
     spent_s = {step: end - start for step, (start, end) in sorted(trace.steps.items())}
     usual_s = median(spent_s[step] for step in decode_steps(trace))
     # Longer bars are cut, or the prompt's would leave no height for the others.
@@ -65,7 +64,7 @@ def _bar(step: int, width: float, height: float) -> list[tuple[float, float]]:
 
 
 def _name_cut(axes: Axes, cut: Iterable[tuple[int, float]]) -> None:
-    """Writes above the bars that are cut how long the steps took, where there is room."""
+    """Writes the times of steps above cut bars if there is room."""
     left, right = axes.get_xlim()
     letter, free_from = _LETTER * (right - left), left
     for step, spent_s in cut:
@@ -140,7 +139,6 @@ def draw_timeline(trace: Trace, part: Excerpt, path: Path) -> None:
 
 
 def _add_axes(figure: Figure, bottom_inches: float, height_inches: float) -> Axes:
-    """Axes as wide as the lanes."""
     (left, right), top = _SIDES, figure.get_figheight()
     return figure.add_axes((left, bottom_inches / top, right - left, height_inches / top))
 
@@ -160,7 +158,7 @@ def _draw_node(axes: Axes, rank: int, events: Sequence[TraceEvent], top: float, 
 
 
 def _draw_lane(axes: Axes, events: Sequence[TraceEvent], top: float, window: Interval) -> None:
-    """Things that go on at once share the lane's height."""
+    """Concurrent events share the lane's height."""
     placed = list(zip(events, rows(event.span for event in events), strict=True))
     height = _BAR / (1 + max((row for _, row in placed), default=0))
     for (row, colour), found in groupby(sorted(placed, key=_look), key=_look):
@@ -182,7 +180,6 @@ def _draw_lane(axes: Axes, events: Sequence[TraceEvent], top: float, window: Int
 
 
 def _look(placed: tuple[TraceEvent, int]) -> tuple[int, str]:
-    """(row, colour)."""
     event, row = placed
     if event.lane != "compute":
         return row, _COLOURS[event.lane]
@@ -192,7 +189,7 @@ def _look(placed: tuple[TraceEvent, int]) -> tuple[int, str]:
 def _draw_bars(
     axes: Axes, spans: Iterable[Interval], bottom: float, height: float, colour: str, window: Interval
 ) -> None:
-    """What is narrower than some pixels is drawn as one with its neighbours: a trace has many thousands of them."""
+    """Merges bars narrower than some pixels with their neighbours: a trace has many thousands."""
     pixel_s = (window[1] - window[0]) / (_WIDTH_INCHES * _DPI)
     wide: list[Interval] = []
     narrow: list[Interval] = []
@@ -205,7 +202,6 @@ def _draw_bars(
 
 
 def _wide(placed: Sequence[tuple[TraceEvent, int]], window: Interval) -> Iterator[tuple[TraceEvent, int]]:
-    """Those with room for their label."""
     for event, row in placed:
         if total(clip([event.span], *window)) > (len(_label(event)) + 1) * _LETTER * (window[1] - window[0]):
             yield event, row
@@ -240,7 +236,7 @@ def _frame(axes: Axes, nodes: int, lanes: float, window: Interval) -> None:
 
 
 def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
-    """A line where each step begins, if there are not too many to tell apart, named where there is room."""
+    """Draws a line where each step begins, unless there are too many, named if there is room."""
     if len(part.steps) > _STEPS:
         return
     letter_s = _LETTER * (part.end_s - part.start_s)
@@ -260,7 +256,7 @@ def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Saves the figure as a PNG, in place of what was there, whole or not at all. Raises UserError, DiskFull."""
+    """Saves the figure as a PNG, whole or not at all. Raises UserError, DiskFull."""
     # Not named after the file, whose name may be as long as can be.
     unfinished = path.with_name(f".tpiedge-{os.getpid()}.partial")
     try:
@@ -282,10 +278,7 @@ Result = Mapping[str, Any]
 
 
 def draw_roofline(record: Result, path: Path) -> None:
-    """A panel for each number of threads: operations per second over operations per byte.
-
-    Raises UserError where nothing was compared with memory, DiskFull.
-    """
+    """Draws a panel for each number of threads. Raises UserError if no result has a bound, DiskFull."""
     bounded = [found for found in record["results"] if found["of_roofline"] is not None]
     if not bounded:
         raise UserError(
@@ -334,7 +327,6 @@ def _panel(axes: Axes, threads: int, results: Sequence[Result]) -> None:
 
 
 def _roof(axes: Axes, ends: tuple[float, float], read: float, peak: float, kind: str, style: str) -> None:
-    """Memory's slope up to the peak."""
     ridge = min(max(peak / read, ends[0]), ends[1])
     xs = [ends[0], ridge, ends[1]]
     axes.plot(xs, [min(peak, x * read) / 1e9 for x in xs], style, color="black", linewidth=1)

@@ -1,12 +1,12 @@
-"""Weights made of nothing: a model of any shape without a checkpoint.
+"""Random weights: a model of any shape without a checkpoint.
 
-Every number is a function of (seed, tensor name, row, column) alone, so any tiling gives the same tensor,
-and the bf16 weights are the f32 weights rounded. To be fast, a row is a window of one long pool of normal
-numbers, at an offset that no other row of the tensor (of fewer than 2**20 rows) has, times +1 or -1.
+Every number depends on (seed, tensor name, row, column) alone, so any tiling gives the same tensor, and bf16 weights
+are the rounded f32 ones. A row is a window of one long pool of normal numbers, at an offset that no other row of the
+tensor (of fewer than 2**20) has, times +1 or -1.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -39,11 +39,9 @@ class RandomSource(TensorSource):
 
     @staticmethod
     def for_spec(seed: int, spec: ModelSpec, dtype: SourceDtype, std: float = STD) -> "RandomSource":
-        """The source that has every tensor of `spec`."""
         shapes: dict[str, tuple[int, ...]] = {}
         for blob in (spec.embedding, *spec.layers, spec.head):
-            shapes |= {matrix.source: matrix.source_shape for matrix in blob.matrices}
-            shapes |= {vector.source: (vector.length,) for vector in blob.vectors}
+            shapes |= blob.source_shapes
         return RandomSource(seed, shapes, dtype, std)
 
     @property
@@ -79,10 +77,8 @@ def random_rows(
     first_col: int = 0,
     std: float = STD,
 ) -> Array:
-    """[count, cols] of the random matrix `name`, from row `first_row` and column `first_col` on.
-
-    The array is float32 for F32, float16 for F16, uint16 (bits) for BF16.
-    """
+    """[count, cols] of the random matrix `name`, from row `first_row` and column `first_col` on. The array is float32
+    for F32, float16 for F16, uint16 (bits) for BF16."""
     if first_col + cols > _LONGEST_ROW:
         raise UserError(f"random weights have rows of at most {_LONGEST_ROW} numbers, not {first_col + cols}")
     pool = _pool(seed, dtype, std)
@@ -98,7 +94,7 @@ def random_rows(
 
 
 def random_vector(seed: int, name: str, length: int, dtype: SourceDtype) -> Array:
-    """A bias (a name with "bias") near 0, any other vector, as a norm's weight, near 1."""
+    """A bias (a name with "bias") is near 0, a norm's weight (any other) near 1."""
     generator = np.random.Generator(np.random.PCG64(_key(seed, name)))
     noise = generator.standard_normal(length, dtype=np.float32) * np.float32(STD)
     return _as(noise if "bias" in name else noise + np.float32(1), dtype)
@@ -109,13 +105,9 @@ def _gather(pool: Array, offsets: Array, cols: int) -> Array:
         windows: Array = np.lib.stride_tricks.sliding_window_view(pool, cols)
         return np.ascontiguousarray(windows[offsets])
     values = np.empty((len(offsets), cols), pool.dtype)
-    for row, offset in enumerate(_ints(offsets)):
+    for row, offset in enumerate(offsets.tolist()):
         values[row] = pool[offset : offset + cols]
     return values
-
-
-def _ints(array: Array) -> Iterable[int]:
-    return (int(value) for value in array)
 
 
 @lru_cache(maxsize=2)

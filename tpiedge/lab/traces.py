@@ -1,8 +1,7 @@
-"""A trace that `tpiedge run --trace` wrote: read, the part of it that is looked at, and that part in a few figures.
+"""Reads a trace of `tpiedge run --trace` and sums up a part of it: given steps, or typical ones.
 
-The part is given steps, or the typical steps. A decode step computes the token that the head of the step
-before has drawn; the others compute the prompt. The prompt of a later request follows such a step as well and counts as
-a decode step: only its time tells it from one.
+A decode step computes the token that the head of the step before has drawn; other steps compute the prompt. The prompt
+of a later request also follows such a step and counts as a decode step.
 """
 
 import json
@@ -25,19 +24,18 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Events by rank in the order of their starts, in seconds since the first one; how many had no room."""
+    """Events by rank in the order of their starts, in seconds since the first one; `dropped` counts lost ones."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
 
     @property
     def end_s(self) -> float:
-        """When the last event ends."""
         return max(event.end_s for events in self.nodes.values() for event in events)
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """From when to when each step was computed, on any node. Steps that took no time are not there."""
+        """When each step was computed, on any node, without steps that took no time."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
@@ -46,8 +44,7 @@ class Trace:
 
 
 def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
-    """What write_trace wrote. Raises UserError for a file that cannot be read, or is something else, and OutOfMemory
-    for one that takes more than `memory_bytes` to read."""
+    """Raises UserError for a file that is no trace, OutOfMemory if reading takes more than `memory_bytes`."""
     values = _object(path, memory_bytes)
     records, other = values.get("traceEvents"), values.get("otherData")
     if not isinstance(records, list):
@@ -124,7 +121,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """Returns those of the steps, which are in order, that are in the range; none if an end is not among them."""
+        """The `known` steps (in order) in the range; empty if an end is not among them."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -134,7 +131,7 @@ class StepRange:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What goes on from `start_s` to `end_s`; `steps` are those that it is about, in order."""
+    """The time from `start_s` to `end_s` and its `steps`, in order."""
 
     start_s: float
     end_s: float
@@ -142,13 +139,11 @@ class Excerpt:
 
     @property
     def window(self) -> Interval:
-        """From when to when."""
         return self.start_s, self.end_s
 
 
 def parse_steps(text: str) -> StepRange:
-    """Reads "40", "40:44", "40:", ":44" or ":". Raises ValueError for anything else, and for a range that ends before
-    it begins."""
+    """Reads "40", "40:44", "40:", ":44" or ":". Raises ValueError for anything else, or a reversed range."""
     found = _RANGE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is neither a step nor a range of steps: write 40, 40:44, 40: or :44")
@@ -160,13 +155,12 @@ def parse_steps(text: str) -> StepRange:
 
 
 def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
-    """Returns the time of some steps of the trace, one at least."""
     spans = [trace.steps[step] for step in steps]
     return Excerpt(min(start for start, _ in spans), max(end for _, end in spans), tuple(steps))
 
 
 def typical_excerpt(trace: Trace) -> Excerpt:
-    """Returns the typical steps of a trace, or all of it if it has no steps."""
+    """The typical steps of a trace, or all of it if it has no steps."""
     if not trace.steps:
         return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
@@ -176,15 +170,14 @@ def typical_excerpt(trace: Trace) -> Excerpt:
 
 
 def decode_steps(trace: Trace) -> list[int]:
-    """Returns the steps without those of the prompt; all steps if there are no others."""
+    """The steps without those of the prompt; all steps if there are no others."""
     headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
     known = sorted(trace.steps)
     return [step for step in known if step - 1 in headed] or known
 
 
 def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
-    """Returns three steps in a row whose times are nearest to the median of all, and the first such three; fewer where
-    no three are in a row. `spent_s` has at least one step."""
+    """Three steps in a row whose times are nearest to the median, the first such three; fewer if none are in a row."""
     usual_s = median(spent_s.values())
 
     def farthest(steps: Sequence[int]) -> float:
@@ -201,11 +194,9 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """What one node did, in seconds. `busy_s` by lane; several reads at once count once.
-
-    `load_during_s`: how long it read while that lane was busy; `travel_during_compute_s`: how long it computed while
-    an all-reduce was under way. `read_bytes` of reads that ended in the time.
-    """
+    """What one node did, in seconds; `busy_s` by lane, where several reads at once count once. `load_during_s`:
+    reading while that lane was busy; `travel_during_compute_s`: computing during an all-reduce; `read_bytes` of reads
+    that ended in the time."""
 
     rank: int
     busy_s: dict[str, float]
@@ -217,19 +208,18 @@ class NodeSummary:
 
     @property
     def hidden_percent(self) -> float | None:
-        """Percent of the reading during which the engine did not wait for weights; None where nothing was read."""
+        """Percent of the reading without waits for weights; None if nothing was read."""
         load_s = self.busy_s["load"]
         return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
 
     @property
     def travel_hidden_percent(self) -> float | None:
-        """Percent of the travelling of all-reduces during which the node computed; None where it waited for each."""
+        """Percent of the all-reduces' travel during which the node computed; None if none travelled."""
         travel_s = self.busy_s["travel"]
         return 100 * self.travel_during_compute_s / travel_s if travel_s else None
 
 
 def summarize(trace: Trace, start_s: float, end_s: float) -> list[NodeSummary]:
-    """A summary of every node between two times, in the order of ranks."""
     return [
         _summary(rank, events, trace.dropped.get(rank, 0), (start_s, end_s))
         for rank, events in trace.nodes.items()
@@ -260,10 +250,9 @@ def _summary(rank: int, events: Sequence[TraceEvent], dropped: int, within: Inte
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    """Length of a union."""
     return sum(end - start for start, end in intervals)
 
 
 def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What two unions have in common, as a union."""
+    """The intersection of two unions, as a union."""
     return [common for stretch in one for common in within(stretch, other)]

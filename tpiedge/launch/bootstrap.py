@@ -1,6 +1,5 @@
-"""What a node process is told on its standard input, where secrets never appear in arguments, and what it reports:
-one line of JSON each way. With the intervals and limits of a cluster's liveness, and which silences count.
-"""
+"""First lines to and from a node process, as JSON on its pipes: no secret is in an argument list. Intervals of
+liveness."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ _Line = TypeVar("_Line")
 
 @dataclass(frozen=True)
 class Timing:
-    """All in seconds. A loss is noticed within timeout_s + heartbeat_s: below 2 s with the defaults."""
+    """Seconds. A loss is noticed within timeout_s + heartbeat_s: below 2 s with the defaults."""
 
     heartbeat_s: float = 0.3
     timeout_s: float = 1.5
@@ -25,16 +24,15 @@ class Timing:
     start_s: float = 120.0
 
 
+@dataclass(eq=False)
 class OwnStalls:
-    """`heartbeat_s`: from one heartbeat to the next; one that is later than that is late."""
+    """Tells this process's own stalls from the silence of others, which is ignored while `excuse` holds."""
 
-    def __init__(self, heartbeat_s: float) -> None:
-        self._heartbeat_s = heartbeat_s
-        self.excuse = False
-        """Whether nobody's silence is to be judged until the next heartbeat."""
+    _heartbeat_s: float
+    excuse: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """A heartbeat is sent, so many seconds after it was due. Returns `excuse`."""
+        """Notes a heartbeat, `late_s` after it was due; later than an interval is a stall. Returns `excuse`."""
         self.excuse = late_s > self._heartbeat_s and not self.excuse
         return self.excuse
 
@@ -43,10 +41,9 @@ class OwnStalls:
 class NodeBootstrap:
     """The master's address and this node's identity.
 
-    The node listens for others at `data_address`. `pack` is this machine's folder of the model; "" if the master's
-    Assign names it. `trace` is the file that the node's trace is written to at its end, `locker` the folder where it
-    finds and leaves keys and values for other epochs, encrypted with `locker_key` (hexadecimal digits); "" for none.
-    They come from a parent on this computer only: no message of a master can name a file to write.
+    `data_address`: where other nodes connect. `pack`: this machine's folder of the model; "" if Assign names it.
+    `trace`: file for the node's trace; `locker`: folder of the spill file, encrypted with `locker_key` (hex); "" for
+    none. They come from a parent on this computer only: no message of a master can name a file to write.
     """
 
     rank: int
@@ -69,7 +66,7 @@ def control_name(rank: int, epoch: int) -> str:
 
 
 def node_of(peer: str) -> tuple[int | None, int]:
-    """(rank, epoch) of a name that `control_name` made; (None, 0) for any other name."""
+    """(rank, epoch) of a `control_name`; (None, 0) for any other name."""
     if not peer.startswith("node-"):
         return None, 0
     rank, _, epoch = peer.removeprefix("node-").partition(".")
@@ -80,8 +77,8 @@ NOT_MEASURED = Capacity(0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class StandbyOrder:
-    """First line to a node: get ready with `threads` threads, `measure` if true, report, wait for the bootstrap."""
+class ServerOrder:
+    """First line to a fork server: whether to `measure` this machine, with how many threads."""
 
     measure: bool
     threads: int
@@ -89,20 +86,20 @@ class StandbyOrder:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A standby node is ready: torch is imported. `isa` is the native kernels' or, without them, "torch"."""
+    """A fork server is ready: torch is imported. `isa` is the native kernels' or, without them, "torch"."""
 
     cpu: str
     isa: str
     capacity: Capacity
 
 
-def to_line(said: NodeBootstrap | StandbyOrder | NodeReport) -> bytes:
+def to_line(said: NodeBootstrap | ServerOrder | NodeReport) -> bytes:
     # Not by msgspec, which refuses a path that is not UTF-8, as Linux has.
     return json.dumps(msgspec.to_builtins(said)).encode()
 
 
 def from_line(line: bytes, kind: type[_Line]) -> _Line:
-    """Raises ProtocolError if `line` is not what `to_line` wrote of that kind."""
+    """Reads a line of `to_line`. Raises ProtocolError."""
     try:
         return msgspec.convert(json.loads(line), kind)
     except (ValueError, RecursionError) as error:

@@ -1,17 +1,20 @@
 """Child processes that are started, watched and ended by one parent, and that cannot outlive it.
 
 A child's standard input is its lifeline: the parent writes the first line (what the child must know, secrets
-included, so that nothing secret is in an argument list or the environment) and keeps the pipe open. When the parent
-dies, in whatever way, the pipe closes and the child ends (tpiedge.lifeline).
+included, so that nothing secret is in an argument list or the environment) and keeps the socket open. When the parent
+dies, in whatever way, the socket closes and the child ends (tpiedge.lifeline).
 
 The kernel's parent-death signal counts the thread that started the child as its parent: that thread must outlive it.
 """
 
 import contextlib
 import logging
+import math
 import os
+import select
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
 from tpiedge.host.device import Cgroups
@@ -30,18 +33,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node runs: `host` is its IP address, `prefix` a command that execs the node's command in that place."""
+    """Where a node runs: `host` is its IP address, `prefix` a command that execs the node's command there."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
 
 
 class Child:
-    """A running `python -m MODULE`. The parent must call `stop`.
-
-    With `reports` its standard output is a pipe on which it writes one line, for `read_report`. `prefix` is a command
-    that execs what follows it, in another place. Raises ResourceError if the process cannot be started.
-    """
+    """A running `python -m MODULE`. The parent must call `stop`. With `reports` it writes one line on standard output.
+    Raises ResourceError if it cannot be started."""
 
     def __init__(
         self,
@@ -52,44 +52,49 @@ class Child:
         reports: bool = False,
         prefix: Sequence[str] = (),
     ) -> None:
+        with contextlib.ExitStack() as opened:
+            log = opened.enter_context(_log_file())
+            try:
+                lifeline, theirs = socket.socketpair()
+                opened.callback(lifeline.close)
+                with theirs:
+                    process = subprocess.Popen(
+                        # -P: a folder named numpy in the user's working directory must not be imported.
+                        [*prefix, sys.executable, "-P", "-m", module],
+                        stdin=theirs.fileno(),
+                        stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
+                        stderr=log,
+                        # A session of its own: Ctrl-C in the terminal reaches the parent alone.
+                        start_new_session=True,
+                        env={**child_environment(), **environment},
+                    )
+            except OSError as error:
+                raise _no_room(error) from None
+            self._hold(process, lifeline, log)
+            opened.pop_all()
+        self.send_line(first_line)
+
+    def _hold(self, process: "Process", lifeline: socket.socket, log: IO[bytes]) -> None:
+        """Owns from now on what `stop` closes."""
+        self._process, self._lifeline, self._log = process, lifeline, log
         self._oom_kills = Cgroups.own().oom_kills()
-        self._log = _log_file()  # closed by `stop`
-        try:
-            self._process = subprocess.Popen(
-                # -P: a folder named numpy in the user's working directory must not be imported.
-                [*prefix, sys.executable, "-P", "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
-                stderr=self._log,
-                # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children.
-                start_new_session=True,
-                env={**child_environment(), **environment},
-            )
-        except OSError as error:
-            self._log.close()
-            raise ResourceError(
-                f"cannot start a process ({error.strerror}): is this machine short of memory or of processes?"
-            ) from None
         self._report = b""
         self._reading = threading.Lock()  # guards `_report` and the pipe that it comes from
-        self.send_line(first_line)
 
     @property
     def pid(self) -> int:
+        """The process id; 0 while a fork server has not forked it yet."""
         return self._process.pid
 
-    def send_line(self, line: bytes) -> None:
-        """Writes one more line to the child. Does nothing if it has ended: `exit_cause` says why."""
-        assert self._process.stdin is not None  # it is a pipe
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
+    def send_line(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Writes one more line to the child, with open files. Does nothing if it has ended: `exit_cause` says why."""
+        with contextlib.suppress(ConnectionError):
+            sent = socket.send_fds(self._lifeline, [line + b"\n"], descriptors)
+            self._lifeline.sendall((line + b"\n")[sent:])
 
     def read_report(self, deadline: float) -> bytes | None:
-        """The line that it reports; None if none came by `deadline` (monotonic seconds). From any thread; blocks.
-
-        Raises PeerError or OutOfMemory with the cause if it ends without a report.
-        """
+        """The child's report; None if none came by `deadline` (monotonic seconds). From any thread; blocks. Raises
+        PeerError or OutOfMemory if it ends without a report."""
         with self._reading:
             pipe = self._process.stdout
             if pipe is None or pipe.closed:
@@ -109,24 +114,22 @@ class Child:
             return self._report.partition(b"\n")[0]
 
     def exit_cause(self) -> str | None:
-        """None while it runs; then why it ended, in words, with the last line of its log. Does not block."""
+        """Why it ended, with the last line of its log; None while it runs. Does not block."""
         status = self._process.poll()
         if status is None:
             return None
         if self._was_killed_for_memory:
             return "it ran out of memory (killed by the system's OOM killer)"
-        last = self.log_tail().strip().rsplit("\n", 1)[-1] if status > 0 else ""
-        words = f"its process ended with status {status}"
         if status < 0:
             known = -status in {one.value for one in signal.Signals}
-            words = (
-                f"its process was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
-            )
-        return words + (f" ({last})" if last else "")
+            name = signal.Signals(-status).name if known else f"signal {-status}"
+            return f"its process was killed by {name}"
+        last = self.log_tail().strip().rsplit("\n", 1)[-1] if status else ""
+        return f"its process ended with status {status}" + (f" ({last})" if last else "")
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it ends for want of memory: the system killed it, or its log says so, before the process is gone."""
+        """Whether it ends for want of memory, by the system's word or its own log."""
         return self._was_killed_for_memory or OutOfMemory.__name__ in self.log_tail()
 
     @property
@@ -134,7 +137,6 @@ class Child:
         return self._process.poll() == -signal.SIGKILL and Cgroups.own().oom_kills() > self._oom_kills
 
     def log_tail(self) -> str:
-        """The end of its standard error; "" after `stop`."""
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
@@ -145,15 +147,13 @@ class Child:
 
         `meanwhile` is called again and again until a killed process has ended.
         """
-        assert self._process.stdin is not None  # it is a pipe
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._lifeline.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # The kernel frees its memory first, a tenth of a second for each GB: longer than others may not hear
-            # of this machine. One whose disk never answers does not end at all.
+            # Freeing memory takes the kernel 0.1 s per GB: others would miss heartbeats. A process whose disk never
+            # answers does not end.
             for _ in range(300):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(0.1)
@@ -167,8 +167,108 @@ class Child:
         self._log.close()
 
 
+class Process(Protocol):
+    """The part of subprocess.Popen that Child uses."""
+
+    stdout: IO[bytes] | None
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class ForkedProcess:
+    """A process that a fork server forks; the server writes its pid and then its exit status to `told`, a line each.
+
+    Where the server ends first, so does the process, by SIGKILL. `pid` is 0 until the server has forked.
+    """
+
+    stdout: IO[bytes] | None = None
+
+    def __init__(self, told: int) -> None:
+        self._pid = 0
+        self._told = told
+        self._poller = select.poll()  # select() takes no descriptor above 1023
+        self._poller.register(told, select.POLLIN)
+        self._lines = b""
+        self._status: int | None = None
+
+    @property
+    def pid(self) -> int:
+        self._read(0.0)
+        return self._pid
+
+    def poll(self) -> int | None:
+        return self._read(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (status := self._read(min(1.0, max(0.0, deadline - time.monotonic())))) is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired("a node", timeout or 0.0)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None and self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        elif self._status is None:  # not forked yet: its closed lifeline will end it
+            self._end(-signal.SIGKILL)
+
+    def _read(self, timeout_s: float) -> int | None:
+        while self._status is None and self._poller.poll(timeout_s * 1000):
+            data = os.read(self._told, 64)
+            self._lines += data
+            pid, *status = self._lines.split(b"\n")[: self._lines.count(b"\n")] or [b"0"]
+            self._pid = int(pid)
+            if status or not data:
+                self._end(int(status[0]) if status else -signal.SIGKILL)
+        return self._status
+
+    def _end(self, status: int) -> None:
+        self._status = status
+        os.close(self._told)
+
+
+class ForkedChild(Child):
+    """A child that the fork server `server` forks, told `line`. Raises ResourceError."""
+
+    def __init__(self, server: Child, line: bytes) -> None:
+        with contextlib.ExitStack() as opened:
+            log = opened.enter_context(_log_file())
+            try:
+                lifeline, theirs = socket.socketpair()
+                opened.callback(lifeline.close)
+                opened.enter_context(theirs)
+                told, tells = os.pipe()
+            except OSError as error:
+                raise _no_room(error) from None
+            self._hold(ForkedProcess(told), lifeline, log)
+            server.send_line(line, [theirs.fileno(), log.fileno(), tells])
+            os.close(tells)
+            theirs.close()
+            opened.pop_all()
+        self._server = server
+
+    def exit_cause(self) -> str | None:
+        """As for every child; why the server ended, if that ended this one."""
+        cause = super().exit_cause()
+        return cause if cause is None else self._server.exit_cause() or cause
+
+
+def _no_room(error: OSError) -> ResourceError:
+    return ResourceError(
+        f"cannot start a process ({error.strerror}): is this machine short of memory or of processes?"
+    )
+
+
 def _log_file() -> IO[bytes]:
-    """A file without a name. Raises ResourceError."""
     try:
         return tempfile.TemporaryFile()
     except OSError as error:

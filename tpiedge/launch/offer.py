@@ -1,7 +1,4 @@
-"""What a machine offers: its measurements of itself, kept for a week, and how much memory it gives while it is used.
-
-The same numbers at every start give the same shares, so nothing is shipped again, and a join need not wait.
-"""
+"""A machine's offer: measurements, kept for a week, so that every start gets the same shares, and memory."""
 
 import contextlib
 import math
@@ -23,7 +20,7 @@ from tpiedge.units import format_bytes, format_seconds
 
 
 class Measurements:
-    """Reads and writes `folder`/measured.json, for one number of threads. `wall_clock` gives seconds since 1970."""
+    """Reads and writes `folder`/measured.json, for one number of threads."""
 
     def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "measured.json"
@@ -37,8 +34,7 @@ class Measurements:
         self._now = wall_clock
 
     def recall(self) -> NodeReport | None:
-        """The last report; None if it is old or cannot be read, or if the processor, the number of threads, the
-        version or the kernels' instruction set has changed since."""
+        """The last report; None if it is a week old, unreadable, or made under other conditions."""
         values = _recent(self._path, self._now())
         if values.get("conditions") != self._conditions:
             return None
@@ -48,17 +44,15 @@ class Measurements:
             return None
 
     def keep(self, report: NodeReport) -> None:
-        """Stores the report for the next start. If that fails, the next start measures again."""
+        """Stores the report. If that fails, the next start measures again."""
         values = {"conditions": self._conditions, "when": self._now(), "report": msgspec.to_builtins(report)}
         with contextlib.suppress(TpiedgeError):
             replace_private(self._path, values)
 
 
 def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
-    """The read speed of the folder `disk`, from `folder`/disk.json if it is less than a week old, else measured now.
-
-    0 if the folder cannot be written to. Blocks while it measures.
-    """
+    """The read speed of `disk`, from `folder`/disk.json if recent, else measured, which blocks. 0 if it cannot be
+    written to."""
     path, now = folder / "disk.json", wall_clock()
     known = _recent(path, now)
     figure = known.get("bytes_per_s")
@@ -74,7 +68,6 @@ def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] =
 
 
 def _recent(path: Path, now: float) -> dict[str, Any]:
-    """What was measured less than a week ago; nothing where that is old or cannot be read."""
     try:
         values = read_private(path) or {}
     except UserError:
@@ -91,29 +84,27 @@ FIRST_S: Final = 60.0
 AGAIN: Final = 4.0
 LONGEST_S: Final = 24 * 3600.0
 LOOK_S: Final = 2.0
-"""So often a machine looks how much it may use."""
+"""Seconds between two looks at the usable memory."""
 
 
 class MemoryOffer:
-    """How much memory a machine gives while it is used: a state machine without clock, files or sockets.
+    """How much memory a machine offers: a state machine without clock, files or sockets.
 
-    1. Where it may use less by a PART of the offer, it offers less at once; where it may use more by a PART, it offers
-       more once that has been so for SETTLED_S.
-    2. A node that ran out of memory though the machine may use all that the plan gave it shows that this is too much:
-       for FIRST_S, or until the limit is higher than at that end, the machine offers the part LESS of it; the next time
-       for AGAIN times as long, up to LONGEST_S.
-    3. A node that was planned with more than the machine offers or may use by now shows nothing, and then what may be
-       used is offered, however little it is below the offer.
-    4. Where nothing can be done with so little, all that may be used is offered, until a node runs out again.
+    1. If usable memory is less by a PART of the offer, the offer follows at once; if more, after SETTLED_S.
+    2. A node that ran out of memory although all of its plan was usable proves the plan too large: LESS of it is the
+       limit for FIRST_S, each time AGAIN times as long, up to LONGEST_S, or until more is usable than at that end.
+    3. An out-of-memory of a node planned above the offer or the usable memory is no evidence; the usable memory is
+       offered, however little is missing.
+    4. If nothing can be done with so little, all usable memory is offered, until a node runs out again.
 
-    `usable` is what the machine may use, in bytes; `now` never decreases from call to call. What a call returns is
-    the line for the user, "" where the offer stays."""
+    `usable` is in bytes; `now` never decreases. Each call returns a line for the user, "" if the offer stays.
+    """
 
     def __init__(self, usable: int) -> None:
         self.offered_bytes = usable
         self._first = usable
         self._roomy: float | None = None  # since when more could be offered
-        #: What is offered at most after a node ran out of memory, until when, and what might be used at that end.
+        #: The limit after an out-of-memory, its end, and what was usable then.
         self._cap: int | None = None
         self._until = 0.0
         self._capped_at = 0
@@ -136,7 +127,7 @@ class MemoryOffer:
         return ""
 
     def ran_out(self, planned: int, usable: int, now: float) -> str:
-        """A node ran out of memory, which was `planned` to take so many bytes."""
+        """A node planned with `planned` bytes ran out of memory."""
         planned = planned or self.offered_bytes
         if planned > min(usable, self.offered_bytes):
             most = self._most(usable, now)
@@ -152,7 +143,6 @@ class MemoryOffer:
         )
 
     def insist(self, usable: int, now: float) -> str:
-        """Nothing can be done with what is offered."""
         self._until = min(self._until, now)
         most = self._most(usable, now)
         return self._offer(most) if most > self.offered_bytes else ""

@@ -1,4 +1,4 @@
-"""Which models lie on this computer, and what a name means: every verb finds its model here."""
+"""The models of this computer, and what a name means."""
 
 import contextlib
 import difflib
@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from enum import Enum
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
@@ -22,37 +22,29 @@ from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
 from tpiedge.sanitise import quote
 
-# As Storage.label writes it.
+# Names made by Storage.label.
 _PRECISION = "(?:f32|bf16|q8|q4)"
 _OF_MODEL = re.compile(
     rf"(.+?)-{_PRECISION}(?:-(?:embedding|head)-{_PRECISION})*(?:-vectors-f32)?(?:-plain)?-[0-9a-f]{{16}}"
 )
 _LABEL = "label.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-# As files of GGUF are called: "model.Q4_K_M", "model-f16".
+# Endings of GGUF files: "model.Q4_K_M", "model-f16".
 _STORAGE_ENDING = re.compile(r"[.-](?:i?q\d\w*|bf16|fp?16|fp?32)$", re.IGNORECASE)
-
-
-class ModelKind(Enum):
-    """What a model's name may lead to."""
-
-    PACK = "pack"
-    GGUF = "GGUF file"
-    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
 class FoundModel:
     """`path` is a pack's or a checkpoint's folder, or a GGUF file."""
 
-    kind: ModelKind
+    kind: Literal["pack", "GGUF file", "checkpoint"]
     path: Path
 
 
 @dataclass(frozen=True)
 class StoredPack:
-    """A pack of the cache. `precision` and `nbytes` are None where it cannot be read; `used_s`: seconds since
-    1970 at its last use, or when it was made."""
+    """A pack of the cache. `precision` and `nbytes`: None if unreadable; `used_s`: seconds since 1970 at its last
+    use."""
 
     path: Path
     name: str
@@ -65,10 +57,8 @@ class StoredPack:
 
 @dataclass(frozen=True)
 class PackLabel:
-    """What a pack is called on this computer, and what it was made from: in label.json beside the manifest, which is no
-    part of the pack's identity and does not travel. Its time of change is when the pack was last used. A pack without
-    one is called like its folder. `source`: "org/name", or the path of the checkpoint or of the GGUF file; empty where
-    it is not known."""
+    """A pack's name here and its origin ("org/name", a path or ""), in label.json: no part of the pack's identity, not
+    shipped. Its mtime is the last use."""
 
     name: str
     source: str = ""
@@ -83,25 +73,24 @@ def shards_folder(cache: Path | None) -> Path:
 
 
 def find_model(name: str, cache: Path | None) -> FoundModel:
-    """What `name` means: "demo"; a pack, a checkpoint's folder or a GGUF file by its path; a pack of the cache by its
-    name, whatever the case; a pulled model by its alias or "org/name". The first of these counts. Raises UserError.
-    """
+    """The model called `name`, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a pack of the
+    cache, in any case; a pulled model by alias or "org/name". Raises UserError."""
     given = Path(name)
     if name != DEMO:
         # Unlike Path.is_file, false for names too long.
         if os.path.isfile(given / MANIFEST_NAME):
-            return FoundModel(ModelKind.PACK, given)
+            return FoundModel("pack", given)
         if is_gguf(name) and os.path.isfile(name):
-            return FoundModel(ModelKind.GGUF, given)
+            return FoundModel("GGUF file", given)
         if not os.path.isfile(given / "config.json"):
             named = _packs_called(name, cache)
             if len(named) > 1:
                 places = ", ".join(map(str, named))
                 raise UserError(f"several packs are called {name}: give one of {places}")
             if named:
-                return FoundModel(ModelKind.PACK, named[0])
+                return FoundModel("pack", named[0])
     try:
-        return FoundModel(ModelKind.CHECKPOINT, resolve_model(name, cache))
+        return FoundModel("checkpoint", resolve_model(name, cache))
     except UserError as error:
         raise UserError(f"{error}{_suggestion(name, cache)}") from None
 
@@ -126,14 +115,14 @@ def stored_pack(path: Path) -> StoredPack:
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
-    """The pack that `name` means, or the packs in the cache that were made of the model `name`. Raises UserError."""
+    """The pack called `name`, or the packs in the cache made of the model `name`. Raises UserError."""
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name) and not _packs_called(name, cache):
         return [pack.path for pack in stored_packs(cache) if pack.model == hub_name.repo]
     found = find_model(name, cache)
-    if found.kind is ModelKind.PACK:
+    if found.kind == "pack":
         return [found.path]
-    if found.kind is ModelKind.GGUF:
+    if found.kind == "GGUF file":
         label, fingerprint = "", GgufModel.open(found.path).fingerprint
     else:
         checkpoint = Checkpoint.open(found.path)
@@ -143,10 +132,9 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
 
 
 def the_pack_of(name: str, cache: Path | None) -> Path:
-    """The one pack that `packs_of` finds. Raises UserError for none, or for several."""
     packs = packs_of(name, cache)
     if not packs:
-        find_model(name, cache)  # raises for what is nothing at all
+        find_model(name, cache)  # raises for an unknown name
         raise UserError(f"no pack was made of {name} yet: tpiedge pack {name}")
     if len(packs) > 1:
         names = ", ".join(load_label(path).name for path in packs)
@@ -155,11 +143,8 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
 
 
 def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
-    """Label a pack of the cache: with `wanted`, or, where it has no label yet, with a short name that is free.
-
-    Returns its name. `stem` is what the model is called, `source` as in PackLabel. Raises UserError where another
-    pack is called `wanted`.
-    """
+    """Labels a pack of the cache with `wanted`, or, if it has no label, with a free name made of `stem`. Raises
+    UserError."""
     label = load_label(pack)
     if wanted is None and label.name != pack.name:
         return label.name
@@ -176,7 +161,7 @@ def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | 
 
 
 def check_free(pack: Path, wanted: str | None) -> None:
-    """Raises UserError where another pack beside `pack`, which need not be there yet, is called `wanted`."""
+    """Raises UserError if another pack is called `wanted`."""
     if wanted is not None and wanted.lower() in _taken(pack):
         raise UserError(f"another pack is called {wanted}: tpiedge rm it, or choose another --name")
 
@@ -191,7 +176,6 @@ def _taken(pack: Path) -> set[str]:
 
 
 def _packs_called(name: str, cache: Path | None) -> list[Path]:
-    """The packs of the cache with this name, or the one whose folder is called so."""
     if not name or "/" in name or "\0" in name:
         return []
     folders = _complete_in(packs_folder(cache))
@@ -202,7 +186,6 @@ def _packs_called(name: str, cache: Path | None) -> list[Path]:
 
 
 def _suggestion(name: str, cache: Path | None) -> str:
-    """The models whose names are like this one, as the end of a sentence; empty where there are none."""
     names = {} if parse_hub_name(name) else {known.lower(): known for known in (DEMO, *aliases())}
     names |= {pack.name.lower(): pack.name for pack in stored_packs(cache)}
     close = [names[one] for one in difflib.get_close_matches(name.lower()[:200], names, 3, 0.7)]
@@ -212,14 +195,14 @@ def _suggestion(name: str, cache: Path | None) -> str:
 
 
 def short_name(stem: str, precision: str) -> str:
-    """A name that people can type: ("SmolLM2-135M.Q4_1", "q8") -> "SmolLM2-135M-q8"."""
+    """("SmolLM2-135M.Q4_1", "q8") -> "SmolLM2-135M-q8"."""
     cleaned = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "-_.") else "-" for mark in stem)
     bare = _STORAGE_ENDING.sub("", cleaned.strip(".-_"))[:80].strip(".-_")
     return f"{bare or 'model'}-{precision}"
 
 
 def check_name(name: str) -> str:
-    """Returns what --name says. Raises UserError for what could not be told from another model's name."""
+    """Returns --name. Raises UserError if it is malformed or means another model."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"
@@ -234,7 +217,7 @@ def has_label(pack: Path) -> bool:
 
 
 def load_label(pack: Path) -> PackLabel:
-    """The label of the pack in folder `pack`; its folder's name where it has none, or one that is damaged."""
+    """The label of a pack; its folder's name if it has none, or a damaged one."""
     folder = os.path.basename(os.path.abspath(pack))
     try:
         values = read_json(pack, _LABEL, 65_536)
@@ -251,14 +234,13 @@ def save_label(pack: Path, label: PackLabel) -> None:
 
 
 def mark_used(pack: Path) -> None:
-    """Note that the pack was used now, where that can be noted: the pack may be another user's."""
+    """Notes that the pack was used now, unless it is another user's."""
     with contextlib.suppress(OSError):
         os.utime(pack / _LABEL)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes the files, each as a whole: another command may do the same at the same time. A name may be that of a file
-    in a folder of `folder`."""
+    """Writes each file atomically: another command may write the same. Names may have one folder."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         path = folder / name

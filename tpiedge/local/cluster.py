@@ -1,6 +1,4 @@
-"""A cluster of processes on this computer, held by its master, and what it answers: events become text, which ends at
-stop strings and is timed as the user sees it. No torch here.
-"""
+"""A local cluster, held by its master, and its answers as text. No torch."""
 
 import queue
 import threading
@@ -14,7 +12,7 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.errors import InternalError, PeerError, TpiedgeError, UserError
 from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name, node_of, to_line
 from tpiedge.launch.child import Child, Place
-from tpiedge.launch.slot import NODE_MODULE, node_environment
+from tpiedge.launch.slot import NODE_MODULE, ForkServer, node_environment
 from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master.assignments import Assignment, Served
@@ -26,21 +24,7 @@ from tpiedge.progress import ByteProgress
 from tpiedge.transport.endpoint import CONTROL, EndpointClosed, LinkReset, MalformedMessage
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
-from tpiedge.wire.control import (
-    AnswerPart,
-    AskStats,
-    Cancel,
-    Embedding,
-    Failed,
-    Finished,
-    Generate,
-    Loading,
-    PromptScores,
-    Ready,
-    Shutdown,
-    Stats,
-    Token,
-)
+from tpiedge.wire import control
 from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -49,14 +33,14 @@ _EPOCH = 1
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What to start: one node per assignment, in rank order."""
+    """One node per assignment, in rank order, like all that follows."""
 
     served: Served
     assignments: tuple[Assignment, ...]
     timing: Timing = field(default_factory=Timing)
-    #: The file that each node writes its trace to at its end, in rank order; empty: no traces.
+    #: The trace file of each node; empty: no traces.
     traces: tuple[Path, ...] = ()
-    #: Where each node runs, in rank order, the caller's process at the first; empty: all on this host.
+    #: Where each node runs, the first in the caller's process; empty: all on this host.
     places: tuple[Place, ...] = ()
 
     def place(self, rank: int) -> Place:
@@ -64,11 +48,8 @@ class ClusterSpec:
 
 
 class LocalCluster:
-    """Nodes that are started, and end, together. One thread must make all calls; a thread of its own keeps up with the
-    nodes between them.
-
-    `on_loading(bytes loaded, bytes in all)` hears of the weights.
-    """
+    """Nodes that start and end together. One thread must make all calls; another keeps the nodes alive.
+    `on_loading(bytes loaded, bytes in all)` gets the progress of the weights."""
 
     def __init__(self, spec: ClusterSpec, on_loading: Callable[[int, int], None] | None = None) -> None:
         self._spec = spec
@@ -78,9 +59,10 @@ class LocalCluster:
         self._keys = CurveKeys.generate()
         self._node_keys = [CurveKeys.generate() for _ in spec.assignments]
         self._children: list[Child] = []
+        self._server: ForkServer | None = None
         self._broken = False
-        #: Rank 0's Ready, which names the collectives; None until it is ready.
-        self.routing: Ready | None = None
+        #: Rank 0's Ready, which names the collectives; None before.
+        self.routing: control.Ready | None = None
         self._hub = ZmqHub(
             address=f"tcp://{spec.place(0).host}:*",
             keys=self._keys,
@@ -104,10 +86,8 @@ class LocalCluster:
         self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
     def start(self) -> None:
-        """Starts every node and blocks until all have loaded their weights.
-
-        Raises PeerLost, UserError or ResourceError with everything ended. The wait is bounded by the nodes' liveness.
-        """
+        """Blocks until all nodes have loaded their weights. Raises PeerLost, UserError or ResourceError with everything
+        ended."""
         try:
             for rank in range(len(self._spec.assignments)):
                 self._children.append(self._spawn(rank))
@@ -118,47 +98,45 @@ class LocalCluster:
             self.close()
             raise
 
-    def generate(self, request: GenerationRequest) -> Generator[AnswerPart | Finished]:
-        """The request's events, up to Finished; blocks between them. Closing the iterator early cancels the request.
-
-        Raises UserError for what rank 0 refuses and PeerError for a failure of the cluster.
-        """
-        self._post(Generate(_EPOCH, request), 0)
+    def generate(self, request: GenerationRequest) -> Generator[control.AnswerPart | control.Finished]:
+        """The request's events, up to Finished; blocks between them. Closing the iterator cancels the request. Raises
+        UserError for what rank 0 refuses and PeerError for a failure of the cluster."""
+        self._post(control.Generate(_EPOCH, request), 0)
         ended = False
         try:
             while not ended:
                 message = self._next_event()
                 match message:
-                    case Failed(request=request.id):
+                    case control.Failed(request=request.id):
                         ended = True
                         raise UserError(message.message)
-                    case Token() | PromptScores() | Embedding() | Finished() if message.request == request.id:
-                        ended = isinstance(message, Finished)
+                    case (
+                        control.Token() | control.PromptScores() | control.Embedding() | control.Finished()
+                    ) if message.request == request.id:
+                        ended = isinstance(message, control.Finished)
                         yield message
         finally:
             if not ended:
-                self._post(Cancel(_EPOCH, request.id), 0)
+                self._post(control.Cancel(_EPOCH, request.id), 0)
 
-    def stats(self) -> list[Stats]:
-        """Every node's counters since it was ready, in rank order. Blocks; raises PeerError after ten seconds."""
+    def stats(self) -> list[control.Stats]:
+        """Every node's counters, in rank order. Blocks; raises PeerError after ten seconds."""
         for rank in range(len(self._children)):
-            self._post(AskStats(_EPOCH), rank)
-        answers: dict[int, Stats] = {}
+            self._post(control.AskStats(_EPOCH), rank)
+        answers: dict[int, control.Stats] = {}
         deadline = self._clock.now() + 10.0
         while len(answers) < len(self._children):
             message = self._next_event(deadline)
-            if isinstance(message, Stats):
+            if isinstance(message, control.Stats):
                 answers[message.rank] = message
         return [answers[rank] for rank in sorted(answers)]
 
     def close(self) -> None:
-        """Ends all nodes: they have three seconds to end by themselves, then they are killed. Blocks. Idempotent.
-
-        After a loss they have less: a node may be frozen, and the user waits for the error message.
-        """
+        """Ends all nodes; kills them after 3 s, or 0.2 s after a loss: a frozen node delays the error. Blocks.
+        Idempotent."""
         if self._thread.is_alive():
             for rank in range(len(self._children)):
-                self._post(Shutdown(_EPOCH), rank)
+                self._post(control.Shutdown(_EPOCH), rank)
             deadline = time.monotonic() + (0.2 if self._broken else 3.0)
             while time.monotonic() < deadline and any(child.exit_cause() is None for child in self._children):
                 time.sleep(0.01)
@@ -167,19 +145,18 @@ class LocalCluster:
             self._thread.join()
         for child in self._children:
             child.stop(time.monotonic())
+        if self._server is not None:
+            self._server.stop(time.monotonic())
         self._hub.close()
 
     def _await_ready(self) -> None:
-        """Takes events until each node's Ready has arrived.
-
-        The epoch is ready earlier, but then rank 0's choice of collectives may still be in the queue.
-        """
+        """Waits for each node's Ready: rank 0's choice of collectives may come after the epoch is ready."""
         missing = set(range(len(self._spec.assignments)))
         while missing:
             match message := self._next_event():
-                case Loading(rank=rank, done_bytes=done, total_bytes=total):
+                case control.Loading(rank=rank, done_bytes=done, total_bytes=total):
                     self._loaded[rank] = (done, total)
-                case Ready(rank=rank, weight_bytes=total):
+                case control.Ready(rank=rank, weight_bytes=total):
                     self._loaded[rank] = (total, total)
                     missing.discard(rank)
                     if rank == 0:
@@ -217,17 +194,20 @@ class LocalCluster:
             pack=str(spec.served.pack),
             trace=str(spec.traces[rank]) if spec.traces else "",
         )
-        return Child(NODE_MODULE, to_line(bootstrap), node_environment(threads), prefix=place.prefix)
+        if place.prefix:
+            return Child(NODE_MODULE, to_line(bootstrap), node_environment(threads), prefix=place.prefix)
+        if self._server is None:
+            self._server = ForkServer(threads)
+        return self._server.start_node(bootstrap)
 
     def _post(self, message: Message, rank: int) -> None:
         self._hub.post(message, to=control_name(rank, _EPOCH))
 
     def _keep_up(self) -> None:
-        """Runs from the start until `close`, which has what was posted before sent."""
         due = self._clock.now()
         while not self._closing.is_set():
             try:
-                # If this thread was held up, heartbeats are waiting: it takes them all before it looks for silence.
+                # After a delay heartbeats wait: take them all before looking for silence.
                 while (envelope := self._hub.recv(max(0.0, due - self._clock.now()))) is not None:
                     self._epoch.handle(_rank(envelope.sender), envelope.message)
                 due = self._clock.now() + self._spec.timing.heartbeat_s
@@ -239,11 +219,9 @@ class LocalCluster:
                 self._epoch.lose(_rank(error.peer), str(error))
             except EndpointClosed:
                 return
-            except TpiedgeError as error:
-                self._events.put(error)
-                return
             except Exception as error:
-                self._events.put(InternalError(f"the control thread failed: {type(error).__name__}: {error}"))
+                words = f"the control thread failed: {type(error).__name__}: {error}"
+                self._events.put(error if isinstance(error, TpiedgeError) else InternalError(words))
                 return
 
 
@@ -256,10 +234,8 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """A complete answer. `ttft_s` is the time to the first token, `decode_s` the time from there to the last.
-
-    `tokens_per_step` is how many tokens a sweep over the model gave; None where a stop string ended the answer.
-    """
+    """A complete answer. `ttft_s`: time to the first token; `decode_s`: from there to the last. `tokens_per_step`:
+    tokens per sweep over the model; None if a stop string ended the answer."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -286,11 +262,8 @@ def collect(
     *,
     goes_on: bool = False,
 ) -> Answer:
-    """Runs the request; blocks until it ends, and raises as LocalCluster.generate.
-
-    `show` gets the text piece by piece, never half a character nor part of a stop string. `goes_on`: whether it is that
-    of the prompt, continued.
-    """
+    """Runs the request; blocks, and raises as LocalCluster.generate. `show` gets the text piece by piece, never half a
+    character nor part of a stop string. `goes_on`: the text continues the prompt's."""
     answer = Answer()
     writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
 
@@ -306,9 +279,9 @@ def collect(
     try:
         for event in events:
             match event:
-                case PromptScores(scores=scores):
+                case control.PromptScores(scores=scores):
                     answer.prompt_logprobs += scores
-                case Token(token=token, logprobs=logprobs):
+                case control.Token(token=token, logprobs=logprobs):
                     last = time.perf_counter()
                     if not answer.token_ids:
                         answer.ttft_s = last - started
@@ -318,7 +291,7 @@ def collect(
                     if write(writer.push(token)):
                         answer.finish_reason = "stop"
                         return answer
-                case Finished(reason=reason, tokens=tokens, steps=steps):
+                case control.Finished(reason=reason, tokens=tokens, steps=steps):
                     answer.finish_reason = reason
                     answer.tokens_per_step = tokens / steps if steps else None
     finally:
@@ -337,10 +310,8 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """The running cluster, which always ends with the block. Raises as LocalCluster.start.
-
-    `traces` is as in ClusterSpec; `places` is given on a testbed that is open already.
-    """
+    """The running cluster, which ends with the block. Raises as LocalCluster.start. `places`: of a testbed that is
+    open."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(
@@ -373,9 +344,8 @@ def launch(
 
 
 def plan_json(
-    model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int, routing: Ready | None
+    model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int, routing: control.Ready | None
 ) -> dict[str, object]:
-    """The plan as `--json` prints it. `routing` is rank 0's Ready, which names the collectives."""
     return {
         **model.described(),
         "collective": (routing.collective if routing else "") or "none",

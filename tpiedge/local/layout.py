@@ -1,4 +1,4 @@
-"""The user's choices for a cluster, its usual context, and a plan for a prepared model within the user's limits."""
+"""The user's choices for a local cluster, its context, and a plan within memory."""
 
 import os
 from collections.abc import Sequence
@@ -22,19 +22,18 @@ _MOST_KV_TOKENS = (1 << 32) - 1
 
 
 class Devices(Protocol):
-    """Where the nodes run in place of this computer, one on each device, in rank order: a testbed's devices."""
+    """The devices of a testbed, one for each node in rank order."""
 
     @property
     def most_threads(self) -> int:
-        """The processors of the smallest device: all nodes get the same number of threads."""
+        """Processors of the smallest device: all nodes get the same number of threads."""
 
     @property
-    def speeds(self) -> Sequence[float]:
-        """The devices' processors."""
+    def speeds(self) -> Sequence[float]: ...
 
     @property
     def timing(self) -> Timing:
-        """What suits the worst way between two of them."""
+        """Liveness limits for the worst link between two of them."""
 
     def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
         """The smaller of the device's limit and `wanted`; None if there is neither."""
@@ -42,14 +41,12 @@ class Devices(Protocol):
     def places(self) -> AbstractContextManager[tuple[Place, ...]]:
         """The nodes' places. Within the block this thread's network is the first device's."""
 
-    def __len__(self) -> int:
-        """How many there are."""
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The user's choices: how many nodes, of which size, on which testbed, how they add up their parts, and how many
-    tokens a step may draft (as in Assign)."""
+    """The user's choices; `speculate` as in Assign."""
 
     nodes: int
     shares: str | None
@@ -63,26 +60,17 @@ class Layout:
 
     @property
     def threads_per_node(self) -> int:
-        """--threads, or else the physical cores that this process may use, divided among the nodes; on a testbed at
-        most the processors of its smallest device.
-        """
+        """--threads, or the usable physical cores divided among the nodes, at most a testbed's smallest device."""
         if self.threads is not None:
             return self.threads
         threads = max(1, default_threads() // self.nodes)
         return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
     def memory_bytes_of(self, rank: int, wanted: int | None) -> int | None:
-        """`wanted`, or on a testbed the device's own limit where that is less; None where there is neither."""
         return wanted if self.testbed is None else self.testbed.memory_bytes(rank, wanted)
 
-    def check(self) -> None:
-        """Raises UserError for any flag that is out of range."""
-        _ = self.weights
-
-    @property
-    def weights(self) -> tuple[ShareWeight, ...] | None:
-        """The nodes' relative weights; None: the planner decides. Raises UserError for any flag that is out of
-        range."""
+    def check(self) -> tuple[ShareWeight, ...] | None:
+        """Returns --shares; None: the planner decides. Raises UserError for any flag that is out of range."""
         if not 1 <= self.nodes <= 64:
             raise UserError(f"--nodes {self.nodes} is out of range: 1 to 64")
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -91,14 +79,12 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """A plan with the shares of --shares or the planner's, within --memory or this computer's memory.
-
-    Raises UserError, OutOfMemory with the numbers, or ResourceError where a process may map too little.
-    """
+    """A plan with the shares of --shares or the planner's, within --memory or this computer's memory. Raises UserError,
+    OutOfMemory, or ResourceError if a process may map too little."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
-    # Without --memory within the default part of the free memory, or, if that is too little, within all of it.
+    # Without --memory: within the default part of free memory, or else all of it.
     for free in (default_memory_bytes(available), available) if layout.memory_bytes is None else ():
         if isinstance(plan, Plan) and sum(need.total_bytes for need in plan.needs) <= free:
             break
@@ -120,13 +106,13 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
 def _plan(
     model: PreparedModel, layout: Layout, memory_bytes: int | None, capacity_tokens: int
 ) -> Plan | Infeasible:
-    weights = layout.weights
+    weights = layout.check()
     facts = model_facts_of(model)
     nodes = [
         NodeFacts(
             1.0 if layout.testbed is None else layout.testbed.speeds[rank],
             layout.memory_bytes_of(rank, memory_bytes),
-            disk_bytes_per_s=0.1,  # relative to the speed of computing; all nodes have the same disk
+            disk_bytes_per_s=0.1,  # relative to the speed of computing; all nodes share a disk
             keeping=layout.keeping,
             alone=rank > 0,  # this process is counted with rank 0
         )
@@ -150,8 +136,7 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 
 def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
-    """--context; without it the model's own where there is room for it, at least 4096 tokens or the model's own, which
-    is said. Raises UserError for more than the model has."""
+    """--context, or as much of the model's own as memory allows, at least 4096 tokens. Raises UserError."""
     if wanted is not None:
         return check_context(model, wanted)
     own = model.context_tokens
@@ -162,18 +147,17 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
 
 
 def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
-    """`tokens`, halved until their KV cache costs no weights their place in memory and takes an eighth of the memory at
-    most, but not below `least`.
-    """
+    """`tokens`, halved until the KV cache displaces no weights and takes at most 1/8 of memory, but at least
+    `least`."""
     usual = default_memory_bytes() // layout.nodes
     limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
     memory = sum(usual if limit is None else limit for limit in limits)
 
     def needs(tokens: int) -> tuple[int, int] | None:
-        """Bytes that stream, and of the KV cache; None where there is no plan."""
+        """Bytes that stream, and of the KV cache; None without a plan."""
         try:
             plan = plan_cluster(model, layout, tokens)
-        except OutOfMemory:  # which the plan of whoever asks says in its own words
+        except OutOfMemory:  # the caller's plan says it in its own words
             return None
         return sum(need.streamed_bytes for need in plan.needs), sum(need.kv_bytes for need in plan.needs)
 
@@ -187,7 +171,7 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
 
 
 def chosen_kv_tokens(context: int, wanted: int | None) -> int:
-    """--kv-tokens, or without it the context. Raises UserError for fewer, or for more than any cluster has."""
+    """--kv-tokens, or the context. Raises UserError for fewer, or for more than any cluster has."""
     if wanted is None:
         return context
     if wanted < context:

@@ -1,4 +1,4 @@
-"""Writes packs of checkpoints and of GGUF files, with their text files and with progress."""
+"""Writes packs of checkpoints and GGUF files, with their text files and with progress."""
 
 import json
 import math
@@ -27,24 +27,17 @@ from tpiedge.progress import ByteProgress
 from tpiedge.units import format_bytes
 
 _FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
 )
-
 
 Source = Checkpoint | GgufModel
 
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A pack that is there. `name` is None outside the cache; `losses` says what the pack holds otherwise than the
-    source, `notices` the same and what else a user should know, a line each."""
+    """A complete pack. `name`: None outside the cache; `losses`: differences from the source; `notices`: all user
+    lines."""
 
     report: PackReport
     name: str | None
@@ -74,10 +67,8 @@ def source_precision(checkpoint: Checkpoint) -> Precision:
 def pack_model(
     source: Source, storage: Storage, cache: Path | None, out: Path | None = None, name: str | None = None
 ) -> PackedModel:
-    """Writes the pack into the cache, or as the folder `out`, in a child process, with progress; blocks.
-
-    `name` is as in name_pack. Raises UserError, DiskFull, ReadFault.
-    """
+    """Packs into the cache, or into `out`, in a child process, with progress; blocks. Raises UserError, DiskFull,
+    ReadFault."""
     spec, target = model_spec(source.config), out or cached_pack(source, storage, cache)
     losses: tuple[str, ...] = ()
     if isinstance(source, Checkpoint):
@@ -106,7 +97,7 @@ def pack_model(
 
 
 def _keep_text(checkpoint: Checkpoint, storage: Storage, pack: Path) -> Iterator[str]:
-    """Puts the text files beside the weights. Gives what was rounded of quantised ones."""
+    """Puts the text files beside the weights; yields what was rounded."""
     text = pack / TEXT_FOLDER
     keep_text_files(checkpoint.folder, text)
     if checkpoint.quantisation:
@@ -119,7 +110,6 @@ def _keep_text(checkpoint: Checkpoint, storage: Storage, pack: Path) -> Iterator
 
 
 def run_packing(request: PackRequest, label: str) -> PackReport:
-    """Runs the request in a child process with a progress line; blocks."""
     progress = ByteProgress(label)
     written = 0
     try:
@@ -131,7 +121,7 @@ def run_packing(request: PackRequest, label: str) -> PackReport:
 
 
 def keep_text_files(source: Path, target: Path) -> None:
-    """Copies config, tokenizer and template from one folder to another, which is made if it is not there."""
+    """Copies config, tokenizer and template to the folder `target`, which is made if need be."""
     found = {name: read_bytes(source, name, 64_000_000) for name in _FILES if has_file(source, name)}
     for inner, suffix in ((ADDITIONAL_TEMPLATES, ".jinja"), (POOLING_FOLDER, POOLING_FILE)):
         for name in list_files(source, inner, suffix):
@@ -140,7 +130,6 @@ def keep_text_files(source: Path, target: Path) -> None:
 
 
 def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
-    """What rounding did to the file's weights and to their size, and what would lose nothing."""
     quality = load_quality(report.path)
     if quality is not None and quality.total.noise:
         part = 100 * 10 ** (-quality.total.sqnr_db / 20)
@@ -156,7 +145,7 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
 
 
 def _write_text(model: GgufModel, folder: Path) -> Iterator[str]:
-    """Put the text files beside the weights. Gives why there is no tokenizer, if there is none."""
+    """Puts the text files beside the weights; yields why there is no tokenizer."""
     made: dict[str, Mapping[str, object]] = {"config.json": model.huggingface}
     if model.generation:
         made["generation_config.json"] = model.generation

@@ -1,4 +1,4 @@
-"""Opens a model by name: its pack, which is made on first use, its tokenizer and its chat template."""
+"""Opens a model by name: its pack, made on first use, its tokenizer and its chat template."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from tpiedge.engine.sampling import MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
-from tpiedge.local.catalogue import ModelKind, find_model, has_label, load_label, mark_used
+from tpiedge.local.catalogue import find_model, has_label, load_label, mark_used
 from tpiedge.local.packing import Source, cached_pack, pack_model, source_precision
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ from tpiedge.wire.fields import Compute, KVPrecision, Range
 from tpiedge.wire.requests import Sampling
 
 USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
-"""Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
+"""The default: at temperature 1 with the whole vocabulary a small model talks nonsense."""
 _FILE = "generation_config.json"
 _NUMBERS = {
     "temperature": Range(0.0, 100.0),
@@ -43,11 +43,8 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model that is ready to run.
-
-    `folder` has its text files; None where the pack has none. `also_called` are other names of it on this computer,
-    `path` what it was given as, where that is a path: then `public_name` is a name that tells nobody of it.
-    """
+    """A model that is ready to run. `folder`: its text files, or None. `also_called`: other names, the pack's first if
+    there is a `path`, which `public_name` hides. `kv` None: the usual one for `compute`."""
 
     def __init__(
         self,
@@ -59,8 +56,6 @@ class PreparedModel:
         also_called: tuple[str, ...] = (),
         path: str | None = None,
     ) -> None:
-        """`kv` is the precision of keys and values; None: the usual one for `compute`. Where there is a path, the first
-        of the other names is that of the pack."""
         self.name = name
         self.path = path
         self.public_name = name if path is None else also_called[0]
@@ -76,7 +71,7 @@ class PreparedModel:
 
     @property
     def context_tokens(self) -> int:
-        """Positions that the model can use: RoPE scaling may reach beyond those it was trained on."""
+        """Usable positions: RoPE scaling may reach beyond those it was trained on."""
         rope, limit = self.config.rope, self.config.max_position_embeddings
         match rope.kind:
             case "linear":
@@ -95,12 +90,11 @@ class PreparedModel:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether text can go in and come out; other models take token ids only."""
         return self._folder is not None and has_file(self._folder, "tokenizer.json")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Raises UserError where the model has none."""
+        """Raises UserError if the model has none."""
         if self._folder is None or (self._folder.parent == self.pack.path and not self.has_tokenizer):
             raise UserError(
                 f"the pack {self.name} has no tokenizer: give --prompt-ids, or the checkpoint's folder"
@@ -109,24 +103,22 @@ class PreparedModel:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer, by the model's config and by its tokenizer. Raises UserError for one that
-        cannot be read."""
+        """The tokens that end an answer, by the model's config and by its tokenizer. Raises UserError."""
         own = self.tokenizer.end_ids if self.has_tokenizer else ()
         known = (token for token in own if token < self.config.vocab_size)
         return tuple(dict.fromkeys((*self.config.eos_ids, *known)))
 
     @cached_property
     def has_template(self) -> bool:
-        """Whether the model was made to answer messages."""
         return self.has_tokenizer and self._folder is not None and has_template(self._folder)
 
     def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The prompt for a conversation's messages. Raises UserError where the model has no template."""
+        """The prompt for a conversation's messages. Raises UserError if the model has no template."""
         return tuple(self.tokenizer.encode(chat_prompt(self.template, messages), add_special=False))
 
     @cached_property
     def usual_sampling(self) -> Sampling:
-        """The default of chats. Raises UserError for what the model's own file cannot mean."""
+        """The default of chats. Raises UserError."""
         return usual_sampling(self._folder)
 
     @cached_property
@@ -136,7 +128,7 @@ class PreparedModel:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """Raises UserError where the model has none."""
+        """Raises UserError if the model has none."""
         if self._folder is None:
             raise UserError(
                 f"the pack {self.name} has no chat template: give --prompt-ids, or the checkpoint's folder"
@@ -156,7 +148,7 @@ def prepare(
     path = name if name != DEMO and os.path.exists(name) else None
     folder: Path | None = found.path
     others: list[str] = []
-    if found.kind is ModelKind.PACK:
+    if found.kind == "pack":
         out, stored = found.path, Pack.open(found.path).precision
         widened = precision == "f32" and stored is Precision.BF16
         if precision not in (None, stored.value) and not widened:
@@ -169,7 +161,7 @@ def prepare(
         folder = out / TEXT_FOLDER if (out / TEXT_FOLDER).is_dir() else None
     else:
         source: Source
-        if found.kind is ModelKind.GGUF:
+        if found.kind == "GGUF file":
             source = GgufModel.open(found.path)
             stored, arithmetic = _choose(source.storage(None).layers, precision, compute, kv)
             storage, title = source.storage(stored), found.path.name
@@ -185,22 +177,20 @@ def prepare(
         if not _is_complete(out):
             for notice in pack_model(source, storage, cache).notices:
                 say(f"tpiedge: {title}: {notice}")
-        if found.kind is ModelKind.GGUF:  # it is called like its pack, not by the path of the file
+        if found.kind == "GGUF file":  # it is called like its pack, not by the file's path
             name, path, folder = load_label(out).name, str(found.path), out / TEXT_FOLDER
     also_called = (load_label(out).name, *others)
     return PreparedModel(name, Pack.open(out), arithmetic, folder, kv, also_called, path)
 
 
 def _is_complete(pack: Path) -> bool:
-    """Whether a pack in the cache has all its files, the label last; in a cache that cannot be written, what is there
-    has to do."""
+    """True if a pack in the cache has all its files, the label last. A cache that cannot be written needs no label."""
     return (pack / MANIFEST_NAME).is_file() and (has_label(pack) or not os.access(pack, os.W_OK))
 
 
 def _choose(
     source: Precision, precision: str | None, compute: Compute | None, kv: KVPrecision | None
 ) -> tuple[Precision, Compute]:
-    """As `choose_arithmetics`. Raises UserError also where this computer lacks what that needs."""
     stored, arithmetic = choose_arithmetics(source, precision, compute)
     check_native(stored, kv or usual_kv(arithmetic))
     return stored, arithmetic
@@ -209,12 +199,8 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Storage follows the source, and arithmetic is int8 for quantised weights and f32 for others, unless flags say
-    otherwise. Raises UserError where they contradict each other.
-
-    --precision f32 alone keeps a bf16 source in bf16, which f32 arithmetic widens exactly; with --compute f32 beside
-    it the weights are stored in f32 too.
-    """
+    """Storage and arithmetic by the flags; by default the source's storage, int8 for quantised weights, else f32.
+    --precision f32 alone keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
         return source, "f32"
     stored = Precision(precision) if precision else source
@@ -224,7 +210,7 @@ def choose_arithmetics(
 
 
 def usual_sampling(folder: Path | None) -> Sampling:
-    """What generation_config.json in the folder says; USUAL where it says nothing. Raises UserError."""
+    """The sampling of generation_config.json; USUAL if it says nothing. Raises UserError."""
     if folder is None or not has_file(folder, _FILE):
         return USUAL
     fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, 1_000_000))

@@ -15,7 +15,6 @@ from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
-from tpiedge.launch.slot import SETTLED_S
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.counters import note_speeds
 from tpiedge.master.foresight import Foresight, PlaceNodes
@@ -35,6 +34,8 @@ from tpiedge.wire.epochs import Spare
 from tpiedge.wire.fields import SpareKind
 
 RECOVERY_GRACE_S: Final = 120.0
+#: Plans for losses are made once an epoch has served for so long.
+_SETTLED_S: Final = 5.0
 """For how long requests wait for lost machines to return, unless the user says otherwise."""
 
 _log = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class Reconciler:
             self._switch(sessions.coming, sessions.serving, now)
         self._dispatch()
         idle = sessions.coming is None and self._requests.idle  # plans for losses take the master's time
-        if idle and sessions.serving is not None and sessions.serving.served_s >= SETTLED_S:
+        if idle and sessions.serving is not None and sessions.serving.served_s >= _SETTLED_S:
             self._foresight.look(self.selection.plannable(), sessions.serving.machines)
         self.hopeless = self._stuck is not None and not (self._served and now - self._stuck < self._grace_s)
         if self.hopeless:

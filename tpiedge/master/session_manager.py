@@ -144,8 +144,6 @@ class SessionManager:
             timeline = now < self._watched_until and now - self._recorded >= 1.0
             self._recorded = now if timeline else self._recorded
             serving.ask_counters(timeline=timeline)
-        if self.ready is not None:
-            self.rank_zero.serves()
 
     def observe(self, *, timeline: bool = False) -> None:
         """Has the nodes asked for their counters with every heartbeat for a while. With `timeline`, of who looks all

@@ -1,7 +1,6 @@
-"""One block of memory, taken once and used in extents of whole pages: for all weights of a node, or its KV cache.
+"""One block of memory in extents of whole pages, for all weights of a node or its KV cache.
 
-The arena owns the memory; tensors are views of it and keep it alive. Nothing is touched, so nothing is
-resident, before a read fills it.
+The arena owns the memory; tensors are views that keep it alive. Nothing is resident before a read fills it.
 """
 
 import contextlib
@@ -32,8 +31,8 @@ class Extent:
 
 
 class Arena:
-    """`nbytes` of page-aligned, anonymous memory: address space until it is written to. Raises OutOfMemory if the
-    system refuses it, with `purpose` and `remedy` in words."""
+    """`nbytes` of page-aligned, anonymous memory. Raises OutOfMemory, with `purpose` and `remedy`, if the system
+    refuses it."""
 
     def __init__(
         self,
@@ -44,8 +43,8 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: more than the system could ever give is refused at once. `filled`: all of it will be used, and
-        none given back before the end, so that large pages cost nothing."""
+        """`committed`: more than the system could ever give is refused at once. `filled`: all of it is used to the end,
+        so that large pages cost nothing."""
         self.nbytes = whole_pages(nbytes)
         try:
             self._map = _anonymous(max(self.nbytes, ALIGN), 0 if committed else _NORESERVE, filled)
@@ -55,29 +54,27 @@ class Arena:
             ) from None
 
     def buffer(self, extent: Extent) -> memoryview:
-        """The extent's bytes, writable."""
         return memoryview(self._map)[extent.offset : extent.offset + extent.length]
 
     def matrix(
         self, extent: Extent, rows: int, cols: int, row_stride: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """The extent as [rows, cols] with rows `row_stride` bytes apart. No copy is made."""
+        """Returns the extent as [rows, cols] with rows `row_stride` bytes apart, without a copy."""
         if rows * row_stride > extent.length:
             raise InternalError(f"{rows} rows of {row_stride} bytes in an extent of {extent.length}")
         return self.bytes(extent).view(dtype).as_strided((rows, cols), (row_stride // dtype.itemsize, 1))
 
     def bytes(self, extent: Extent) -> torch.Tensor:
-        """The extent as uint8. No copy is made."""
         # By way of numpy, whose array keeps the mapping open: torch.frombuffer would let `close` unmap it.
         return torch.from_numpy(np.frombuffer(self._map, np.uint8, extent.length, extent.offset))
 
     def discard(self, extent: Extent) -> None:
-        """Give the extent's pages back to the system; its bytes are zeros from now on."""
+        """Gives the extent's pages back to the system; its bytes are zeros from now on."""
         if extent.length:
             self._map.madvise(mmap.MADV_DONTNEED, extent.offset, extent.length)
 
     def close(self) -> None:
-        """Return the memory now, or, if tensors still view it, as soon as the last of them is gone."""
+        """Returns the memory, at the latest when the last tensor that views it is gone."""
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -86,8 +83,7 @@ def _anonymous(nbytes: int, flags: int, filled: bool) -> mmap.mmap:
     # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
     found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A token's products read huge pages a quarter faster, in a virtual machine at least. But where only some of the
-        # memory is used, or comes and goes, one byte would make 2 MiB resident.
+        # A token's products read huge pages a quarter faster, but in partly used memory a byte makes 2 MiB resident.
         with contextlib.suppress(OSError):  # a kernel without them
             found.madvise(mmap.MADV_HUGEPAGE if filled else mmap.MADV_NOHUGEPAGE)
     return found

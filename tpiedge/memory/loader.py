@@ -1,5 +1,4 @@
-"""Reads weights from the pack's files: pieces to their places, the ring or a place of a piece's own, and the embedding
-table row by row, of which only rows that tokens ask for come into memory."""
+"""Reads weights from the pack's files: pieces to their places, and the embedding table row by row."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +27,8 @@ from tpiedge.tracing.tracer import LOAD, Tracer
 
 
 class PieceLoader:
-    """Two arenas: every piece has a place of its own in the first, which is address space until it is filled; the
-    second is the ring. `close` ends the reads before it gives the memory back, so nothing writes to it afterwards.
+    """Two arenas: the first has a place for every piece, mere address space until it is filled; the second is the ring.
+    `close` ends the reads before it gives the memory back.
 
     Raises OutOfMemory, UserError, IntegrityError (of a table of hashes).
     """
@@ -59,18 +58,16 @@ class PieceLoader:
 
     @property
     def bytes_read(self) -> int:
-        """So far, those of reads that are under way included; other reads of the same reader count too."""
+        """Bytes read so far, by others through the same reader too."""
         return self._reader.bytes_read
 
     def trace(self, tracer: Tracer) -> None:
-        """From now on, record every read of the pieces that are asked for."""
         for piece in self._sweep.pieces:
             tracer.name(piece.matrix)
         self._tracer = tracer
 
     def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
-        """Begin to read, and check the bytes in the reading threads; `done` is called once, by any thread, when nothing
-        is written any more."""
+        """Begins a read, checked in the reading threads; any thread calls `done` once nothing is written any more."""
         piece = self._sweep.pieces[order.piece]
         blob = self._pack.blob_id(piece.key)
         arena, extent = self._extent(order.piece, order.offset)
@@ -93,7 +90,8 @@ class PieceLoader:
         self._ring.discard(Extent(0, self._ring.nbytes))
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
-        """The piece at that place: [rows, cols] in the storage dtype with rows of padding, or panels; no copy."""
+        """Returns the piece at that place without a copy: [rows, cols] in the storage dtype with rows of padding, or
+        panels."""
         held = self._sweep.pieces[piece]
         arena, extent = self._extent(piece, offset)
         layout, units = self._pack.layout(held.key).matrix(held.matrix), held.units
@@ -126,7 +124,6 @@ class PieceLoader:
 
 
 def _traced(jobs: list[ReadJob], piece: Piece, tracer: Tracer) -> Iterator[ReadJob]:
-    """The jobs of a piece; each one that ends well is recorded."""
     name, layer = tracer.name(piece.matrix), piece.key if isinstance(piece.key, int) else -1
 
     for job in jobs:
@@ -138,7 +135,7 @@ def _traced(jobs: list[ReadJob], piece: Piece, tracer: Tracer) -> Iterator[ReadJ
 
 
 class _Countdown:
-    """Tells `done` once after the last of `count` jobs, with the first error of any of them."""
+    """Calls `done` after the last of `count` jobs, with the first error of any of them."""
 
     def __init__(self, count: int, done: Callable[[TpiedgeError | None], None]) -> None:
         self._left = count
@@ -161,11 +158,8 @@ class _Countdown:
 
 
 class EmbeddingTable:
-    """Rows of the pack's embedding on disk. A unit's checksum is checked before its first row is used.
-
-    `bytes_read` counts what was read for rows. A quantised row is read with the 15 others of its panel. One thread at a
-    time.
-    """
+    """Rows of the pack's embedding on disk, for one thread. A unit's checksum is checked before its first row is used.
+    A quantised row is read with the 15 others of its panel; `bytes_read` counts all."""
 
     def __init__(self, pack: Pack) -> None:
         self.bytes_read = 0
@@ -176,7 +170,7 @@ class EmbeddingTable:
         self._file.advise("RANDOM")
 
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """[T, H] in f32. Raises UserError for an id that the vocabulary lacks, ReadFault, IntegrityError."""
+        """Returns [T, H] in f32. Raises UserError for an unknown id, ReadFault, IntegrityError."""
         matrix = self._matrix
         places = [matrix.row_place(row) for row in ids]
         units = sorted({row // matrix.rows_per_unit for row in ids} - self._checked)

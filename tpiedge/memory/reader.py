@@ -1,7 +1,7 @@
-"""Reads from disk straight into the arena: several in flight, checked on the way in, never stale.
+"""Reads from disk straight into the arena, several reads in flight, checked on the way in.
 
-A file is read with O_DIRECT, which leaves the page cache alone and takes a sixth of the CPU time; where the
-file system refuses it, through the page cache, whose pages are given back at once.
+O_DIRECT leaves the page cache alone and takes a sixth of the CPU time; where the file system refuses it, the page
+cache's pages are given back at once.
 """
 
 import fcntl
@@ -24,10 +24,8 @@ _READ_BYTES = 8 << 20
 
 
 class DirectFile(Descriptor):
-    """A file open for aligned reads, by any thread, until `close`. UserError if it cannot be opened.
-
-    `is_direct` says whether reads bypass the page cache.
-    """
+    """A file open for aligned reads by any thread. UserError if it cannot be opened. `is_direct`: reads bypass the page
+    cache."""
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path = path
@@ -41,7 +39,7 @@ class DirectFile(Descriptor):
                     raise UserError(f"cannot open {path}: {error.strerror}; is the pack complete?") from None
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """One read of at most `into`; returns the bytes read, 0 at the end of the file. Raises OSError."""
+        """Reads at most `into` once; returns the bytes read, 0 at the end of the file. Raises OSError."""
         direct = self.is_direct  # before: another thread may fall back meanwhile
         try:
             count = os.preadv(self._fd, [into], offset)
@@ -59,10 +57,8 @@ class DirectFile(Descriptor):
 
 @dataclass(frozen=True)
 class ReadJob:
-    """Fill `into` from `offset` of `file`, then run `check` on it in the same thread (it raises to refuse).
-
-    Offset, length and address are multiples of ALIGN. `timed` is told, in the same thread, when both began and ended.
-    """
+    """Fills `into` from `offset` of `file`, then runs `check` in the same thread (it raises to refuse), then `timed`
+    with begin and end. Offset, length and address are multiples of ALIGN."""
 
     file: DirectFile
     offset: int
@@ -72,7 +68,7 @@ class ReadJob:
 
 
 def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
-    """The adjacent `ranges` of a blob in groups of some megabytes, whole ranges only."""
+    """Yields the adjacent `ranges` of a blob in groups of some megabytes, whole ranges only."""
     group: list[HashedRange] = []
     size = 0
     for item in ranges:
@@ -88,8 +84,7 @@ def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
 def read_jobs(
     file: DirectFile, groups: Iterable[Sequence[HashedRange]], hashes: HashTable, into: memoryview
 ) -> Iterator[ReadJob]:
-    """Jobs that fill `into` with the adjacent `groups` of the blob's ranges, one each, and raise IntegrityError where a
-    range is damaged."""
+    """Yields one job per group of adjacent ranges; they fill `into` and raise IntegrityError for a damaged range."""
     filled = 0
     for ranges in groups:
         offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length
@@ -106,7 +101,7 @@ def _check(path: Path, ranges: Sequence[HashedRange], hashes: HashTable, data: m
 
 
 class DirectReader:
-    """`threads` reading threads. Counts the bytes they read; `close` ends them."""
+    """`threads` reading threads, which `close` ends."""
 
     def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-read")
@@ -119,11 +114,11 @@ class DirectReader:
             return self._bytes_read
 
     def submit(self, job: ReadJob) -> "Future[int]":
-        """Start a job. Its result is the bytes read; it raises ReadFault or what the job's check raises."""
+        """Starts a job. Its result is the bytes read; it raises ReadFault or what the check raises."""
         return self._pool.submit(self._run, job)
 
     def close(self) -> None:
-        """Drop what has not started, wait for what has, end the threads."""
+        """Drops jobs that have not started and waits for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:

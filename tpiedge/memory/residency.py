@@ -1,16 +1,16 @@
-"""Which weights are in memory, and what is read next: a pure machine, without a thread, a clock or memory of its own.
+"""Decides which weights are in memory and what is read next: a pure machine, without threads, clock or memory.
 
-A sweep passes the blocks in order, again and again. A block consists of pieces, the shares of its matrices. A piece
-is pinned (it has a place of its own and stays) or streamed: then it passes through a ring of bytes, read in the order
-of use as far ahead as there is room, around the end of the sweep into the next one (TPI-LLM, section 3.3).
+A sweep passes the blocks in order, again and again. A block consists of pieces, the shares of its matrices. A piece is
+pinned (in a place of its own) or streamed through a ring of bytes, read in the order of use as far ahead as there is
+room, around the end of the sweep (TPI-LLM, section 3.3).
 
 Laws
+
 1. A block is ready only when every read of its pieces is complete.
-2. Memory that is in use, or that a read still writes to, is given to no other read and not given back: the ring never
-   holds more than its bytes, and a piece has one place at a time.
-3. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
-4. The pins change between two blocks, at once: what goes is dropped before more is read, or as soon as no read writes
-   to it.
+2. Memory in use, or that a read still writes to, is not reused or given back: the ring never exceeds its bytes, and a
+   piece has one place at a time.
+3. Whatever the order of events, an entered block becomes ready once the reads asked for are complete.
+4. Pins change between two blocks, at once: what goes is dropped before more is read, or once no read writes to it.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ _NO_USE = -1
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read `piece` to `offset` of the ring, or to its own place if that is None; then say `loaded(ticket)`."""
+    """Read `piece` to `offset` of the ring, or to its own place if None; then call `loaded(ticket)`."""
 
     ticket: int
     piece: int
@@ -34,23 +34,22 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The pages of the place of the piece that was pinned go back to the system."""
+    """Give back the pages of a piece that was pinned."""
 
     piece: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasePages:
-    """The pages of the ring go back to the system: nothing passes through it any more."""
+    """Give back the pages of the ring."""
 
 
 Instruction = Read | Drop | ReleasePages
-"""What the machine tells its shell to do."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A stretch of the ring for the piece number `use` of the endless sequence of sweeps; _NO_USE: for nothing."""
+    """A stretch of the ring for piece number `use` of the endless sequence of sweeps, or _NO_USE."""
 
     use: int
     offset: int
@@ -63,8 +62,8 @@ class _Entry:
 
 
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
-    """Bytes with which every block can become ready: the most that a block streams, and what may stay empty at the
-    end of the ring because a piece is not divided there. `blocks` as in Residency. 0 if nothing is streamed."""
+    """Returns the bytes with which every block can become ready: the most that a block streams, and what may stay empty
+    at the ring's end because pieces are not divided. 0 if nothing is streamed. `blocks` as in Residency."""
     rings = (
         sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
     )
@@ -72,22 +71,19 @@ def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
 
 
 def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int]]:
-    """The bytes of those pieces of each block that are not pinned."""
     numbers = count()
     return [[size for size in sizes if next(numbers) not in pinned] for sizes in blocks]
 
 
 class Residency:
-    """Every event returns what is to be done, in this order. A piece is known by its number in the sweep.
-
-    `enter` and `leave` alternate; in between, the pieces of the block are where `place` says once it is `ready`.
-    """
+    """Every event returns instructions, in order. A piece is known by its number in the sweep. `enter` and `leave`
+    alternate; once an entered block is `ready`, its pieces are where `place` says."""
 
     def __init__(
         self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int
     ) -> None:
-        """`blocks`: the bytes of each piece of each block. Reads are asked for while less than `reading_bytes` of
-        earlier ones are incomplete. Raises InternalError if the ring is smaller than `smallest_ring`."""
+        """`blocks`: the bytes of each piece of each block. Reads are asked for while less than `reading_bytes` are
+        incomplete. Raises InternalError if the ring is smaller than `smallest_ring`."""
         self._blocks = tuple(map(tuple, blocks))
         self._sizes = tuple(chain.from_iterable(blocks))
         self._first = (0, *accumulate(map(len, blocks)))
@@ -110,11 +106,10 @@ class Residency:
     # --- events
 
     def start(self) -> list[Instruction]:
-        """Begin to read."""
         return list(self._advance())
 
     def enter(self, block: int) -> list[Instruction]:
-        """The block is needed now. One that is not the next in order ends the sweep under way."""
+        """The block is needed now. One that is not the next in order ends the sweep."""
         if self._entered:
             raise InternalError(f"block {block} was entered inside block {self._at % len(self._blocks)}")
         self._at += (block - self._at) % len(self._blocks)
@@ -123,7 +118,6 @@ class Residency:
         return self._settle()
 
     def leave(self) -> list[Instruction]:
-        """The block that was entered is not needed any more."""
         if not self._entered:
             raise InternalError("a block was left that was not entered")
         self._entered = False
@@ -132,7 +126,7 @@ class Residency:
         return self._settle()
 
     def loaded(self, ticket: int) -> list[Instruction]:
-        """The read is complete, and what it brought is right."""
+        """The read is complete and checked."""
         read = self._reads.pop(ticket)
         if isinstance(read, _Entry):
             read.here = True
@@ -143,8 +137,7 @@ class Residency:
         return self._settle()
 
     def repin(self, pinned: Set[int]) -> list[Instruction]:
-        """From now on these pieces are pinned, between two blocks. One that was pinned goes at once, or once no read
-        writes to it."""
+        """Pins these pieces from now on, between two blocks. Others go at once, or once no read writes to them."""
         if self._entered:
             raise InternalError("the pins change inside a block")
         self._want(pinned)
@@ -161,7 +154,7 @@ class Residency:
     # --- questions
 
     def ready(self, block: int) -> bool:
-        """Whether every piece of the block, which is entered, is in its place."""
+        """Whether every piece of the entered block is in its place."""
         first = self._use_of(self._at)
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), first):
             entry = self._streamed.get(use)
@@ -170,18 +163,18 @@ class Residency:
         return True
 
     def place(self, piece: int) -> int | None:
-        """Where a piece of the entered block is: its offset in the ring, or None for its own place."""
+        """Returns a piece's offset in the ring, or None for its own place; for the entered block."""
         entry = self._streamed.get(self._next_use(piece))
         return None if entry is None else entry.offset
 
     def streams(self, block: int) -> bool:
-        """Whether a piece of the block, which is entered and ready, came through the ring."""
+        """Whether a piece of the entered, ready block came through the ring."""
         first = self._use_of(self._at)
         return any(first + index in self._streamed for index in range(len(self._blocks[block])))
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of places that are filled, or being filled, outside the ring."""
+        """Bytes outside the ring that are filled, or being filled."""
         return sum(self._sizes[piece] for piece in self._pins)
 
     @property
@@ -190,7 +183,6 @@ class Residency:
 
     @property
     def idle(self) -> bool:
-        """Whether no read is under way: all that can be here is here."""
         return not self._reads
 
     # --- inside
@@ -204,11 +196,9 @@ class Residency:
 
     @property
     def _front(self) -> int:
-        """The first use that is still to come, or going on."""
         return self._use_of(self._at)
 
     def _use_of(self, block: int) -> int:
-        """The first use of a block that is counted through all sweeps."""
         sweep, number = divmod(block, len(self._blocks))
         return sweep * len(self._sizes) + self._first[number]
 
@@ -235,7 +225,7 @@ class Residency:
         return len(self._wanted) == len(self._sizes)
 
     def _advance(self) -> Iterator[Instruction]:
-        """Ask for what comes next, until the ring or the limit is full; then for pins that are further away."""
+        """Asks for what comes next until the ring or the limit is full, then for pins further away."""
         if not self._sizes or self._reading >= self._reading_limit:
             return
         if self._all_wanted and self._ring and self._ring[-1].use < self._front:
@@ -248,7 +238,7 @@ class Residency:
             yield self._read_pin(use % len(self._sizes))
 
     def _next_reads(self) -> Iterator[Read]:
-        """Move the cursor on, up to where something must end first."""
+        """Moves the cursor on, up to where something must end first."""
         while self._reading < self._reading_limit and self._cursor < self._front + len(self._sizes):
             piece = self._cursor % len(self._sizes)
             if piece in self._wanted and piece not in self._pins:
@@ -278,7 +268,7 @@ class Residency:
         return self._ticket
 
     def _room(self, nbytes: int) -> int | None:
-        """The offset of free bytes after the newest entry, or at the start of the ring; None if there are none."""
+        """Returns the offset of free bytes after the newest entry, or at the ring's start; None if there are none."""
         if not self._ring:
             return 0 if nbytes <= self._ring_bytes else None
         oldest, newest = self._ring[0], self._ring[-1]

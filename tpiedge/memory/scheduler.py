@@ -1,8 +1,5 @@
-"""The memory scheduler keeps the weights coming.
-
-The engine thread enters and leaves blocks, reading threads report what has arrived; either makes the residency
-machine decide, and carries out what it decided, under one lock (TPI-LLM, section 3.3).
-"""
+"""Keeps the weights coming (TPI-LLM, section 3.3): the engine thread enters and leaves blocks, reading threads report
+arrivals; the residency machine decides, and its instructions are carried out under one lock."""
 
 import functools
 import threading
@@ -18,9 +15,8 @@ from tpiedge.tracing.tracer import WAIT, EventSink
 
 @dataclass(slots=True)
 class Counts:
-    """`hits`: blocks that were there when they were entered because they were read ahead (those that are pinned are not
-    counted); `stalls`: those that were waited for, `stall_s` in all; `reads` of pieces, and `load_s`, while at least
-    one was under way."""
+    """`hits`: blocks that were read ahead (pinned ones apart); `stalls`: blocks waited for, for `stall_s`; `reads` of
+    pieces, and `load_s` with at least one under way."""
 
     hits: int = 0
     stalls: int = 0
@@ -30,14 +26,14 @@ class Counts:
 
 
 class Scheduler:
-    """`enter` and `leave` are the engine thread's. The first failed read is raised there, by every `enter` from then
-    on. After `close` no read begins; those under way are the loader's to end."""
+    """`enter` and `leave` are the engine thread's. Every `enter` after a failed read raises the first failure. After
+    `close` no read begins; the loader ends those under way."""
 
     def __init__(self, residency: Residency, loader: PieceLoader, *, stall_s: float = 60.0) -> None:
-        """`stall_s`: how long something is waited for while the disk brings nothing."""
+        """`stall_s` limits a wait in which the disk brings nothing."""
         self.counts = Counts()
         self._residency = residency
-        self._loader = loader
+        self.loader = loader
         self._stall_s = stall_s
         self._changed = threading.Condition()
         self._failure: TpiedgeError | None = None
@@ -48,13 +44,12 @@ class Scheduler:
         self._labels: Sequence[tuple[int, int]] = ()
 
     def trace(self, tracer: EventSink | None, labels: Sequence[tuple[int, int]] = ()) -> None:
-        """From now on, record when a block is waited for; without a tracer, do not any more. `labels`: of each block,
-        its name and its layer."""
+        """Records waits for blocks from now on; None ends it. `labels`: each block's name and layer."""
         self._tracer, self._labels = tracer, labels
 
     def enter(self, block: int) -> None:
-        """Return once the block is in memory, where it stays until `leave`. Raises what made a read fail; then the
-        block is not entered."""
+        """Returns once the block is in memory, where it stays until `leave`. If it raises a read's failure, the block
+        is not entered."""
         with self._changed:
             self._carry_out(self._residency.enter(block))
             try:
@@ -74,36 +69,32 @@ class Scheduler:
                 self._tracer.add(WAIT, name, started, ended, layer)
 
     def leave(self) -> None:
-        """The block that was entered may go."""
         with self._changed:
             self._carry_out(self._residency.leave())
 
     def repin(self, pinned: Set[int]) -> None:
-        """As Residency.repin."""
         with self._changed:
             self._carry_out(self._residency.repin(pinned))
 
     def place(self, piece: int) -> int | None:
-        """As Residency.place."""
         with self._changed:
             return self._residency.place(piece)
 
     def settle(self, progress: Callable[[], None]) -> None:
-        """Return once everything is read that can be read ahead, with the counts at zero; `progress` is called
-        meanwhile. Raises as `enter`."""
+        """Returns, with zero counts, once all that can be read ahead is read; calls `progress` meanwhile. Raises as
+        `enter`."""
         with self._changed:
             self._carry_out(self._residency.start())
             self._await(lambda: self._residency.idle, progress)
             self.counts = Counts()
 
     def close(self) -> None:
-        """Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Raises what made a read fail, and ResourceError where the disk has brought nothing for so long."""
+        """Raises a read's failure, and ResourceError if the disk has brought nothing for `stall_s`."""
         seen, since = -1, 0.0
         while True:
             meanwhile()
@@ -114,8 +105,8 @@ class Scheduler:
             if reached():
                 return
             now = time.monotonic()
-            if self._loader.bytes_read != seen:
-                seen, since = self._loader.bytes_read, now
+            if self.loader.bytes_read != seen:
+                seen, since = self.loader.bytes_read, now
             elif now - since > self._stall_s:
                 raise ResourceError(
                     f"the disk brought nothing for {self._stall_s:.0f} s: is it broken, or gone?"
@@ -127,19 +118,18 @@ class Scheduler:
             for instruction in instructions if not self._closing else ():
                 match instruction:
                     case Drop(piece=piece):
-                        self._loader.drop(piece)
+                        self.loader.drop(piece)
                     case ReleasePages():
-                        self._loader.release()
+                        self.loader.release()
                     case Read(ticket=ticket):
                         if not self._under_way:
                             self._busy_since = time.perf_counter()
                         self._under_way += 1
-                        self._loader.read(instruction, functools.partial(self._arrived, ticket))
+                        self.loader.read(instruction, functools.partial(self._arrived, ticket))
         except (OSError, RuntimeError) as failure:  # no room for another thread, or for its pages
             raise _failed(failure) from failure
 
     def _arrived(self, ticket: int, error: TpiedgeError | None) -> None:
-        """Called by reading threads."""
         with self._changed:
             try:
                 if error is not None:

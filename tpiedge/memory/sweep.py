@@ -1,10 +1,8 @@
-"""What a node reads in a sweep, its pieces of every block in the order of use, and which of them are pinned. Pure.
+"""Lists what a node reads in a sweep, the pieces of every block in the order of use, and which are pinned. Pure.
 
-Pinned pieces are spread evenly over the sweep, so that what is streamed comes at an even rate too. With pieces of one
-size and room for every T-th of them this is the paper's retention period T (TPI-LLM, equations 9 and 10).
-
-What the KV cache leaves free for the time being pins more: always those of a placement and the first of the others in
-one fixed order, so that a growing cache only unpins and a shrinking one only pins.
+Pins are spread evenly over the sweep, so streaming is even too: with equal pieces and room for every T-th this is the
+paper's retention period T (TPI-LLM, equations 9 and 10). What the KV cache leaves free pins more pieces in one fixed
+order, so that a growing cache only unpins and a shrinking one only pins.
 """
 
 from bisect import bisect_right
@@ -29,7 +27,7 @@ _TILE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """What is loaded, computed and reduced as one."""
+    """A unit of loading, computing and reducing."""
 
     layer: int
     kind: BlockKind
@@ -37,14 +35,14 @@ class Block:
 
 @dataclass(frozen=True)
 class HeadTile:
-    """Some rows of the LM head, which are loaded and computed as one."""
+    """Some rows of the LM head, loaded and computed as one."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some units of one matrix: what is read, placed and given back as one. `nbytes` in storage, padding included."""
+    """Some units of one matrix, read and placed as one. `nbytes` in storage, padding included."""
 
     key: BlobKey
     matrix: str
@@ -71,26 +69,18 @@ class Sweep:
 
     @cached_property
     def numbers(self) -> Mapping[Block | HeadTile, int]:
-        """The number of each block, as Residency counts them."""
         return {block: number for number, block in enumerate(self.blocks)}
 
     @cached_property
     def first_piece(self) -> Mapping[Block | HeadTile, int]:
-        """The number of each block's first piece."""
-        first, count = {}, 0
-        for block, pieces in self.blocks.items():
-            first[block] = count
-            count += len(pieces)
-        return first
+        return dict(zip(self.blocks, accumulate(map(len, self.blocks.values()), initial=0), strict=False))
 
     @property
     def sizes(self) -> Sequence[Sequence[int]]:
-        """The bytes of each piece of each block."""
         return [[piece.nbytes for piece in pieces] for pieces in self.blocks.values()]
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all pieces."""
         return sum(piece.nbytes for piece in self.pieces)
 
     @cached_property
@@ -120,7 +110,7 @@ def _head_blocks(pack: Pack) -> Iterator[tuple[HeadTile, tuple[Piece, ...]]]:
 
 
 def head_tile_bytes(pack: Pack) -> int:
-    """Bytes of the largest tile of the LM head."""
+    """Returns the bytes of the largest tile of the LM head."""
     key, name = pack.head_matrix
     matrix = pack.layout(key).matrix(name)
     return matrix.span(0, min(_tile_units(matrix), matrix.units))[1]
@@ -135,25 +125,21 @@ def _tile_units(matrix: MatrixLayout) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """Bytes of the ring, and the pieces (by their number in the sweep) that are pinned."""
+    """Bytes of the ring, and the numbers of the pinned pieces."""
 
     ring_bytes: int
     pinned: frozenset[int]
 
     def pinned_bytes(self, sizes: Sequence[int]) -> int:
-        """`sizes`: the bytes of each piece."""
         return sum(sizes[piece] for piece in self.pinned)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        """Bytes of memory that the placement takes: ring and pinned pieces."""
+        """Bytes of ring and pinned pieces. `sizes`: the bytes of each piece."""
         return self.ring_bytes + self.pinned_bytes(sizes)
 
 
 class SparePins:
-    """Which pieces are pinned beyond `placement` while bytes are to spare. `sizes`: the bytes of each piece.
-
-    Where all fit without the ring, all are pinned, and the ring is empty.
-    """
+    """Pins pieces beyond `placement` while bytes are spare. If all fit without the ring, it is empty."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])
@@ -161,21 +147,18 @@ class SparePins:
         self._placed = placement
 
     def count(self, spare_bytes: int) -> int:
-        """How many fit."""
         if 0 < spare_bytes >= self._sums[-1] - self._placed.ring_bytes:
             return len(self._order)
         return max(0, bisect_right(self._sums, spare_bytes) - 1)
 
     def placement(self, count: int) -> Placement:
-        """The pieces pinned anyway and the first `count` others, and what the ring takes beside them."""
         everything = 0 < count == len(self._order)
         pinned = self._placed.pinned.union(self._order[:count])
         return Placement(0 if everything else self._placed.ring_bytes, pinned)
 
 
 def in_turn(pieces: Sequence[int]) -> list[int]:
-    """The pieces in an order of which every beginning is spread over the sweep: by their place in it, in bits, read
-    backwards."""
+    """Orders the pieces so that every beginning is spread over the sweep: by their index with reversed bits."""
     bits = max(1, (len(pieces) - 1).bit_length())
     places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
     return [pieces[place] for place in places]
@@ -184,10 +167,10 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divide `nbytes` into a ring and pinned pieces. `blocks`: the bytes of each piece of each block.
+    """Divides `nbytes` into a ring and pinned pieces, or returns the bytes of the smallest placement if none fits.
+    `blocks`: the bytes of each piece of each block.
 
-    The ring has room for the largest block twice, to read ahead while one computes, or for less where there is less;
-    `window_bytes` sets it. Where no placement fits, the bytes that the smallest one takes.
+    The ring holds the largest block twice, to read ahead during computing, or less if need be; `window_bytes` sets it.
     """
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
@@ -208,7 +191,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Pieces with at most the part `nbytes` / `total` of the bytes, of any stretch from the start on."""
+    """Pins at most the part `nbytes` / `total` of the bytes, of any stretch from the start on."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -221,7 +204,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """The largest block twice, or less where `nbytes` are less, but at least what works; `window_bytes` sets it."""
+    """Returns twice the largest block, or less if need be, but at least what works; `window_bytes` sets it."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)
@@ -229,7 +212,7 @@ def ring_bytes(
 
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
-    """Raises OutOfMemory where the plan gave less than the smallest that works."""
+    """Raises OutOfMemory if the plan gave less than the smallest placement."""
     room = memory.nbytes or sweep.nbytes
     found = place(sweep.sizes, room, memory.pin, memory.ring_bytes or None)
     if isinstance(found, int):
@@ -241,6 +224,5 @@ def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
 
 
 def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
-    """What the weights may use of a KV cache of `kv_bytes` while it is empty: nothing where nothing is to be pinned
-    but what was planned."""
+    """Returns what the weights may use of an empty KV cache of `kv_bytes`: 0 unless pins are automatic."""
     return kv_bytes if memory.pin == "auto" else 0

@@ -1,22 +1,20 @@
-"""Reads one call of a tool, or a list of them, after its opening mark, while the model writes it. Pure.
+"""Reads tool calls after their opening mark while the model writes them. Pure. Forms of calls:
 
-The forms in which models write calls:
 - `hermes` (Hermes, Qwen): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several of them;
-- `llama3`: `{"name": ..., "parameters": {...}}` as the whole answer, `;` between several, maybe after `<|python_tag|>`;
+- `llama3`: `{"name": ..., "parameters": {...}}` as the whole answer, maybe after `<|python_tag|>`, `;` between several;
 - `mistral` (until 2024): `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`;
-- `mistral-args` (since then): `[TOOL_CALLS]name[ARGS]{...}`, several of them, maybe with `[CALL_ID]` and an id before
+- `mistral-args` (since then): `[TOOL_CALLS]name[ARGS]{...}`, several of them, maybe `[CALL_ID]` and an id before
   `[ARGS]`;
-- `qwen-xml` (Qwen3-Coder, Qwen3.5), each tag on a line of its own, and values that are no texts in JSON:
+- `qwen-xml` (Qwen3-Coder, Qwen3.5), each tag on a line of its own, values other than texts in JSON:
   `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`;
 - `deepseek-v3` (V3, R1) and `deepseek-v31`, within `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`:
-  `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line with three backquotes and `json`, a line with `{...}`, three
-  backquotes and `<｜tool▁call▁end｜>`, or `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
+  `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, `{...}` as a block of code, `<｜tool▁call▁end｜>`, or
+  `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
 
 Laws:
-1. A call begins once its name is known to be a tool's, and its arguments to be an object. What breaks off before that
-   was none.
-2. The arguments of a whole call, joined, are a JSON object, as the model wrote it where it wrote JSON.
-3. Nothing is held back but what may still be something else: the beginning of a mark.
+1. A call begins when its name is known to be a tool's and its arguments an object; what breaks off earlier is no call.
+2. The arguments of a whole call, joined, are a JSON object, as the model wrote it if it wrote JSON.
+3. Only the possible beginning of a mark is held back.
 """
 
 import hashlib
@@ -33,14 +31,13 @@ _ID_MARKS: Final = string.ascii_letters + string.digits
 CallForm = Literal[
     "", "hermes", "llama3", "mistral", "mistral-args", "qwen-xml", "deepseek-v3", "deepseek-v31"
 ]
-"""How calls are written; "": not at all."""
+"""How a model writes calls; "" if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """What surrounds the calls of a form. `openers`: each may begin a call, and the last one begins each call of a
-    model that was taught the form; `bare`: how the answer may begin a call without one; `inner`: what is within a
-    call; `closers`: what may follow it and says nothing."""
+    """The marks of a form. Each of `openers` may begin a call; models trained on the form begin each call with the last
+    one. An answer may begin a call with `bare` instead. `inner` marks are within a call, `closers` may follow it."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
@@ -49,7 +46,7 @@ class CallMarks:
 
     @property
     def separating(self) -> tuple[str, ...]:
-        """Where one of them is a special token, it must not be left out of the text."""
+        """Marks that the text must show even if they are special tokens."""
         return *self.openers, *self.closers, *self.inner
 
 
@@ -67,7 +64,7 @@ CALL_MARKS: Final[dict[CallForm, CallMarks]] = {
 
 
 def call_form(template: str) -> CallForm:
-    """How a chat template, which shows tools to its model, has it write calls; "" where that is not known here."""
+    """Returns the form of calls that a chat template teaches; "" if unknown."""
     if _DEEPSEEK[-1] in template:
         return "deepseek-v3" if "```json" in template else "deepseek-v31"
     if "<function=" in template:
@@ -84,38 +81,34 @@ def call_form(template: str) -> CallForm:
 
 
 def short_call_id(seed: str) -> str:
-    """The id of a call, the same for the same `seed`, in the nine letters and digits that Mistral's templates want."""
+    """Derives the id of a call from `seed`: nine letters and digits, which Mistral's templates want."""
     digest = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=9).digest()
     return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
 
 
 _MAX_NAME: Final = 256
-#: Of a value that is no text.
-_MAX_VALUE: Final = 1 << 20
+_MAX_VALUE: Final = 1 << 20  # of a value that is no text
 _PARAMETER_END: Final = "</parameter>"
-#: How Python writes what JSON writes otherwise.
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTool:
-    """What may be called. `texts`: which of its parameters are texts, for forms that do not mark them as such."""
+    """A tool. `texts` names its parameters that are texts, for forms that do not mark these."""
 
     name: str
-    texts: Sequence[str] = ()
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """`index`: from 0."""
-
-    index: int
+    index: int  # from 0
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next part of the arguments, at least one character."""
+    """The next part of the arguments, never empty."""
 
     index: int
     text: str
@@ -123,8 +116,8 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """`broken`: all that the model wrote of a call whose arguments did not come to their end; "" of a whole one.
-    `arguments`: all that was told of them, a JSON object where the call is whole."""
+    """`arguments` joins the parts: a JSON object if the call is whole. `broken` is the raw text of an unfinished
+    call."""
 
     index: int
     broken: str = ""
@@ -133,11 +126,12 @@ class CallEnded:
 
 
 class _UnknownTool(Mismatch):
-    """The whole of a call has come, of a tool that is not known."""
+    """A whole call of an unknown tool."""
 
 
 class CallReader:
-    """Of one answer. `said` gets what becomes certain, and `content` what turned out to be text before that."""
+    """Reads the calls of one answer. `said` gets events, `content` text before them that is no call. Without `several`
+    only the first call is reported."""
 
     def __init__(
         self,
@@ -148,7 +142,6 @@ class CallReader:
         said: Callable[[CallBegun | CallArguments | CallEnded], None],
         content: Callable[[str], None],
     ) -> None:
-        """`several`: whether more than the first call is told."""
         self._tools = {tool.name: tool for tool in tools}
         self._several = several
         self._held = held
@@ -157,13 +150,9 @@ class CallReader:
         self._inside = False
         self._name = ""
         self._argued: list[str] = []
-        self.calls = 0
-        """That have begun."""
-        self.broken = 0
-        """How many of those that were told did not come to their end."""
+        self.calls = 0  # begun
+        self.broken = 0  # reported and unfinished
         self._body: Callable[[str], Waiting[None]] = {
-            "hermes": self._envelope,
-            "llama3": self._envelope,
             "mistral": self._list,
             "mistral-args": self._named,
             "qwen-xml": self._tagged,
@@ -173,8 +162,8 @@ class CallReader:
         self._fenced = form == "deepseek-v3"
 
     def read(self, opener: str) -> Waiting[None]:
-        """What comes after the mark. Raises Mismatch where it was no call, or did not come to its end; what `held` has
-        taken since the last call's end, or since its beginning, was then text."""
+        """Reads what follows the mark. Raises Mismatch if it is no call or unfinished; `held.raw`, taken since the last
+        call's end or beginning, is then text."""
         try:
             yield from self._body(opener)
         except Mismatch:
@@ -227,7 +216,7 @@ class CallReader:
             else:
                 early = yield from self._value()
             mark = yield from held.expect(",", "}")
-        # Of another tool all is read, lest a text within it is taken for a call.
+        # A call of another tool is read to its end, lest a text within it is taken for a call.
         if name is None:
             raise Mismatch
         if name not in self._tools:
@@ -236,7 +225,7 @@ class CallReader:
             self._whole(name, "null")
 
     def _arguments(self, name: str) -> Waiting[str]:
-        """They are told while they come, but where they are quoted."""
+        """Reports arguments while they come, unless they are quoted."""
         if self._held.text.startswith("{"):
             yield from self._object(name)
             return "{}"
@@ -245,7 +234,7 @@ class CallReader:
         return written
 
     def _whole(self, name: str, written: str) -> None:
-        """A call whose arguments have come: an object, its text in quotes, or nothing. Raises Mismatch."""
+        """Reports a call by its written arguments: an object, its text in quotes, or null. Raises Mismatch."""
         arguments = json.loads(written) if written.startswith('"') else written
         arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
         scan = JsonScan()
@@ -256,7 +245,7 @@ class CallReader:
         self._end()
 
     def _list(self, _opener: str) -> Waiting[None]:
-        """[{...}, ...]. What is of no known tool is text, and so is what comes after it up to the next call."""
+        """[{...}, ...]. A call of an unknown tool is text, and so is what follows it up to the next call."""
         held, known, mark = self._held, True, ","
         yield from held.expect("[")
         while mark == ",":
@@ -277,8 +266,7 @@ class CallReader:
         yield from self._object_of(before.partition("[CALL_ID]")[0])
 
     def _separated(self, opener: str) -> Waiting[None]:
-        """name<｜tool▁sep｜>{...}, after the mark that begins each call, maybe after the one of all; or
-        function<｜tool▁sep｜>name, and JSON as a block of code."""
+        """name<｜tool▁sep｜>{...}, or function<｜tool▁sep｜>name and JSON as a block of code."""
         held, before_arguments = self._held, "<｜tool▁sep｜>"
         if opener == "<｜tool▁calls▁begin｜>":
             yield from held.expect("<｜tool▁call▁begin｜>")
@@ -289,7 +277,6 @@ class CallReader:
         yield from self._object_of((yield from held.until(before_arguments, _MAX_NAME)))
 
     def _object_of(self, written: str) -> Waiting[None]:
-        """The arguments of the tool of that name."""
         name = written.strip(SPACE)
         yield from self._held.spaces()
         if name in self._tools:
@@ -321,7 +308,7 @@ class CallReader:
         self._end()
 
     def _parameter(self, is_text: bool) -> Waiting[None]:
-        """The value, without the line breaks around it."""
+        """Reports the value without the line breaks around it."""
         held = self._held
         yield from held.one_of("\n", _PARAMETER_END)
         if held.raw.endswith(_PARAMETER_END):
@@ -344,7 +331,6 @@ class CallReader:
     # --- JSON
 
     def _object(self, name: str) -> Waiting[None]:
-        """The arguments of a call, which are told while they come. Raises Mismatch where they are none."""
         if not self._held.text.startswith("{"):
             raise self._held.mismatch("{")
         self._begin(name)
@@ -352,7 +338,7 @@ class CallReader:
         self._end()
 
     def _value(self, *beginnings: str) -> Waiting[str]:
-        """The next value, as it is written. Raises Mismatch where there is none, or none that begins so."""
+        """Returns the next value as written. Raises Mismatch, also for another beginning."""
         parts: list[str] = []
         if beginnings and not self._held.text.startswith(beginnings):
             raise self._held.mismatch(*beginnings)
@@ -370,5 +356,4 @@ class CallReader:
 
 
 def _escaped(text: str) -> str:
-    """As a part of a text in JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

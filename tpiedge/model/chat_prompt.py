@@ -1,8 +1,6 @@
-"""The prompt of a conversation: its messages in a form that the model's chat template takes. Pure but for the template.
-
-A template gets messages as transformers would hand them over. Only where it refuses them, or leaves out some of several
-messages of the system, it gets them in another form, one of `_forms`; where it refuses all, the first refusal counts.
-A begun answer is a past turn, cut after its text.
+"""Renders a conversation in a form that the model's chat template takes: as transformers would, or, if the template
+refuses that or drops a system message, in another form of `_forms`. If it refuses all, the first refusal counts. A
+begun answer is rendered as a past turn and cut after its text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,17 +12,15 @@ from tpiedge.model.call_reader import short_call_id
 from tpiedge.model.template import CALLS_AS_OBJECTS, ChatTemplate, TemplateHabits, TemplateRefusal
 
 TemplateMessage = Mapping[str, Any]
-"""A message of an API. A call's `arguments` are GivenArguments; `content` None where there is none beside calls."""
+"""A message of an API. A call's `arguments` are GivenArguments; `content` may be None beside calls."""
 
-#: The blank shows whether the template trims texts: then it is gone.
-_MARK: Final = "BEGUN_ANSWER_ENDS_HERE "
+_MARK: Final = "BEGUN_ANSWER_ENDS_HERE "  # a template that trims texts drops the blank
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class GivenArguments:
-    """The arguments of a call: the `text` of an API, and the `value` that it is as JSON, or that text where it is no
-    object."""
+    """The arguments of a call: the `text`, and its `value` as JSON, or the text again if that is no object."""
 
     text: str
     value: object
@@ -38,8 +34,8 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """The prompt for the answer to `messages`; with `begun`, for the rest of the last one, the assistant's. Raises
-    UserError as ChatTemplate.render does."""
+    """Renders the prompt for the answer to `messages`, or, with `begun`, for the rest of the last message. Raises as
+    ChatTemplate.render does."""
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
     given = [_as_template_takes(message, habits) for message in messages]
@@ -54,7 +50,7 @@ def chat_prompt(
     at = text.rfind(_MARK.rstrip())
     if at >= 0:
         return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
-    # A template that drops the last turn, or takes no answer for one, is asked for the beginning of a new one.
+    # A template that drops or refuses the last turn begins a new one.
     return _rendered(template, given[:-1], tools, variables) + str(last["content"])
 
 
@@ -74,7 +70,7 @@ def _rendered(
         except TemplateRefusal as error:
             refusal = refusal or error
             continue
-        # Messages of the system that are not the first message alone are all to be there.
+        # The text must have all system messages, unless the only one is the first message.
         if systems in ([], [0]) or all(messages[index]["content"].strip() in text for index in systems):
             return text
         usable = text if usable is None else usable
@@ -95,14 +91,14 @@ def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> Temp
             arguments: GivenArguments = call["function"]["arguments"]
             shown = arguments.text if habits.text_arguments else arguments.value
             found["tool_calls"].append({**call, "function": {**call["function"], "arguments": shown}})
-        if not message["content"]:  # as it was given, if the template takes that; else the other form of none
+        if not message["content"]:  # the given form of empty content if the template takes it
             none = habits.null_content if message["content"] is None else not habits.empty_content
             found["content"] = None if none else ""
     return found
 
 
 def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
-    """The messages, and what may be taken where they are not: with one change, then with one after the other."""
+    """Yields the messages, then with one change each, then with the changes added up."""
     changes = (
         _with_one_system,
         _with_joined_turns,
@@ -121,7 +117,7 @@ def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMes
 
 
 def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Ids of calls in the nine letters and digits that Mistral's templates want."""
+    """Mistral's templates want ids of nine letters and digits."""
 
     def short(identity: str) -> str:
         fits = len(identity) == 9 and identity.isascii() and identity.isalnum()
@@ -140,7 +136,6 @@ def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
 
 
 def _with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """One message of the system, before all others."""
     systems = [message for message in messages if message["role"] == "system"]
     if not systems:
         return [*messages]
@@ -148,7 +143,6 @@ def _with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessag
 
 
 def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Neighbouring turns of the user, or of the assistant, as one."""
     found: list[TemplateMessage] = []
     for message in messages:
         same = bool(found) and message["role"] == found[-1]["role"] in ("user", "assistant")
@@ -160,8 +154,7 @@ def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Words of the user right after results of tools as the end of the last result: for templates in which only the
-    assistant may speak then."""
+    """Appends a user's message to the tool result before it, for templates that want an assistant's turn there."""
     found: list[TemplateMessage] = []
     for message in messages:
         if found and (found[-1]["role"], message["role"]) == ("tool", "user"):
@@ -172,7 +165,7 @@ def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """One call in a message, with its result after it: Llama 3's template takes no more."""
+    """Llama 3's template takes only one call in a message, followed by its result."""
     found: list[TemplateMessage] = []
     results: list[TemplateMessage] = []
     for message in reversed(messages):
@@ -188,7 +181,7 @@ def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) -> Iterator[TemplateMessage]:
-    """A message for each call, and what came of it; what belongs to none of them at the end."""
+    """Yields a message for each call with its results, then results of other calls."""
     left = [*results]
     for number, call in enumerate(message["tool_calls"]):
         alone = {"role": message["role"], "content": message["content"] and "", "tool_calls": [call]}
@@ -200,14 +193,13 @@ def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) ->
 
 
 def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Words of the system, where a template knows none, as the beginning of the user's."""
+    """For templates without a system role."""
     if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
         return [*messages]
     return [{**messages[1], "content": _texts(messages[:2])}, *messages[2:]]
 
 
 def _joined(messages: Sequence[TemplateMessage]) -> TemplateMessage:
-    """One message of several, with all that they have."""
     found = {key: value for message in messages for key, value in message.items()}
     found["content"] = _texts(messages)
     return found

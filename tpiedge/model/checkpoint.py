@@ -1,17 +1,15 @@
-"""A Hugging Face checkpoint in a local folder: where each tensor's bytes lie, nothing loaded.
+"""Locates the tensors of a Hugging Face checkpoint in its safetensors files, without loading them. Pickle files and
+`auto_map`, which can run code, are never read.
 
-Only safetensors files are read. Pickle files (`.bin`, `.pt`) can run code when they are opened and are never
-touched; `auto_map` and other remote code in the folder is never looked at.
+A file is the length n of its header (u64), n bytes of JSON (name -> dtype, shape, data_offsets), the tensors. It is
+refused, with its name and the tensor's, unless:
 
-Such a file has 8 bytes of little-endian header length n, n bytes of JSON (name -> dtype, shape, data_offsets), then
-the tensors' bytes. Laws that it must keep, or it is refused with its name and the tensor's:
-
-1. the header lies in the file and has at most MAX_HEADER_BYTES and MAX_TENSORS; no name occurs twice;
+1. the header lies in the file, with at most MAX_HEADER_BYTES and MAX_TENSORS, and no name occurs twice;
 2. a tensor's byte count is its shape times its dtype's size;
-3. the tensors cover the rest of the file exactly: no overlap, no hole, nothing after the last.
+3. the tensors cover the rest of the file exactly.
 
-The format's own library is not asked here: it accepts 300,000 tensors, duplicate names and names like `../x`, and does
-not say where in the file a tensor's bytes are, which packing reads past the page cache (pack/source.py).
+The safetensors library accepts 300,000 tensors, duplicate names and names like `../x`, and hides where a tensor's bytes
+lie, which packing reads past the page cache (pack/source.py).
 """
 
 import hashlib
@@ -51,8 +49,8 @@ from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
 MAX_TENSORS = 50_000
-# 200 bytes per tensor; the header of a 70B model has 0.1 MB. (The format itself allows 100 MB.) Parsing takes up to
-# nine times as much memory: one wide character widens the text, and again the value that it stands in.
+# 200 bytes a tensor; a 70B model has 0.1 MB. Parsing takes up to nine times as much memory, where one wide character
+# widens the text and the value that it stands in.
 MAX_HEADER_BYTES = 10_000_000
 _LENGTH_BYTES = 8
 
@@ -65,8 +63,8 @@ _DTYPE_BYTES = {
 
 
 def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, SourceTensor], str]:
-    """Read and check the header of `file`, the one at `path`, which is named `where` in messages. Returns its tensors
-    and the sha256 of the header. Raises UserError."""
+    """Checks the header of `file`, whose path is `path`, and `where` in messages. Returns its tensors and the sha256 of
+    the header. Raises UserError."""
     size = os.fstat(file.fileno()).st_size
     raw = _header_bytes(file, size, where)
     if raw.count(b",") > 8 * MAX_TENSORS:  # before parsing, which takes memory by the number of values
@@ -155,11 +153,8 @@ _HEADLESS_ADVICE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The config and the tensors of a folder, each with the real path of its file.
-
-    `fingerprint` (64 hex digits) changes when the config, a header, a size or a modification time does: it
-    names what was packed without reading the weights. `quantisation` says how others have quantised it, if they have.
-    """
+    """The config and the tensors of a folder. `fingerprint` (64 hex digits) changes with the config and the header,
+    size or modification time of a file. `quantisation` is None for plain weights."""
 
     folder: Path
     config: ModelConfig
@@ -169,7 +164,7 @@ class Checkpoint:
 
     @staticmethod
     def open(folder: Path) -> "Checkpoint":
-        """Read the config and all headers. Raises UserError that names file, tensor or field."""
+        """Reads the config and all headers. Raises UserError that names file, tensor or field."""
         config = ModelConfig.open(folder)
         digest = hashlib.sha256(b"tpiedge checkpoint 1\n")
         for name in ("config.json", "generation_config.json"):
@@ -191,7 +186,7 @@ class Checkpoint:
         listed = {name: shards[shard][name] for name, shard in (weights or {}).items()}
         located = _usual_names(listed or shards[SINGLE], tied=config.tie_word_embeddings)
         where, values = folder / "config.json", read_json(folder, "config.json", MAX_CONFIG_BYTES)
-        # Checkpoints once said in another file how they are quantised; beside plain tensors it is another program's.
+        # Old checkpoints name their quantisation in a file of its own, which means nothing beside plain tensors.
         old = next((name for name in OLD_FILES if has_file(folder, name)), None)
         if old and any(name.endswith(WEIGHT) for name in located):
             data = read_bytes(folder, old, MAX_CONFIG_BYTES)
@@ -202,14 +197,12 @@ class Checkpoint:
         quantisation = Quantisation.of(ConfigFields(str(where), values))
         tensors = joined_tensors(located, quantisation) if quantisation else located
         if not any(isinstance(tensor, Int4Tensor) for tensor in tensors.values()):
-            quantisation = None  # whatever config.json says: the weights are plain
+            quantisation = None
         return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest(), quantisation)
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise UserError that names the first tensor of `spec` that is missing or has a wrong shape.
-
-        Also where config.json ties the LM head to the embedding, but the checkpoint has another one.
-        """
+        """Raises UserError that names a tensor of `spec` that is missing or has a wrong shape, or an LM head that is
+        not the embedding although config.json ties them."""
         for source, shape in sources_of(spec):
             info = self.tensors.get(source)
             if info is None:
@@ -237,7 +230,7 @@ class Checkpoint:
 
 
 def sources_of(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors that a model is made of: name, shape."""
+    """Yields the name and the shape of each tensor of a model."""
     for blob in (spec.embedding, *spec.layers, spec.head):
         for matrix in blob.matrices:
             yield matrix.source, matrix.source_shape
@@ -246,7 +239,7 @@ def sources_of(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors are equal bit for bit; stops at the first difference."""
+    """Compares bit for bit, up to the first difference."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with closing(CheckpointSource({"one": one, "other": other})) as source:
@@ -260,7 +253,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str] | None:
-    """Tensor -> file name from the index; None if one file holds all. The single file wins, as elsewhere."""
+    """Reads tensor -> file name from the index; None if there is a single file, which wins. Raises UserError."""
     if has_file(folder, SINGLE):
         return None
     if not has_file(folder, INDEX):
@@ -288,7 +281,7 @@ def weight_map(folder: Path) -> Mapping[str, str] | None:
 
 
 def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], str]:
-    """(tensors; size, modification time and header's digest)."""
+    """Returns (tensors; size, modification time and header's digest)."""
     path = resolve_file(folder, name)
     try:
         with open_file(folder, name) as file:
@@ -300,8 +293,8 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """The tensors by the names of a model with its LM head: one that was saved without it lacks a prefix, and a `tied`
-    one may have the embedding as the head."""
+    """Renames the tensors of a model that was saved without its LM head (they lack a prefix), or of a `tied` one whose
+    embedding is stored as the head."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:

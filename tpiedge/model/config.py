@@ -1,15 +1,12 @@
-"""A model's numbers, read from a Hugging Face `config.json` and kept in the pack's manifest, and how its files say that
-the states of a text are pooled to its embedding.
+"""A model's numbers, from a Hugging Face `config.json` or a pack's manifest, and the pooling of its embeddings.
 
-The files are untrusted: every number is bounded before anything is allocated by it, and every refusal is one line that
-names the file and the field.
-"""
+The files are untrusted: every number is bounded before memory is allocated by it, and every refusal is one line that
+names the file and the field."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -23,7 +20,6 @@ from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import counted
 
 MAX_CONFIG_BYTES = 4 << 20
-"""Of config.json and the small files beside it."""
 
 _MAX_WIDTH = 1 << 17
 _MAX_FFN = 1 << 20
@@ -43,13 +39,10 @@ _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class _FamilyTraits:
-    """Defaults and traits of one `model_type`, as transformers 5.x reads its configs.
+    """Defaults of one `model_type`, as in transformers 5. A bias of None follows the flag in config.json."""
 
-    `None` in a bias means: the config's flag decides.
-    """
-
-    kv_heads: int | None  # where config.json says nothing; None: as many as query heads
-    head_dim: int | None  # where config.json says nothing; None: hidden_size / num_attention_heads
+    kv_heads: int | None  # default; None: as many as query heads
+    head_dim: int | None  # default; None: hidden_size / num_attention_heads
     bos_id: int | None
     eos_id: int | None
     attention_bias: bool | None  # on q, k, v and o
@@ -59,23 +52,18 @@ class _FamilyTraits:
     windows: str  # "none", "all" (sliding_window for every layer) or "layers" (from max_window_layers on)
 
 
-_FAMILIES: Mapping[str, _FamilyTraits] = MappingProxyType(
-    {
-        "llama": _FamilyTraits(None, None, 1, 2, None, False, None, False, "none"),
-        "mistral": _FamilyTraits(8, None, 1, 2, False, False, False, False, "all"),
-        "qwen2": _FamilyTraits(32, None, None, None, False, True, False, False, "layers"),
-        "qwen3": _FamilyTraits(32, 128, None, None, None, False, False, True, "layers"),
-    }
-)
+_FAMILIES: Mapping[str, _FamilyTraits] = {
+    "llama": _FamilyTraits(None, None, 1, 2, None, False, None, False, "none"),
+    "mistral": _FamilyTraits(8, None, 1, 2, False, False, False, False, "all"),
+    "qwen2": _FamilyTraits(32, None, None, None, False, True, False, False, "layers"),
+    "qwen3": _FamilyTraits(32, 128, None, None, None, False, False, True, "layers"),
+}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything about a model except its weights and its text.
-
-    `windows[i]` is None where layer i attends to all earlier positions, or w where position p sees only the
-    positions q with p - w < q <= p. `dtype` is what the publisher says of the weights ("bfloat16").
-    """
+    """Everything about a model except weights and text. `windows[i]` is None for full attention in layer i, or w if
+    position p sees only the positions q with p - w < q <= p."""
 
     model_type: str
     hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
@@ -101,12 +89,11 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
-        """Reads `config.json` and, for the ids that end a text, `generation_config.json`. Raises UserError."""
+        """Reads `config.json`, and from `generation_config.json` the ids of BOS and EOS. Raises UserError."""
         config = read_json(folder, "config.json", MAX_CONFIG_BYTES)
         parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
         if not has_file(folder, "generation_config.json"):
@@ -171,19 +158,16 @@ class ModelConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `from_json` gives back an equal config."""
         return asdict(self) | {"windows": list(self.windows), "eos_ids": list(self.eos_ids)}
 
     @staticmethod
     def from_json(values: Mapping[str, object], where: str = "the pack's model config") -> "ModelConfig":
-        """Raises UserError that starts with `where`; a manifest is checked like any file."""
+        """Reads what `to_json` wrote. Raises UserError that starts with `where`."""
         config = ConfigFields(where, values)
         try:
             found = msgspec.convert(values, ModelConfig)
-        except (
-            msgspec.ValidationError,
-            UnicodeEncodeError,
-        ) as error:  # of a key that is half a surrogate pair
+        # UnicodeEncodeError: a key is half a surrogate pair
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise UserError(f"{where}: {sanitised_line(error, 120)}") from None
         found.rope.check(ConfigFields(f"{where}, rope", {}))
         _known_type(config)
@@ -200,7 +184,6 @@ def _known_type(config: ConfigFields) -> str:
 
 
 def _refuse_unsupported(config: ConfigFields) -> None:
-    """What a supported `model_type` can be combined with that this engine does not compute."""
     Quantisation.of(config)
     for key in _EXPERT_KEYS:
         if config.raw(key) is not None:
@@ -208,7 +191,7 @@ def _refuse_unsupported(config: ConfigFields) -> None:
     if config.raw("per_layer_config") is not None:
         config.refuse("per_layer_config", "is set: layers of differing shapes are not supported")
     names = config.raw("architectures")
-    # Models of embeddings are saved without their LM head.
+    # Embedding models are saved without their LM head.
     given = [str(name) for name in names] if isinstance(names, list) else []
     if given and not any(name.endswith("ForCausalLM") or name in _HEADLESS for name in given):
         config.refuse(
@@ -217,7 +200,7 @@ def _refuse_unsupported(config: ConfigFields) -> None:
 
 
 def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
-    """(query heads, KV heads, numbers per head)."""
+    """Returns (query heads, KV heads, numbers per head)."""
     heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
     kv_default = heads if "num_key_value_heads" in config else family.kv_heads or heads
     kv_heads = config.integer("num_key_value_heads", 1, _MAX_HEADS, kv_default)
@@ -232,7 +215,7 @@ def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
 
 
 def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    """By Qwen's rule "layers", those of `layer_types` if given, otherwise those from `max_window_layers` on."""
+    """Qwen's rule "layers": the layers that `layer_types` names, by default those from `max_window_layers` on."""
     window = None
     if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
         default = None if "sliding_window" in config else _DEFAULT_WINDOW
@@ -258,7 +241,6 @@ def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[
 
 
 def _eos_ids(config: ConfigFields, vocab: int) -> tuple[int, ...] | None:
-    """One id or a list of them; None if the file names none."""
     value = config.raw("eos_token_id")
     if value is None:
         return None
@@ -277,7 +259,6 @@ def _dtype(config: ConfigFields) -> str:
 
 
 def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
-    """The conditions between numbers, the same for both kinds of file."""
     if model.num_heads % model.num_kv_heads:
         raise UserError(
             f"{config.where}: num_attention_heads ({model.num_heads}) is not a multiple of "
@@ -298,15 +279,13 @@ POOLING_FILE: Final = "config.json"
 _USUAL: Final = "mean"
 _PREFIX: Final = "pooling_mode_"
 _MODE: Final = "pooling_mode"
-_MODES: Mapping[str, str] = MappingProxyType(
-    {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "cls_token": "cls"}
-)
-"""What sentence-transformers calls the kinds; it calls others as we do."""
+_MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "cls_token": "cls"}
+"""Names in sentence-transformers -> ours, where they differ."""
 
 
 def usual_pooling(folder: Path | None) -> str:
-    """The kind that the file in `folder` names, "mean" without one; "mean" and "last" are known here, others only by
-    their names. Raises UserError for a file that cannot be read."""
+    """Reads the kind of pooling; "mean" without a file. Kinds other than "mean" and "last" are returned by their names.
+    Raises UserError."""
     if folder is None or not has_file(folder / POOLING_FOLDER, POOLING_FILE):
         return _USUAL
     inner = folder / POOLING_FOLDER
@@ -324,7 +303,7 @@ def usual_pooling(folder: Path | None) -> str:
 
 
 def pooling_config(kind: str) -> Mapping[str, object]:
-    """The content of the file that names this kind."""
+    """Returns the content of the file that names `kind`."""
     if kind not in _MODES.values():
         return {_MODE: kind}
     return {f"{_PREFIX}{mode}": ours == kind for mode, ours in _MODES.items() if mode != ours}

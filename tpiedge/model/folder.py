@@ -1,10 +1,7 @@
-"""Reading the files of a model's folder: confined to it, bounded in size, regular files only; and the fields of JSON
-objects in them, typed and bounded.
+"""Reads files of an untrusted model's folder: regular files of bounded size, and typed, bounded fields of JSON in them.
 
-A model comes from strangers. So a name from one of its files is never used as a path: it must be a plain file
-name, and after links are followed the file must lie in the folder or, where the folder is a snapshot of
-huggingface_hub's cache (`models--*/snapshots/<revision>`), in that entry's `blobs`.
-"""
+A name in a model's files must be a plain file name. After links are followed the file must lie in the folder, or, for a
+snapshot of huggingface_hub's cache (`models--*/snapshots/<revision>`), in the `blobs` of that entry."""
 
 import json
 import os
@@ -18,14 +15,13 @@ from tpiedge.pack.files import open_regular
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
-# Parsing takes memory by the number of JSON values rather than by bytes: bound them before parsing. An object of one
-# entry, the costliest, takes 200 bytes.
+# Bounds the memory of parsing, up to 200 bytes for each value.
 _MAX_COMMAS = 400_000
 
 
 def resolve_file(folder: Path, name: str, inner: str = "") -> Path:
-    """The real path of the file `name` of `folder`, or of the folder `inner` in it, a name that is ours. Raises
-    UserError if it is missing or lies elsewhere."""
+    """Returns the real path of `folder` / `inner` / `name`; only `inner` is trusted. Raises UserError if the file is
+    missing or lies elsewhere."""
     if not _is_plain(name):
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
@@ -47,12 +43,12 @@ def resolve_file(folder: Path, name: str, inner: str = "") -> Path:
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """Whether `folder` lists `name`, even as a broken link (which reading then reports)."""
+    """True also for a broken link, which reading then reports."""
     return os.path.lexists(folder / name)
 
 
 def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
-    """The names of the files of `folder` / `inner` that end with `suffix`, in their order; none without that folder."""
+    """The sorted names in `folder` / `inner` that end with `suffix`; empty without that folder."""
     try:
         return sorted(name for name in os.listdir(folder / inner) if name.endswith(suffix))
     except OSError:
@@ -60,17 +56,17 @@ def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
 
 
 def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
-    """Open the regular file `name` of `folder`. Raises UserError; never blocks on a pipe or a device."""
+    """Opens a regular file. Raises UserError; never blocks on a pipe or a device."""
     path = resolve_file(folder, name, inner)
     try:
-        # O_NOFOLLOW: the links of the name were followed and judged above.
+        # O_NOFOLLOW: resolve_file has followed and checked all links.
         return os.fdopen(open_regular(path, os.O_NOFOLLOW), "rb")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {_reason(error)}") from None
 
 
 def read_bytes(folder: Path, name: str, limit: int, inner: str = "") -> bytes:
-    """The whole file, which may have `limit` bytes at most."""
+    """Reads the whole file. Raises UserError, also if it has more than `limit` bytes."""
     with open_file(folder, name, inner) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -78,13 +74,12 @@ def read_bytes(folder: Path, name: str, limit: int, inner: str = "") -> bytes:
                 f"{folder / inner / name} has {format_bytes(size)}; at most {format_bytes(limit)} are accepted"
             )
         try:
-            return file.read(size)  # takes the memory of all that it is asked for
+            return file.read(size)  # allocates `size` bytes at once
         except OSError as error:
             raise UserError(f"{folder / inner / name} cannot be read: {_reason(error)}") from None
 
 
 def read_text(folder: Path, name: str, limit: int, inner: str = "") -> str:
-    """The whole file as UTF-8."""
     try:
         return read_bytes(folder, name, limit, inner).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -94,15 +89,12 @@ def read_text(folder: Path, name: str, limit: int, inner: str = "") -> str:
 
 
 def read_json(folder: Path, name: str, limit: int) -> Mapping[str, object]:
-    """The JSON object that the file holds."""
     return parse_json(read_bytes(folder, name, limit), str(folder / name))
 
 
 def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping[str, object]:
-    """The JSON object in `data`. With `unique_keys`, a key that occurs twice in one object is refused.
-
-    Raises UserError that starts with `where` for anything but one valid object (deep nesting included).
-    """
+    """Parses one JSON object. Raises UserError that starts with `where`, also for deep nesting and, with `unique_keys`,
+    for a key that occurs twice in an object."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
@@ -137,7 +129,6 @@ def _is_plain(name: str) -> bool:
 
 
 def _in_cache_blobs(root: Path, path: Path) -> bool:
-    """Whether `root` is a snapshot or a folder in one, and `path` a blob beside it."""
     return any(
         snapshot.parent.name == "snapshots"
         and snapshot.parent.parent.name.startswith("models--")
@@ -151,11 +142,8 @@ def _reason(error: BaseException) -> str:
 
 
 class ConfigFields:
-    """The fields of `values`; `where` names the file in messages.
-
-    A field that is missing or null takes the default; without a default that is an error. Every method raises
-    UserError.
-    """
+    """Reads typed fields of `values`; `where` names the file in messages. A missing or null field takes the default.
+    Every method raises UserError, also for a missing field without a default."""
 
     def __init__(self, where: str, values: Mapping[str, object]) -> None:
         self.where = where
@@ -165,15 +153,12 @@ class ConfigFields:
         return key in self._values
 
     def names(self) -> tuple[str, ...]:
-        """All keys, in the order of the file."""
         return tuple(self._values)
 
     def raw(self, key: str) -> object:
-        """The value as it stands, None if it is missing."""
         return self._values.get(key)
 
     def refuse(self, key: str, problem: str) -> NoReturn:
-        """Raise for `key`."""
         raise UserError(f"{self.where}: {key} {problem}")
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
@@ -186,7 +171,6 @@ class ConfigFields:
         return None if self.raw(key) is None else self.integer(key, low, high)
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number of [low, high]."""
         value = self._value(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
             self.refuse(key, f"is {quote(value)}, not a number from {low:g} to {high:g}")
@@ -208,7 +192,7 @@ class ConfigFields:
         return value
 
     def fields(self, key: str) -> "ConfigFields":
-        """The object under `key`; empty if it is missing or null."""
+        """Returns the object under `key`; empty if it is missing or null."""
         value = self.raw(key)
         if value is None:
             value = {}
@@ -217,7 +201,6 @@ class ConfigFields:
         return ConfigFields(f"{self.where}, {key}", value)
 
     def sequence(self, key: str, limit: int) -> list[object]:
-        """The list under `key`, of `limit` entries at most."""
         value = self._value(key, None)
         if not isinstance(value, list) or len(value) > limit:
             self.refuse(key, f"is {quote(value)}, not a list of at most {limit} entries")

@@ -1,4 +1,4 @@
-"""A text that comes in pieces, for readers that are generators: a yield waits for more of it; and JSON in it. Pure."""
+"""Text that arrives in pieces, and JSON in it, for readers that are generators. Pure."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 Waiting = Generator[None, None, T]
-"""Yields while it needs more of the text, or has to know that nothing more comes."""
+"""Yields to wait for more text or for its end."""
 SPACE: Final = " \t\r\n"
 _IN_TEXT: Final = re.compile(r'["\\]')
 _OUTSIDE: Final = re.compile(r'["{}\[\]]')
@@ -16,37 +16,34 @@ _AFTER_WORD: Final = re.compile(r"[^-+.0-9a-zA-Z]")
 
 
 class Mismatch(Exception):
-    """The text does not go on as the reader wants it."""
+    """The text does not match what the reader expects."""
 
 
 class TextEnded(Mismatch):
-    """The text ends before it shows whether it goes on so."""
+    """The text ends before it could match."""
 
 
 class HeldText:
-    """What has come of the text and was not taken. What is taken does not depend on how the text is cut."""
+    """Holds the text that was not taken yet. What is taken does not depend on how the text is cut into pieces."""
 
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
-        """Whether nothing more comes."""
-        self.raw = ""
-        """All that was taken since somebody emptied it."""
+        self.raw = ""  # all that was taken since `raw` was last cleared
 
     def take(self, count: int) -> str:
-        """The first characters."""
         taken, self.text = self.text[:count], self.text[count:]
         self.raw += taken
         return taken
 
     def more(self) -> Waiting[None]:
-        """Waits. Raises TextEnded where nothing more comes."""
+        """Waits for more. Raises TextEnded at the end."""
         if self.ended:
             raise TextEnded
         yield
 
     def spaces(self) -> Waiting[None]:
-        """Takes white space, and waits for what follows it or for the end."""
+        """Takes white space up to the next character or the end."""
         while True:
             self.take(len(self.text) - len(self.text.lstrip(SPACE)))
             if self.text or self.ended:
@@ -54,7 +51,7 @@ class HeldText:
             yield
 
     def one_of(self, *marks: str) -> Waiting[str]:
-        """Takes the mark that the text goes on with; "" where it goes on with none."""
+        """Takes the mark that comes next; "" without one."""
         while True:
             found = next((mark for mark in marks if self.text.startswith(mark)), "")
             if found:
@@ -64,7 +61,7 @@ class HeldText:
             yield
 
     def expect(self, *marks: str) -> Waiting[str]:
-        """Takes the mark that comes after white space. Raises Mismatch where there is none."""
+        """Takes white space and the mark after it. Raises Mismatch without one."""
         yield from self.spaces()
         found = yield from self.one_of(*marks)
         if not found:
@@ -72,12 +69,10 @@ class HeldText:
         return found
 
     def mismatch(self, *marks: str) -> Mismatch:
-        """Says why none of the marks comes next."""
         return TextEnded() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
 
     def until(self, mark: str, most: int) -> Waiting[str]:
-        """Takes the mark and what comes before it, which is returned. Raises Mismatch where that has more than `most`
-        characters."""
+        """Takes all up to the mark and returns what precedes it. Raises Mismatch beyond `most` characters."""
         while True:
             at = self.text.find(mark, 0, most + len(mark))
             if at >= 0:
@@ -88,30 +83,25 @@ class HeldText:
 
 
 def begun_length(text: str, *marks: str) -> int:
-    """How many of the text's last characters may be the beginning of one of the marks."""
+    """Counts the last characters of the text that may begin one of the marks."""
     longest = min(max(map(len, marks)) - 1, len(text))
     endings = (n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks))
     return next(endings, 0)
 
 
 class JsonScan:
-    """Follows one JSON value while it is being written, by its quotes and brackets: what stands between them is looked
-    at when it has ended. What is found does not depend on how the text is cut into pieces. A value that has ended is
-    read by `json.loads`, too, and what that makes of it can be written again: nothing of it is too long or too deep,
-    and no number more than a double can hold."""
+    """Follows one JSON value while it is written, by its quotes and brackets, whatever the pieces. At its end
+    `json.loads` reads it: nothing in it is too long or too deep, and numbers fit a double."""
 
     def __init__(self) -> None:
-        self.whole = False
-        """Whether the value has ended. Of a number or word the character after it tells, or `finish`."""
+        self.whole = False  # a number or word ends with the next character, or with `finish`
         self.broken = False
-        """Whether what came is no value."""
         self._read: list[str] = []
         self._depth = 0
         self._quoted = self._escaped = self._word = False
 
     def take(self, text: str) -> int:
-        """How many characters of the text, which goes on after those taken before, are the value's. Less than all where
-        the value is whole or broken."""
+        """Counts the characters of this next piece that belong to the value: all, unless it is whole or broken."""
         at = 0
         ended = False
         while at < len(text) and not ended and not self.broken:
@@ -134,13 +124,13 @@ class JsonScan:
         return at
 
     def finish(self) -> bool:
-        """Whether the value is whole where nothing follows."""
+        """Ends a number or word. Returns whether the value is whole."""
         if self._word and not self.whole:
             self._end()
         return self.whole
 
     def _mark(self, mark: str) -> bool:
-        """The next character that says something. Returns whether the value ends before or with it."""
+        """Returns whether the value ends before or with this character."""
         if self._quoted:
             self._escaped, self._quoted = mark == "\\", mark != '"'
             return not self._quoted and not self._depth

@@ -1,10 +1,9 @@
-"""Pulling a model from the hub. The only importer of its client, and only once a pull begins.
+"""Pulls a model from the hub. The only importer of huggingface_hub, and only once a pull begins.
 
-The client tells what a repository holds (`HF_ENDPOINT`, `HF_TOKEN` and its other settings are honoured) and fetches
-bytes; where they go is decided here: its 2.4.0 deletes what a failed call fetched, and checks no hash. Names, sizes and
-hashes come from strangers: each is checked before anything is written.
+Its client lists a repository and makes requests by its settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). Files are written
+here, as its own download deletes what a failed call fetched and checks no hash. Names, sizes and hashes are untrusted.
 
-Laws: 1. A file appears under its name only when its size and hash are right. 2. What has arrived is kept in
+Laws: 1. A file appears under its name only when its size and hash are right. 2. Bytes that arrived stay in
 `NAME.incomplete`, whatever ends the transfer; the next one asks for the rest only.
 """
 
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import BinaryIO
 
 from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.checkpoint import INDEX, SINGLE, weight_map
@@ -32,10 +30,8 @@ from tpiedge.sanitise import quote, sanitised_line
 
 _ENDPOINT = "https://huggingface.co"
 _LOCK_S = 5.0
-#: What is lost where a transfer breaks off, at most.
-_CHUNK = 1 << 20
-_ATTEMPTS = 3
-"""That bring nothing, one after the other."""
+_CHUNK = 1 << 20  # bytes that a broken transfer may lose
+_ATTEMPTS = 6  # in a row without progress
 _PAUSE_S = 1.0
 
 _POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"
@@ -61,17 +57,13 @@ _MAX_FILES = 100_000
 
 @dataclass(frozen=True)
 class _RemoteFile:
-    """A file of `size` bytes. `digest` is its sha256, or where it has 40 digits, git's sha1 of it as a blob."""
-
     name: str
     size: int
-    digest: str
+    digest: str  # sha256, or git's sha1 of a blob (40 digits)
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """The files of `repo` at `commit`, by their names."""
-
     repo: str
     commit: str
     files: Mapping[str, _RemoteFile]
@@ -79,7 +71,7 @@ class _Listing:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`fetched` bytes came over the network this time; `folder` holds the model at `commit`."""
+    """`folder` holds the model at `commit`; `fetched` bytes came over the network this time."""
 
     folder: Path
     commit: str
@@ -87,10 +79,8 @@ class PullReport:
 
 
 def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullReport:
-    """Fetch what is missing of `name`; `progress` gets (bytes fetched, bytes to fetch).
-
-    Raises UserError (no such model, gated, unsupported, no safetensors), DiskFull, HubError (offline, broken off).
-    """
+    """Fetches what is missing of `name`; `progress` gets (bytes fetched, bytes to fetch). Raises UserError (no such
+    model, gated, unsupported, no safetensors), DiskFull, HubError (offline, broken off)."""
     found = cache.snapshot(name)
     if found is not None and found.name == name.revision:  # a commit never changes
         return PullReport(found, name.revision, 0)
@@ -104,12 +94,10 @@ def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullRepo
 
 
 class _BrokeOff(HubError):
-    """Another attempt may get on."""
+    """Another attempt may succeed."""
 
 
 class _Site:
-    """The hub as this user sees it."""
-
     def __init__(self, name: HubName) -> None:
         self.name = name
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
@@ -118,7 +106,6 @@ class _Site:
         self._token = _hub().get_token()
 
     def listing(self, have_older: bool) -> _Listing:
-        """Ask what the repository holds at the revision."""
         hub = _hub()
         try:
             info = hub.HfApi(self.endpoint, token=self._token or False).model_info(
@@ -135,8 +122,8 @@ class _Site:
             hub.close_session()
 
     def fetch(self, commit: str, file: _RemoteFile, partial: Path, advance: Callable[[int], None]) -> None:
-        """Completes `partial`, with several attempts where the connection breaks or the hub is busy. `advance` gets the
-        bytes as they come; negative where some were discarded. Raises UserError, HubError; OSError of the disk."""
+        """Completes `partial`, in several attempts. `advance` gets the number of bytes that came, negative for
+        discarded ones. Raises UserError, HubError; OSError of the disk."""
         failed = 0
         while True:
             have = _size(partial)
@@ -145,42 +132,53 @@ class _Site:
             try:
                 self._fetch_rest(commit, file, partial, have, advance)
                 return
-            except _BrokeOff:
+            except _BrokeOff as error:
                 failed = 1 if _size(partial) > have else failed + 1
                 if failed == _ATTEMPTS:
-                    raise
+                    raise HubError(str(error)) from None
             time.sleep(_PAUSE_S * failed)
 
     def _fetch_rest(
         self, commit: str, file: _RemoteFile, partial: Path, have: int, advance: Callable[[int], None]
     ) -> None:
-        from huggingface_hub.file_download import http_get
-
         hub = _hub()
-        headers = {"Accept-Encoding": "identity"} | (
-            {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        )
+        headers = {"Accept-Encoding": "identity"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if have:
+            headers["Range"] = f"bytes={have}-"
         url = f"{self.endpoint}/{self.name.repo}/resolve/{commit}/{file.name}"
         try:
-            with open(partial, "ab") as out:
-                growing = _Growing(out, file, have, advance)
-                http_get(url, growing, resume_size=have, headers=headers)  # type: ignore[arg-type]
+            timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+            stream = hub.get_session().stream("GET", url, headers=headers, timeout=timeout)
+            with open(partial, "ab") as out, stream as response:
+                hub.hf_raise_for_status(response)
+                if have and response.status_code == 200:  # the server ignored the range
+                    out.truncate(0)
+                    advance(-have)
+                    have = 0
+                for data in response.iter_bytes(_CHUNK):
+                    have += len(data)
+                    if have > file.size:
+                        raise HubError(
+                            f"the server sends more of {file.name} than the {file.size} bytes it has"
+                        )
+                    advance(len(data))
+                    out.write(data)
         except hub.errors.HfHubHTTPError as error:
             status = getattr(error.response, "status_code", 0)
             if isinstance(error, hub.errors.GatedRepoError) or status in (401, 403):
                 raise self._gated() from None
-            if status == 416:  # there is no such rest
+            if status == 416:  # the server has no such rest
                 partial.unlink()
-            kind = _BrokeOff if status >= 500 else HubError
+            kind = _BrokeOff if status >= 500 or status in (408, 429) else HubError
             raise kind(
                 f"{self.endpoint} did not give {file.name} of {self.name.repo} (HTTP {status}): pull again later"
             ) from None
         except (TpiedgeError, OSError):
             raise
         except Exception as error:  # of the HTTP library that the client uses
-            # The others http_get has tried itself.
-            kind = _BrokeOff if type(error).__name__ in ("ReadError", "WriteError") else HubError
-            raise kind(
+            raise _BrokeOff(
                 f"{file.name} broke off, and several attempts brought nothing more ({_reason(error)}): type the same "
                 "command again to resume with what was kept"
             ) from None
@@ -223,7 +221,7 @@ class _Site:
 
 
 class _Pull:
-    """One pull, with the right to write `entry`."""
+    """One pull; its caller holds the lock of `entry`."""
 
     def __init__(self, site: _Site, listing: _Listing, entry: Path, progress: ProgressCallback) -> None:
         self._site = site
@@ -242,7 +240,7 @@ class _Pull:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
             self._fetch(small, staging)
-            # Whether the config is one that can run is known before the long part.
+            # A model that cannot run is refused before its weights come.
             config = read_json(staging, "config.json", MAX_CONFIG_BYTES)
             ModelConfig.from_huggingface(config, f"config.json of {self._listing.repo}")
             weights = _weights_of(self._listing, staging)
@@ -265,7 +263,6 @@ class _Pull:
             self._total += 0 if blob.exists() else max(0, file.size - _size(partial))
 
     def _places(self, file: _RemoteFile) -> tuple[Path, Path]:
-        """Where the whole file is kept, and where its bytes until all are there."""
         blob = self._entry / "blobs" / file.digest
         return blob, blob.with_name(f"{blob.name}.incomplete")
 
@@ -289,33 +286,6 @@ class _Pull:
         self._progress(self._done, self._total)
 
 
-class _Growing:
-    """A file that the client writes to, counted."""
-
-    def __init__(self, out: BinaryIO, file: _RemoteFile, have: int, advance: Callable[[int], None]) -> None:
-        self._out = out
-        self._file = file
-        self._have = have
-        self._advance = advance
-        self.tell, self.seek = out.tell, out.seek
-
-    def write(self, data: bytes) -> int:
-        """Raises HubError where the file becomes too long."""
-        self._have += len(data)
-        if self._have > self._file.size:
-            raise HubError(
-                f"the server sends more of {self._file.name} than the {self._file.size} bytes it has"
-            )
-        self._advance(len(data))
-        return self._out.write(data)
-
-    def truncate(self) -> None:
-        """The server begins anew."""
-        self._advance(self._out.tell() - self._have)
-        self._have = self._out.tell()
-        self._out.truncate()
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
@@ -325,7 +295,7 @@ def _digest(path: Path, file: _RemoteFile) -> str:
     if len(file.digest) == 40:
         begun = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with open(path, "rb") as stream:
-        os.fsync(stream.fileno())  # a blob is trusted by its name afterwards, also after a power cut
+        os.fsync(stream.fileno())  # its name vouches for a blob from now on, also after a power cut
         return hashlib.file_digest(stream, lambda: begun).hexdigest()
 
 
@@ -334,8 +304,8 @@ def _reason(error: Exception) -> str:
 
 
 def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> _Listing:
-    """The files of a repository as the hub describes it, without those in folders that are not known. Raises UserError,
-    also where a name leads out of the repository's folder: no honest repository has such names."""
+    """Reads the hub's description of a repository, without files in unknown folders. Raises UserError, also for a name
+    that leads out of the repository's folder, which no honest repository has."""
     described = {str(getattr(item, "rfilename", "")): item for item in siblings}
     if len(described) > _MAX_FILES:
         raise UserError(
@@ -368,24 +338,18 @@ def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> _List
 
 
 def _hub() -> ModuleType:
-    """The hub's client: imported late because it is large, told to keep quiet before it reads its settings."""
-    quiet = {
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_VERBOSITY": "error",
-    }
-    os.environ.update(quiet)
+    """Imports the client late, as it is large, and silenced before it reads its settings."""
+    os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_VERBOSITY": "error"})
     import huggingface_hub
     import huggingface_hub.constants
     import huggingface_hub.errors
 
-    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # where it was imported before
-    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # if it was imported before
     return huggingface_hub
 
 
 def _texts(listing: _Listing) -> list[_RemoteFile]:
-    """Config, tokenizer, chat templates, the index of the weights. Raises UserError that names what is missing."""
+    """Chooses config, tokenizer, chat templates and index. Raises UserError that names what is missing."""
     if "config.json" not in listing.files:
         raise UserError(f"{listing.repo} has no config.json: it is not a model in the Hugging Face format")
     if SINGLE not in listing.files and INDEX not in listing.files:
@@ -407,7 +371,7 @@ def _texts(listing: _Listing) -> list[_RemoteFile]:
 
 
 def _all_weights(listing: _Listing) -> list[_RemoteFile]:
-    """What the weights are at most, before the index is known."""
+    """Lists all files that may hold weights, before the index is known."""
     single = listing.files.get(SINGLE)
     if single is not None:
         return [single]
@@ -415,13 +379,12 @@ def _all_weights(listing: _Listing) -> list[_RemoteFile]:
 
 
 def _weights_of(listing: _Listing, staging: Path) -> list[_RemoteFile]:
-    """The files that hold the tensors, by the index in `staging`; a repository may hold the same weights a second time
-    in other files."""
+    """Lists the files in the index in `staging`; a repository may hold the same weights again in other files."""
     if SINGLE in listing.files:
         return _all_weights(listing)
     try:
         names = sorted(set((weight_map(staging) or {}).values()))
-    except UserError as error:  # which says where the file lies, and to download it again
+    except UserError as error:  # without the temporary path and the advice to download again
         words = str(error).replace(f"{staging}{os.sep}", "").partition(";")[0]
         raise UserError(f"{listing.repo} cannot be used: {words}") from None
     for name in names:

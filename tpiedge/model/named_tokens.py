@@ -1,17 +1,15 @@
-"""Tokens that the files beside `tokenizer.json` name, in the order in which transformers 5 adds them, and tokens that
-end an answer, found by their texts.
+"""Tokens that the files beside `tokenizer.json` name, in the order of transformers 5, and tokens that end an answer.
 
-Laws, as transformers has them:
+Laws of transformers:
 
 1. With `added_tokens_decoder` in tokenizer_config.json, special_tokens_map.json and added_tokens.json add nothing.
    Without it, special_tokens_map.json overrules tokenizer_config.json.
-2. First come the tokens of `added_tokens_decoder`, or of added_tokens.json and tokenizer.json, by their numbers; then
-   the named ones ("eos_token"), then other special tokens. A token's id follows from this order, not from its number.
+2. Tokens get ids in this order: `added_tokens_decoder`, or added_tokens.json and tokenizer.json, by their numbers;
+   named ones ("eos_token"); other special ones.
 3. A named token is special.
 
-Files name some of the tokens that end an answer and forget others, so their texts count, whatever a file says of their
-kind. A text that people write, as the HTML tag </s>, counts only where the vocabulary has it as a mark, not as a piece
-of text.
+Files omit some tokens that end an answer, so these are found by their texts. A text that people write, like the HTML
+tag </s>, counts only if it is a mark in the vocabulary, not a piece of text.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -41,14 +39,14 @@ class AddedToken:
 def read_named_tokens(
     folder: Path, own: Mapping[int, AddedToken]
 ) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
-    """Read the files of `folder`. `own`: the added tokens of tokenizer.json. Returns what the files say, one over the
-    other; the text of "bos_token", "eos_token" and so on; and what is to be added to the tokens of tokenizer.json,
-    which may be among them. Raises UserError."""
+    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns the merged fields of the
+    files; the texts of "bos_token", "eos_token", ...; and the tokens to add, some of which may be `own`. Raises
+    UserError."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None
     config = ConfigFields(where, {**older, **first} if complete else {**first, **older})
-    # Without numbers the map names the usual tokens alone, for what tokenizer_config.json has as well.
+    # Without added_tokens_decoder the map overrules only the usual names.
     usual = {name: value for name, value in older.items() if name in _NAMES}
     adding = ConfigFields(where, first if complete else {**older, **first, **usual})
     others = _others(adding)
@@ -78,13 +76,11 @@ def read_named_tokens(
 
 
 def _usual(fields: ConfigFields) -> dict[str, AddedToken]:
-    """Name -> token, of the names that all models know."""
     found = {name: _token(fields, name, fields.raw(name)) for name in _NAMES}
     return {name: token for name, token in found.items() if token is not None}
 
 
 def _named(fields: ConfigFields) -> dict[str, AddedToken]:
-    """Name -> token: the usual names, then those of the model."""
     names = (name for name in fields.names() if name.endswith("_token") and name not in _NAMES)
     values = {name: fields.raw(name) for name in names if isinstance(fields.raw(name), str)}
     extra = fields.raw(_EXTRA)
@@ -94,7 +90,6 @@ def _named(fields: ConfigFields) -> dict[str, AddedToken]:
 
 
 def _others(fields: ConfigFields) -> list[AddedToken]:
-    """Special tokens without names."""
     extra = fields.raw(_EXTRA)
     values = extra if extra and isinstance(extra, list) else fields.raw(_ADDITIONAL)
     found = [_token(fields, _EXTRA, value) for value in values] if isinstance(values, list) else []
@@ -106,7 +101,6 @@ def _read(folder: Path, name: str) -> Mapping[str, object]:
 
 
 def _decoder(config: ConfigFields) -> dict[int, AddedToken]:
-    """The tokens of `added_tokens_decoder` by their numbers."""
     decoder = config.fields(_DECODER)
     found: dict[int, AddedToken] = {}
     for key in decoder.names():
@@ -119,7 +113,6 @@ def _decoder(config: ConfigFields) -> dict[int, AddedToken]:
 
 
 def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
-    """The tokens of added_tokens.json by their numbers."""
     fields = ConfigFields(str(folder / _ADDED), _read(folder, _ADDED))
     found: dict[int, AddedToken] = {}
     for text in fields.names():
@@ -131,7 +124,7 @@ def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _token(fields: ConfigFields, name: str, value: object, *, special: bool = True) -> AddedToken | None:
-    """The token that `value` is, a text or an object; None where it is none. `special`: whether it is, anyhow."""
+    """Reads a text or an object; None without a text. `special` overrules the object's flag."""
     flags: dict[str, bool] = {}
     text = value
     if isinstance(value, dict):
@@ -164,20 +157,20 @@ _MARKS: Final = (
     "<|end_of_text|>",
     "<end_of_utterance>",
 )
-"""Nobody writes these; llama.cpp has the same."""
+"""Texts that people do not write, as in llama.cpp."""
 _TAGS: Final = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 _MESSAGE_END: Final = "<|end|>"
 _MESSAGE_FORMATS: Final = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
-"""Where a vocabulary has all marks of one of these, <|end|> ends a message, and further ones follow in one answer."""
+"""In a vocabulary with all marks of one set, <|end|> ends a message but not the answer."""
 
 
 def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable[int]:
-    """The ids of `vocabulary` (text -> id) that end an answer. `marks`: ids that are no pieces of text."""
+    """Finds the ids of `vocabulary` (text -> id) that end an answer; `marks` are ids that are no pieces of text."""
     texts = [text for text in _MARKS if text in vocabulary]
     if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
         texts = [text for text in texts if text != _MESSAGE_END]
     for text in _TAGS:
-        # A mark by what the file says of it, or because no two pieces of the vocabulary can become it.
+        # A text is a mark if the file says so, or if no merge of two pieces makes it.
         splits = ((text[:at], text[at:]) for at in range(1, len(text)))
         made = any(left in vocabulary and right in vocabulary for left, right in splits)
         if text in vocabulary and (vocabulary[text] in marks or not made):

@@ -1,9 +1,7 @@
-"""Models that are known by name: short names of models on the hub, and the shapes of real models.
+"""Short names of models on the hub, and the shapes of real models.
 
-A short name is a file `configs/models/NAME.toml`, which says where the model is and under which terms; its shape is a
-preset's, so that no number is stated twice. A preset is the `config.json` that a publisher ships, without the weights:
-for random packs, random checkpoints, planning, measuring. Facts only; the keys are those of the published files (hence
-`rope_theta` and `rope_scaling` rather than the newer `rope_parameters`).
+A short name is a file `configs/models/NAME.toml` with the model's place and terms. Its shape is a preset: the published
+`config.json` with its older keys `rope_theta` and `rope_scaling`, for random packs, planning and measuring.
 """
 
 import copy
@@ -33,7 +31,6 @@ _SIZES = (
 def _config(
     architecture: str, sizes: tuple[int, ...], eps: float, theta: float, **facts: object
 ) -> dict[str, object]:
-    """`sizes`: of _SIZES."""
     return {
         "architectures": [f"{architecture}ForCausalLM"],
         "model_type": architecture.lower(),
@@ -61,7 +58,7 @@ def _llama2(
 def _llama3(
     *sizes: int, factor: float | None = None, tied: bool = False, eos: int | list[int] = 128001
 ) -> dict[str, object]:
-    """Llama 3 (`factor` None: 8192 positions) and 3.1 to 3.3 (`factor` stretches them to 131072)."""
+    """Llama 3 with 8192 positions, or, with `factor`, 3.1 to 3.3 with 131072."""
     scaling = {
         "factor": factor,
         "high_freq_factor": 4.0,
@@ -143,27 +140,24 @@ _PRESETS: dict[str, dict[str, object]] = {
 }
 
 PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(_PRESETS)
-"""Preset name -> the model's config.json. Read-only; `preset` gives a copy to change."""
 
 
 def preset(name: str) -> dict[str, object]:
-    """A fresh copy of the config.json of `name`. Raises UserError that lists the names."""
+    """Returns a copy of the config.json of `name`. Raises UserError that lists the names."""
     try:
         return copy.deepcopy(_PRESETS[name])
     except KeyError:
         raise UserError(f"no preset {name!r}: choose one of {', '.join(sorted(_PRESETS))}") from None
 
 
-# Beside the package in a checkout of the sources, inside of it where it was installed from a wheel.
+# In an installed package, or beside it in a checkout.
 _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1, 2))
 
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name" on the hub, `revision` a branch, tag or commit of it, `shape` the name of a preset.
-
-    Where `gated`, the hub gives the files only to accounts that have accepted the licence.
-    """
+    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` the name of a preset. The hub gives `gated`
+    files only to accounts that have accepted the licence."""
 
     name: str
     repo: str
@@ -175,13 +169,12 @@ class Alias:
 
     @property
     def config(self) -> ModelConfig:
-        """The shape, known without any file of the model."""
         return ModelConfig.from_huggingface(preset(self.shape), f"preset {self.shape}")
 
 
 @functools.cache
 def aliases() -> Mapping[str, Alias]:
-    """Name -> Alias, in the order of names. Empty where the installation lacks the files."""
+    """Returns name -> Alias, sorted; empty if the installation lacks the files."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     paths = sorted(folder.glob("*.toml")) if folder else []
     found = (

@@ -1,11 +1,8 @@
-"""Checkpoints that others have quantised: GPTQ and AWQ with 4 bits. `quantization_config` says how; each matrix is
-joined from its parts NAME.qweight, .qzeros, .scales, .g_idx.
-"""
+"""GPTQ and AWQ checkpoints with 4 bits: matrices joined from their parts NAME.qweight, .qzeros, .scales, .g_idx."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import ConfigFields
@@ -17,11 +14,10 @@ from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
 QUANTISATION_KEY = "quantization_config"
-OLD_FILES = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
-"""Name -> method of the files that say the same beside a config.json without the key."""
+OLD_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Name -> method of the files that describe the quantisation where config.json has no such key."""
 
-# As AWQ once called them.
-_OLD_NAMES = MappingProxyType({"w_bit": "bits", "q_group_size": "group_size"})
+_OLD_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
 _METHODS = ("gptq", "awq")
 _GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
@@ -30,13 +26,10 @@ _WITHOUT_GROUPS = -1
 
 @dataclass(frozen=True)
 class Quantisation:
-    """`method` is "gptq" or "awq". `group` inputs share a scale (None: all of them).
+    """`group` inputs share a scale (None: all of them). `zero_offset` is added to each stored zero point; if
+    `symmetric`, all zero points are 8. With `act_order` each input names its group."""
 
-    `zero_offset` is what is added to a stored zero point; where `symmetric`, the zero point is 8 everywhere.
-    `act_order`: each input names its group.
-    """
-
-    method: str
+    method: str  # "gptq" or "awq"
     group: int | None
     zero_offset: int
     symmetric: bool
@@ -44,15 +37,13 @@ class Quantisation:
 
     @property
     def precision(self) -> Precision:
-        """The precision of a pack that holds such weights as they are, or, where their groups are ordered otherwise,
-        adds little to their error.
-        """
+        """The smallest precision of a pack that adds little or no error."""
         in_order = not (self.act_order and self.group)
         return Precision.Q4 if self.symmetric and in_order else Precision.Q8
 
     @staticmethod
     def of(config: ConfigFields) -> "Quantisation | None":
-        """Reads the object in config.json; None where its weights are plain. Raises UserError for other methods."""
+        """Reads the object in config.json; None for plain weights. Raises UserError for other methods."""
         if config.raw(QUANTISATION_KEY) is None:
             return None
         fields = config.fields(QUANTISATION_KEY)
@@ -87,14 +78,12 @@ class Quantisation:
 
 
 def of_old_file(name: str, values: Mapping[str, object]) -> dict[str, object]:
-    """What stands in the file `name` of OLD_FILES, as the object under QUANTISATION_KEY."""
+    """Translates the file `name` of OLD_FILES to the object under QUANTISATION_KEY."""
     renamed = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
     return {"quant_method": OLD_FILES[name], **renamed}
 
 
 WEIGHT = ".qweight"
-"""How the names of quantised matrices end."""
-
 _ZEROS, _SCALES, _GROUPS = ".qzeros", ".scales", ".g_idx"
 _SCALE_DTYPES = ("F16", "BF16", "F32")
 
@@ -102,7 +91,7 @@ _SCALE_DTYPES = ("F16", "BF16", "F32")
 def joined_tensors(
     tensors: Mapping[str, SourceTensor], quantisation: Quantisation
 ) -> dict[str, StoredTensor]:
-    """`tensors` with NAME.weight in the place of the parts of NAME. Raises UserError for parts that do not fit."""
+    """Replaces the parts of each NAME by NAME.weight. Raises UserError for parts that do not fit."""
     joined: dict[str, StoredTensor] = {}
     parts: set[str] = set()
     for name in tensors:
@@ -119,12 +108,9 @@ def rounded_tensors(
     layers: Precision,
     quality: Quality | None,
 ) -> Iterator[str]:
-    """Which of the joined tensors a pack holds otherwise than the checkpoint, a line for each kind.
-
-    The pack has its layers in `layers`, and this quality where something in it is quantised.
-    """
+    """Describes the matrices that a pack rounds, a line for each kind; `quality` is that of the pack."""
     found: Counter[str] = Counter()
-    if layers is Precision.BF16:  # which has no room for a code and its scale
+    if layers is Precision.BF16:  # too few bits for a code and its scale
         found[layers.value] = sum(isinstance(tensor, Int4Tensor) for tensor in tensors.values())
     for one in quality.tensors if quality else ():
         found[one.precision.value] += isinstance(tensors.get(one.tensor), Int4Tensor) and one.error.noise > 0
@@ -149,7 +135,7 @@ def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quanti
             f"{qweight.file}: the parts of {quote(base, 100)} do not fit together: qweight {qweight.shape}, "
             f"qzeros {qzeros.shape}, scales {scales.shape} with groups of {group}"
         )
-    # The table of the inputs' groups may be left out where it says nothing.
+    # Checkpoints without act-order may lack the table of the inputs' groups.
     table = tensors.get(base + _GROUPS)
     if not table or table.dtype != "I32" or table.shape != (inputs,):
         table = None
@@ -157,16 +143,8 @@ def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quanti
             raise UserError(
                 f"the checkpoint has no usable {quote(base + _GROUPS, 100)}; download the model again"
             )
-    return Int4Tensor(
-        quantisation.method,
-        (outputs, inputs),
-        group,
-        quantisation.zero_offset,
-        qweight,
-        qzeros,
-        scales,
-        table,
-    )
+    method, offset = quantisation.method, quantisation.zero_offset
+    return Int4Tensor(method, (outputs, inputs), group, offset, qweight, qzeros, scales, table)
 
 
 def _part(name: str, tensors: Mapping[str, SourceTensor], dtypes: tuple[str, ...]) -> SourceTensor:

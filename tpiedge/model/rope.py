@@ -1,10 +1,9 @@
 """Rotary position embedding: the inverse frequencies of every scaling that Llama-like models use.
 
-The numbers are those of transformers (`modeling_rope_utils.py`, 5.x) to float32 rounding: powers are taken in
-float64 and rounded, everything else in float32 in the same order. At position 100,000 a single rounding of a
-frequency turns an angle by 0.01, so the order matters. Logarithms and exponentials are made of IEEE additions,
-multiplications and divisions in f64 alone: the same bits on every machine. Those of C libraries and of numpy differ in
-their last bits.
+They equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers in f64, all else in f32 in the
+same order. One rounding of a frequency turns the angle at position 100,000 by 0.01. Logarithms and exponentials consist
+of IEEE additions, multiplications and divisions alone, so every machine gets the same bits; those of libm and numpy
+differ.
 """
 
 import functools
@@ -31,11 +30,8 @@ _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """The scaling `kind` and its parameters; a kind reads only its own.
-
-    `max_positions` is the context length the model claims, `original_positions` the one of its
-    pretraining (yarn, llama3).
-    """
+    """`max_positions` is the context length of the model, `original_positions` that of its pretraining (yarn,
+    llama3)."""
 
     kind: RopeKind
     theta: Annotated[float, Meta(ge=1.0001, le=1e12)]
@@ -89,17 +85,14 @@ class RopeConfig:
         return found
 
     def check(self, fields: ConfigFields) -> None:
-        """Raises UserError where numbers do not go together."""
         if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             fields.refuse("high_freq_factor", f"is {self.high_freq_factor:g}, not above low_freq_factor")
 
 
 @functools.lru_cache(maxsize=64)  # every step asks for them
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
-    """(inverse frequencies, float32 [head_dim / 2], not to be changed; factor on cos and sin).
-
-    "dynamic" changes nothing within `max_positions`, beyond which such models are not used.
-    """
+    """Returns (inverse frequencies, f32 [head_dim / 2], read-only; factor on cos and sin). "dynamic" changes nothing,
+    as models are used within `max_positions`."""
     if rope.kind in ("default", "dynamic"):
         return _inverse(_powers(rope.theta, head_dim)), 1.0
     if rope.kind == "linear":
@@ -119,7 +112,6 @@ def _inverse(values: Frequencies) -> Frequencies:
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Frequencies:
-    """Long waves are slowed by `factor`, short ones kept, those between interpolated."""
     inverse = _inverse(_powers(rope.theta, head_dim))
     original, low, high = rope.original_positions, rope.low_freq_factor, rope.high_freq_factor
     wavelength = np.float32(2 * math.pi) / inverse
@@ -133,10 +125,10 @@ def _llama3(rope: RopeConfig, head_dim: int) -> Frequencies:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Frequencies:
-    """YaRN (arXiv 2309.00071): what turns often is kept, what turns rarely is interpolated."""
+    """YaRN (arXiv 2309.00071): keeps high frequencies and interpolates low ones."""
 
     def dimension(turns: float) -> float:
-        """The dimension that turns so often within the original context."""
+        """The dimension that turns `turns` times within the original context."""
         ratio = rope.original_positions / (turns * 2 * math.pi)
         return head_dim * logarithm(ratio) / (2 * logarithm(rope.theta))
 
@@ -170,13 +162,13 @@ def _mscale(factor: float, weight: float) -> float:
 _LN2: Final = 0.6931471805599453
 _LN2_HIGH: Final = float.fromhex("0x1.62e42feep-1")
 _LN2_LOW: Final = float.fromhex("0x1.a39ef35793c76p-33")
-# Of ln((1 + s) / (1 - s)) / 2s in s**2 and of e**r, the last coefficients first.
+# Coefficients of ln((1 + s) / (1 - s)) / 2s in s**2 and of e**r, the last ones first.
 _LOGARITHM: Final = [1 / (2 * n + 1) for n in range(12, -1, -1)]
 _EXPONENTIAL: Final = [1 / math.factorial(n) for n in range(15, -1, -1)]
 
 
 def logarithm(value: float) -> float:
-    """ln of a finite number above 0, to 2**-50 of it."""
+    """ln of a finite number above 0 to a relative error of 2**-50."""
     fraction, exponent = math.frexp(value)
     if fraction < math.sqrt(0.5):
         fraction, exponent = 2 * fraction, exponent - 1
@@ -188,7 +180,7 @@ def logarithm(value: float) -> float:
 
 
 def exponential(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """e to the power of each, where that is a normal number, to 2**-50 of it."""
+    """e**values to a relative error of 2**-50 where that is a normal number."""
     powers = np.rint(values * (1 / _LN2))
     rest = (values - powers * _LN2_HIGH) - powers * _LN2_LOW
     series = np.zeros_like(rest)

@@ -1,13 +1,12 @@
-"""From the name that a user types to the folder of the model. No network: `tpiedge pull` fetches.
+"""Finds the folder of a model by the name that a user types, without network.
 
-Models that were pulled from the hub lie as the hub's own client lays them, so that either can read what the other
-fetched:
+Pulled models have the layout of huggingface_hub's cache, so that either program reads what the other fetched:
 
-    models--ORG--NAME/blobs/<id>                 a file's bytes, named by their hash; `<id>.incomplete` while it grows
+    models--ORG--NAME/blobs/<hash>               a file; `<hash>.incomplete` while it grows
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
-    models--ORG--NAME/refs/<revision>            the commit that a branch or tag was at when it was last pulled
+    models--ORG--NAME/refs/<revision>            the commit of a branch or tag at the last pull
 
-A snapshot appears under its commit's name only when it is complete, and a ref is written after its snapshot.
+A snapshot appears under its commit's name when it is complete; its ref is written afterwards.
 """
 
 import os
@@ -31,11 +30,8 @@ _DEMO_FOLDER = Path(__file__).parent / "demo"
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path:
-    """The folder of the model `name`. Raises UserError.
-
-    A name is "demo", a folder with config.json, or an alias or "org/name[@revision]" that was pulled into `cache`
-    (by default TPIEDGE_CACHE or the user's cache folder). A folder wins over a model of the same name on the hub.
-    """
+    """Returns the folder of "demo", of a folder with config.json, or else of an alias or "org/name[@revision]" that was
+    pulled into `cache`. Raises UserError."""
     if name == DEMO:
         return _DEMO_FOLDER
     folder = Path(name)
@@ -62,12 +58,11 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a file of that name is taken for a GGUF file."""
     return name.lower().endswith(".gguf")
 
 
 def refuse_gguf(file: Path) -> NoReturn:
-    """Raises UserError with the verbs that take the file."""
+    """Raises UserError that names the commands which take the file."""
     shown = shlex.quote(str(file)) if str(file).isprintable() else quote(str(file), 400)
     raise UserError(
         f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes; run and "
@@ -87,7 +82,7 @@ _LOCK_S = 5.0
 
 @dataclass(frozen=True)
 class HubName:
-    """A model on the hub: "org/name" and a branch, tag or commit."""
+    """`repo` is "org/name", `revision` a branch, tag or commit."""
 
     repo: str
     revision: str = DEFAULT_REVISION
@@ -98,7 +93,7 @@ class HubName:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A complete snapshot. `nbytes` counts its files."""
+    """A complete snapshot of `nbytes`."""
 
     name: HubName
     commit: str
@@ -107,7 +102,7 @@ class Pulled:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """The model that an alias or "org/name" means, each with or without "@revision"; None for anything else."""
+    """Parses an alias or "org/name", with or without "@revision"; None for any other text."""
     match = _NAME.fullmatch(text)
     if match is None or any(mark in text for mark in _FORBIDDEN) or text.endswith(("/", ".lock")):
         return None
@@ -119,13 +114,13 @@ def parse_hub_name(text: str) -> HubName | None:
 
 
 def cache_folder(given: Path | None) -> Path:
-    """`given`, or TPIEDGE_CACHE, or the user's cache folder."""
+    """Returns `given`, or TPIEDGE_CACHE, or the user's cache folder."""
     chosen = os.environ.get("TPIEDGE_CACHE")
     return given or (Path(chosen) if chosen else user_cache_path("tpiedge"))
 
 
 def folder_label(folder: Path) -> str:
-    """What packs of a checkpoint are called: "org--name" for a pulled one, else the folder's own name."""
+    """Returns the name for packs of a checkpoint: "org--name" if it was pulled, else the folder's name."""
     real = folder.resolve()
     match = _ENTRY.fullmatch(real.parent.parent.name) if real.parent.name == "snapshots" else None
     return f"{match[1]}--{match[2]}" if match else real.name
@@ -138,11 +133,10 @@ class HubCache:
         self.folder = cache_folder(cache) / "hub"
 
     def entry(self, repo: str) -> Path:
-        """Everything of `repo`, all revisions."""
         return self.folder / f"models--{repo.replace('/', '--')}"
 
     def snapshot(self, name: HubName) -> Path | None:
-        """The folder of a model that was pulled completely."""
+        """Returns the folder of a model that was pulled completely, or None."""
         entry, commit = self.entry(name.repo), name.revision
         if not _COMMIT.fullmatch(commit):
             commit = _read_ref(entry / "refs" / name.revision)
@@ -150,7 +144,7 @@ class HubCache:
         return folder if commit and folder.is_dir() else None
 
     def pulled(self) -> list[Pulled]:
-        """Every complete model, by name; one that only a commit names comes with it as its revision."""
+        """Lists complete models by name; a model without a ref has its commit as revision."""
         found: list[Pulled] = []
         for entry in sorted(self.folder.glob("models--*")):
             if (match := _ENTRY.fullmatch(entry.name)) is None:
@@ -167,7 +161,7 @@ class HubCache:
         return found
 
     def remove(self, repo: str) -> int:
-        """Delete all that was pulled of `repo`; returns the bytes of its files. Raises UserError during a pull."""
+        """Deletes all revisions of `repo`; returns the bytes of its files. Raises UserError during a pull."""
         entry = self.entry(repo)
         with lock_target(entry, _LOCK_S):
             nbytes = sum(path.stat().st_size for path in (entry / "blobs").glob("*") if path.is_file())
@@ -177,13 +171,12 @@ class HubCache:
 
 
 def _bytes_of(folder: Path) -> int:
-    files = list(folder.iterdir())  # raises where it is no folder
+    files = list(folder.iterdir())
     files += [inner for one in files if one.is_dir() for inner in one.iterdir()]
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _read_ref(path: Path) -> str:
-    """The commit in a ref's file; empty if there is none."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             text = file.read(64).strip()

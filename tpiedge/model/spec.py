@@ -1,8 +1,5 @@
-"""The neutral layout that a pack is written from: matrices, their shapes, units and sources.
-
-Units: one query head for q and o, one KV head for k and v, tiles of 128 rows for the FFN
-and for the vocabulary.
-"""
+"""The layout that a pack is written from. Units: one query head for q and o, one KV head for k and v, tiles of 128 rows
+for the FFN and the vocabulary."""
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig

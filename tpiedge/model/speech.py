@@ -1,20 +1,14 @@
-"""What models say beside the answer: calls of tools, and their thoughts. Pure.
-
-A model writes both into its text, in the form that its chat template taught it; `call_forms` has those of calls.
-Thoughts are between `<think>` and `</think>` at the answer's beginning; some templates open them in the prompt.
+"""Separates tool calls and reasoning from the text of an answer. Pure. Forms of calls: see `call_reader`. Reasoning is
+between `<think>` and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. What is said, with neighbouring texts of a kind joined, and parts of arguments, does not depend on how the text is
-   cut into pieces.
-2. Without calls and thoughts the content is the text. What looks like a call and is none (no JSON, no tool of that
-   name, no object of arguments) is content, as it was written. What breaks off after a call has begun ends that, and
-   what follows is content.
-3. White space around calls and thoughts is left out.
-4. What was written of a call that was cut, before its name was known or after its arguments, is no content: of an
-   answer that must be calls nothing is, and at the end of one that was cut nothing from the mark on that opens a call.
+1. Apart from the division into pieces, the output does not depend on how the text is cut into pieces.
+2. Without calls and reasoning the content is the text. What looks like a call and is none (no JSON, no such tool, no
+   object of arguments) is content, verbatim. A call that breaks off after its beginning ends; what follows is content.
+3. White space around calls and reasoning is left out.
+4. In an answer that was cut, nothing from the mark that opens a call on is content; in one that must be calls, nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -31,36 +25,35 @@ from tpiedge.model.call_reader import (
 from tpiedge.model.held_text import SPACE, HeldText, Mismatch, TextEnded, Waiting, begun_length
 
 Thinking = Literal["", "marked", "begun"]
-"""Whether there may be thoughts: none, between both marks, or from the answer's first character on."""
+"""Reasoning in an answer: none, between both marks, or from the first character on."""
 
 _OPEN_THOUGHT: Final = "<think>"
 _CLOSE_THOUGHT: Final = "</think>"
 THOUGHT_MARKS: Final = (_OPEN_THOUGHT, _CLOSE_THOUGHT)
 NO_THOUGHTS: Final = f"{_CLOSE_THOUGHT}\n\n"
-"""What a prompt that begins the thoughts goes on with where there are to be none."""
+"""Ends the reasoning that a prompt has opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechForm:
-    """How a model speaks. `tools`: what it may call; `several`: more than one call; `required`: the answer is calls and
-    nothing else."""
+    """The form of a model's answers. `several` allows more than one call; with `required` the answer is calls alone."""
 
     calls: CallForm = ""
-    tools: Sequence[ReadTool] = ()
+    tools: tuple[ReadTool, ...] = ()
     several: bool = True
     thinking: Thinking = ""
     required: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The texts that separate; where one is a special token, it must not be left out."""
+        """Marks that the text must show even if they are special tokens."""
         calls = CALL_MARKS[self.calls].separating if self.calls else ()
         return (*calls, *(THOUGHT_MARKS if self.thinking else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """A part of the answer, or of the thoughts before it."""
+    """A part of the answer, or of its reasoning."""
 
     text: str
     thought: bool = False
@@ -70,8 +63,8 @@ Said = SpokenText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """Says how an answer to the prompt, which the template has made, may begin with thoughts; where it goes on with the
-    text `begun`, that or what stands before it may have opened them."""
+    """Returns how an answer to this prompt of `template` may begin with reasoning. `begun` is the text of the answer
+    that the prompt ends with; it or the text before it may have opened the reasoning."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_THOUGHT) and _CLOSE_THOUGHT not in begun
     if opened or begun.rfind(_OPEN_THOUGHT) > begun.rfind(_CLOSE_THOUGHT):
@@ -80,39 +73,35 @@ def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
 
 
 class SpeechReader:
-    """Of one answer."""
+    """Reads one answer."""
 
     def __init__(self, form: SpeechForm) -> None:
         self._held = HeldText()
         self._said: list[Said] = []
         self._marks: CallMarks | None = CALL_MARKS[form.calls] if form.calls else None
-        #: How a call may still begin without an opener.
-        self._bare = self._marks.bare if self._marks else ""
+        self._bare = self._marks.bare if self._marks else ""  # may still begin a call
         self._required = form.required
         self._cut = False
-        #: Whether a part of the content was told.
-        self._told = False
+        self._told = False  # some content was reported
         tools, said = form.tools, self._said
         self._calls = CallReader(form.calls, tools, form.several, self._held, said.append, self._say)
         self._reading = self._answer(form.thinking)
 
     @property
     def calls(self) -> int:
-        """That have begun so far."""
         return self._calls.calls
 
     @property
     def broken(self) -> int:
-        """How many of them did not come to their end."""
         return self._calls.broken
 
     def feed(self, text: str) -> list[Said]:
-        """What is certain with this piece."""
+        """Returns what is certain with this piece."""
         self._held.text += text
         return self._run()
 
     def finish(self, *, cut: bool = False) -> list[Said]:
-        """The rest, at the answer's end; `cut`: the model would have gone on."""
+        """Returns the rest at the answer's end; `cut` if the model would have gone on."""
         self._held.ended, self._cut = True, cut
         return self._run()
 
@@ -153,7 +142,6 @@ class SpeechReader:
         held.take(len(_CLOSE_THOUGHT))
 
     def _contents(self, marks: CallMarks) -> Waiting[None]:
-        """With calls, around which white space is left out."""
         held = self._held
         while (opener := (yield from self._before_call(marks))) is not None:
             try:
@@ -173,8 +161,7 @@ class SpeechReader:
             self._say(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
-        """Says what comes before the next call. Returns what opens it, which the text's `raw` begins with; None at the
-        end."""
+        """Reports the text before the next call. Returns its opener, with which `held.raw` begins; None at the end."""
         held = self._held
         while True:
             rest = held.text.lstrip(SPACE)
@@ -196,7 +183,6 @@ class SpeechReader:
             yield
 
     def _say(self, text: str, *, thought: bool = False) -> None:
-        """All that was taken is told, or is not to be."""
         self._held.raw = ""
         if text and (thought or not self._required):
             self._said.append(SpokenText(text, thought))
@@ -205,5 +191,5 @@ class SpeechReader:
 
 
 def _certain(text: str, *marks: str) -> int:
-    """How much of the text is no beginning of one of the marks, nor white space before that."""
+    """Counts the characters before the possible beginning of a mark and white space before it."""
     return len(text[: len(text) - begun_length(text, *marks)].rstrip(SPACE))

@@ -1,11 +1,8 @@
-"""Chat templates: from messages to the prompt the model was trained on.
+"""Chat templates: from messages to the prompt. A template is an untrusted program, so it runs in a child process
+(`text_child.py`) in Jinja's sandbox, with limits on CPU, memory, output and time.
 
-A template is a program by the model's author. It runs in a child process (`text_child.py`) in Jinja's sandbox, with
-limits on CPU, memory, output and time, whichever model it comes from.
-
-How it takes calls of tools is found out by a call that it renders in every form. Templates of one family write a call's
-arguments with `tojson` and want an object; those of another join them to other texts and want the text of an API. In
-some a message beside calls must have no content, in others an empty one. transformers hands over what it is given.
+How a template takes tool calls is found by rendering one in every form. Some write arguments with `tojson` and want an
+object, others join them to texts and want a text. Beside calls some need null content, others empty content.
 """
 
 import json
@@ -24,10 +21,8 @@ _NEEDLE: Final = "needle"
 _ARGUMENTS: Final = {"hay": _NEEDLE}
 _TEXT: Final = json.dumps(_ARGUMENTS)
 _PYTHON: Final = str(_ARGUMENTS)
-#: Whoever prints the whole call as Python does has it so from transformers, too.
-_WHOLE: Final = f"'arguments': {_PYTHON}"
-#: Mistral's templates want nine letters and digits.
-_ID: Final = "abcdefgh1"
+_WHOLE: Final = f"'arguments': {_PYTHON}"  # transformers, too, prints a whole call as Python does
+_ID: Final = "abcdefgh1"  # Mistral's templates want nine letters and digits
 _TOOLS: Final = [
     {
         "type": "function",
@@ -44,13 +39,13 @@ _TOOLS: Final = [
 
 
 class TemplateRefusal(UserError):
-    """A template that failed with the messages it got; others may do."""
+    """A template failed with these messages; others may do."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes. `text_arguments`: arguments as the text of JSON, not as an object;
-    `null_content` and `empty_content`: None and "" as the content of a message that has calls alone."""
+    """The forms that a template takes: arguments as a JSON text instead of an object; null or empty content of a
+    message that has only calls."""
 
     text_arguments: bool = False
     null_content: bool = False
@@ -58,13 +53,13 @@ class TemplateHabits:
 
 
 CALLS_AS_OBJECTS: Final = TemplateHabits()
-"""The habits of most templates, and of those of which nothing can be found out."""
+"""The habits of most templates, and the default."""
 _BEST: Final = 3
 
 
 def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
-    """Arguments are an object, unless a text shows them better: they are there, as JSON and not as Python writes them.
-    A form of empty content is taken if the template renders it, shows the call, and prints no "None"."""
+    """Arguments are an object, unless a text is shown better: as JSON instead of Python's notation. A form of empty
+    content is taken if the template renders it, shows the call, and prints no "None"."""
 
     def tried(content: str | None, arguments: object) -> str | None:
         call = {"id": _ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
@@ -94,8 +89,7 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
 
 
 def _quality(text: str | None) -> int:
-    """Rates how the text of a template shows the arguments: 0 where it failed, 1 where they are not there, 2 where they
-    are as Python writes them, or escaped."""
+    """Rates the arguments in a rendered text: 0 failed, 1 absent, 2 in Python's notation or escaped."""
     if text is None:
         return 0
     if _NEEDLE not in text:
@@ -105,7 +99,7 @@ def _quality(text: str | None) -> int:
 
 
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
-"""The folder beside `chat_template.jinja` that has the other templates of a model, each in NAME.jinja."""
+"""The folder of other templates, NAME.jinja, beside `chat_template.jinja`."""
 
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_TEMPLATES = 64
@@ -114,8 +108,8 @@ _SUFFIX = ".jinja"
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """What one rendering may take. The interpreter and Jinja themselves need 40 MiB. A template cannot wait for
-    anything: what takes longer than its processor time waits for a processor."""
+    """Limits of one rendering, of which the interpreter and Jinja need 40 MiB. `wall_s` is longer than `cpu_s` because
+    the process may have to wait for a processor."""
 
     cpu_s: int = 2
     wall_s: float = 30.0
@@ -141,9 +135,8 @@ class ChatTemplate:
 
     @staticmethod
     def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
-        """Reads the templates wherever a model's files keep them: `chat_template.jinja` with the folder
-        `additional_chat_templates`, `chat_template` in `tokenizer_config.json`, `chat_template.json`. Raises
-        UserError."""
+        """Reads `chat_template.jinja` and `additional_chat_templates`, `tokenizer_config.json`, or
+        `chat_template.json`. Raises UserError."""
         templates = _templates_of(folder)
         if not templates:
             raise UserError(
@@ -160,12 +153,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages` (JSON values); `variables` are the model's switches ("enable_thinking").
+        """Renders `messages` (JSON values); `variables` are the model's switches ("enable_thinking"). Blocks.
 
-        Raises UserError, in one line, if the template refuses the messages, is broken or exceeds its limits:
-        TemplateRefusal where other messages may do. Raises ChildLost if its process was killed from outside twice,
-        or got no processor.
-        """
+        Raises TemplateRefusal if other messages may do, UserError for a broken template or a limit, ChildLost if its
+        process was killed from outside twice or got too little CPU time."""
         template = self.source(tools=tools is not None)
         if not template:
             names = quote(", ".join(sorted(self._templates)))
@@ -189,30 +180,29 @@ class ChatTemplate:
         if letter == b"t":
             return text
         why = f"the model's chat template failed: {sanitised_line(text, 320)}"
-        # What met a limit would meet it with the same messages in another form, too.
+        # Another form of the same messages would meet the same limit.
         raise TemplateRefusal(why) if letter == b"e" else UserError(why)
 
     def habits(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateHabits:
-        """Finds out once how the template for chats with or without tools takes calls."""
+        """Returns how the template for chats with or without tools takes calls; cached."""
         source = self.source(tools=tools is not None)
         if source not in self._habits:
             self._habits[source] = _habits_of(self.render, tools=tools is not None)
         return self._habits[source]
 
     def source(self, *, tools: bool) -> str:
-        """The text of the template for chats with or without tools; "" where there is none."""
+        """Returns the template for chats with or without tools; "" if missing."""
         usual = self._templates.get("default", "")
         return self._templates.get("tool_use", usual) if tools else usual
 
 
 def has_template(folder: Path) -> bool:
-    """Whether `ChatTemplate.open` finds one. Raises UserError for files that it cannot read."""
+    """Looks for any template. Raises UserError for unreadable files."""
     return bool(_templates_of(folder))
 
 
 def _templates_of(folder: Path) -> Mapping[str, str]:
-    """The templates by name. Files of their own win over `tokenizer_config.json`, and that over an old processor's
-    file."""
+    """Template files win over `tokenizer_config.json`, and that over `chat_template.json`."""
     templates = _templates_of_json(folder, "tokenizer_config.json")
     templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)

@@ -1,14 +1,14 @@
-"""Does in a process of its own what a model's files say of text: it makes tokens and renders chat templates.
+"""Encodes text and renders chat templates in a child process, as tokenizers and templates are untrusted: Jinja's
+immutable sandbox keeps a template from Python's objects, and limits bound memory, CPU time and files. Any job may kill
+it.
 
-Started by `text_process.py` as a script (`python -I -S text_child.py FOLDER...`, the folders that hold the packages
-that it needs), with a socket as standard input. Tokenizer and template are hostile until proven otherwise: Jinja's
-immutable sandbox keeps a template from Python's objects, and limits keep both from memory, processor and files. The
-process may die at any job. Imports nothing of tpiedge, to start fast; it ends with its parent's end of the socket.
+`text_process.py` starts it as a script (`python -I -S text_child.py FOLDER...` with the folders of its packages) with a
+socket as standard input, and it ends with the socket. It imports nothing of tpiedge, to start fast.
 
-A frame is the length of its body (u32), a letter, a number (u16) and a body; the number of a job are the seconds of a
-processor that it may take. Jobs: `L` bytes of memory that the process may have in all, `R` renders a template, `O`
-opens a tokenizer.json, `A` adds tokens to it, `E` encodes a text, `C` counts the tokens of one. Answers: `j` JSON, `t`
-a text, `i` token ids (u32 each), `n` a number of tokens, `e` why the job failed, `l` which limit it met.
+A frame is the length of its body (u32), a letter, a number (u16) and a body; the number of a job is its limit in CPU
+seconds. Jobs: `L` limits memory to a number of bytes, `R` renders a template, `O` opens a tokenizer.json, `A` adds
+tokens to it, `E` encodes a text, `C` counts its tokens. Answers: `j` JSON, `t` a text, `i` token ids (u32 each), `n` a
+number of tokens, `e` an error, `l` a limit that was met.
 """
 
 import array
@@ -27,13 +27,12 @@ from typing import Any
 MAX_TOKEN = 1024  # characters of a token: eight times the longest in use, a run of spaces
 HEAD = struct.Struct("<IcH")
 ENCODING = struct.Struct("<BI")
-"""What the body of `E` begins with: flags (1: with the tokens around a text, 2: special tokens are known), and how many
-tokens it may have."""
+"""The head of a body of `E`: flags (1: add special tokens, 2: parse special tokens), most tokens."""
 _MAX_IDS = 1 << 22
-_MAX_TOKEN_BYTES = 8 * MAX_TOKEN  # of a token's text
-_WORKING_MEMORY = 1 << 30  # what encoding may take beside the tokenizer
-_PIECE, _COUNTED_PIECE = 2048, 32_768  # characters that are encoded at a time where tokens are only counted
-_LOST_PER_CUT = 32  # tokens that the end of a piece may have cut in two, generously
+_MAX_TOKEN_BYTES = 8 * MAX_TOKEN
+_WORKING_MEMORY = 1 << 30  # for encoding, beside the tokenizer
+_PIECE, _COUNTED_PIECE = 2048, 32_768  # characters encoded at a time to count tokens
+_LOST_PER_CUT = 32  # a generous bound of tokens that the end of a piece may have cut in two
 _CHECKED_AT_ONCE = 50
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -41,7 +40,6 @@ _DESCRIBED = ("TemplateError", "TemplateRuntimeError", "ValueError", "Exception"
 
 
 def main() -> None:
-    """Does jobs until the parent is gone."""
     sys.path += sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = _Worker()
@@ -55,7 +53,7 @@ def main() -> None:
 
 
 def receive(link: int) -> tuple[bytes, int, bytes]:
-    """The next frame that comes through a file: letter, number, body. Raises EOFError."""
+    """Reads the next frame: letter, number, body. Raises EOFError."""
     length, letter, number = HEAD.unpack(_exactly(link, HEAD.size))
     return letter, number, _exactly(link, length)
 
@@ -71,26 +69,21 @@ def _exactly(link: int, count: int) -> bytes:
 
 
 def send(link: int, letter: bytes, body: bytes, number: int = 0) -> None:
-    """Sends a frame."""
     rest = memoryview(HEAD.pack(len(body), letter, number) + body)
     while rest:
         rest = rest[os.write(link, rest) :]
 
 
 def limit_time(cpu_s: float) -> None:
-    """Seconds of a processor from now on; 0: no limit. The signal's default ends the process, also where no line of
-    Python runs."""
+    """Limits CPU time from now on (0: no limit). The signal's default action ends the process, also in native code."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 class _Worker:
-    """Answers jobs. Its tokenizer is the one that was opened last."""
-
     def __init__(self) -> None:
         self._tokenizer: LoadedTokenizer | None = None
 
     def answer(self, letter: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """(the answer's letter, its body)"""
         try:
             return self._done(letter, body)
         except MemoryError:
@@ -99,7 +92,7 @@ class _Worker:
             return b"l", b"it is nested too deeply"
         except _TooLong as error:
             return b"l", str(error).encode()
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # a Rust panic is no Exception
             return b"e", _describe(error).encode("utf-8", "replace")
 
     def _done(self, letter: bytes, body: bytes) -> tuple[bytes, bytes]:
@@ -127,23 +120,23 @@ class _Worker:
 
 
 class _TooLong(Exception):
-    """The template writes more than it may."""
+    """A template writes more characters than allowed."""
 
 
 def limit_memory(nbytes: int) -> None:
-    """Bounds this process for good. What the system lacks (macOS: memory) is left to the parent's deadline."""
+    """Bounds this process for good; macOS lacks the limit of memory, so there the parent's deadline has to do."""
     import resource
 
     for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (value, value))
-    # Where memory is short, the system ends this process first.
+    # The OOM killer ends this process first.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
 def own_memory() -> int:
-    """Bytes of addresses that this process has; very many where the system does not tell."""
+    """Returns the size of this process's address space; 1 TiB if unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -155,7 +148,7 @@ def own_memory() -> int:
 
 
 class LoadedTokenizer:
-    """A tokenizer of the library, in this process. Methods raise what the library raises."""
+    """A tokenizer of the library, in this process. Methods raise the library's errors."""
 
     def __init__(self, backend: Any) -> None:
         backend.no_padding()
@@ -164,13 +157,12 @@ class LoadedTokenizer:
 
     @staticmethod
     def of(data: bytes) -> "LoadedTokenizer":
-        """The tokenizer of a tokenizer.json."""
         from tokenizers import Tokenizer
 
         return LoadedTokenizer(Tokenizer.from_buffer(data))
 
     def added(self) -> list[tuple[int, str, dict[str, bool]]]:
-        """The added tokens: id, text, flags."""
+        """Returns the id, text and flags of added tokens."""
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
         own = self._backend.get_added_tokens_decoder()
         return [
@@ -178,9 +170,9 @@ class LoadedTokenizer:
         ]
 
     def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
-        """Adds tokens. Returns what turns ids into text without the library: `vocabulary` (text -> id), `added` (as
-        of `added`), `parts` (the base64 of the bytes that each id adds to a text that has begun) and `heads` (the text
-        of those that begin a text otherwise). Raises ValueError where the library's decoder does anything else."""
+        """Adds tokens. Returns the table that decodes without the library: `vocabulary` (text -> id), `added()`,
+        `parts` (base64 of the bytes of each id within a text) and `heads` (the text of ids that differ at the beginning
+        of a text). Raises ValueError if the library decodes otherwise."""
         from tokenizers import AddedToken
 
         self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
@@ -192,15 +184,11 @@ class LoadedTokenizer:
         parts, heads = self._parts(vocabulary)
         self._check(parts, heads)
         listed = [base64.b64encode(part).decode() if part is not None else None for part in parts]
-        return {
-            "vocabulary": vocabulary,
-            "added": self.added(),
-            "parts": listed,
-            "heads": list(heads.items()),
-        }
+        heads_of = list(heads.items())
+        return {"vocabulary": vocabulary, "added": self.added(), "parts": listed, "heads": heads_of}
 
     def encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
-        """The ids; or how many there are at least, where these are more than `most`."""
+        """Returns the ids, or a lower bound of their number if that exceeds `most`."""
         if most and len(text) > most // 4:  # a text of fewer bytes has rarely more tokens
             count = 0
             for start in range(0, len(text), _PIECE):
@@ -228,7 +216,7 @@ class LoadedTokenizer:
 
     @cached_property
     def _literal(self) -> Any:
-        """The same tokenizer, to which special tokens are text. It shares the vocabulary."""
+        """The same tokenizer, to which special tokens are text."""
         from tokenizers import Tokenizer
 
         own = self._backend
@@ -255,7 +243,7 @@ class LoadedTokenizer:
                 once, twice = (self._decode([number] * count) for count in (1, 2))
                 spelled = _spelled_bytes(text) if _REPLACEMENT in once else None
                 if spelled is None:
-                    # A decoder drops the space at the start of a text, which is not the token's second place.
+                    # A decoder may drop the space at the start of a text, but not of the second token.
                     part = twice[len(once) :] if twice.startswith(once) else once
                     spelled = part.encode()
                     if part != once:
@@ -266,8 +254,8 @@ class LoadedTokenizer:
         return parts, heads
 
     def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
-        """Compares with the library's decoding what `parts` and `heads` give: of all tokens, and of characters whose
-        bytes are tokens."""
+        """Compares `parts` and `heads` with the library's decoding: of all tokens, and of characters from byte
+        tokens."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
         whole = [number for number, part in enumerate(parts) if part is not None and _is_text(part)]
@@ -293,10 +281,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _spelled_bytes(token: str) -> bytes | None:
-    """The bytes that `token` stands for, if its vocabulary spells bytes, which decoding it alone would not give.
-
-    SentencePiece writes "<0xE4>", byte-level BPE one character per byte. None for any other token.
-    """
+    """Returns the bytes of a token that spells bytes: SentencePiece's "<0xE4>", or one character a byte."""
     fallback = _FALLBACK.fullmatch(token)
     if fallback is not None:
         return bytes([int(fallback[1], 16)])
@@ -308,7 +293,7 @@ def _spelled_bytes(token: str) -> bytes | None:
 
 @cache
 def _byte_level() -> Mapping[str, int]:
-    """GPT-2's alphabet: bytes that are printable in Latin-1 are themselves, the others follow from U+0100 on."""
+    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -329,7 +314,7 @@ def _render(job: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Any:
-    """The template in what templates on the Hub expect: transformers' environment."""
+    """Compiles in the environment of transformers, which templates expect."""
     from datetime import datetime
 
     from jinja2.exceptions import TemplateError
@@ -377,7 +362,7 @@ def _namespace_class() -> type:
         """Refuses names that lead to Python's internals."""
 
         def __init__(*args: Any, **values: Any) -> None:
-            self, *rest = args  # so that a template may set an attribute called self
+            self, *rest = args  # a template may set an attribute called self
             attributes = dict(*rest, **values)
             for name in attributes:
                 check(name)

@@ -1,8 +1,7 @@
-"""The process in which a model's tokenizer or chat template does its work (`text_child.py`), and what ends it.
+"""Runs a model's tokenizer or chat template in a child process (`text_child.py`).
 
-A job that takes more time or memory than it may ends its process, and the next job begins another one. Killing a
-process from outside does a job no harm: it is begun again once. A caller waits for the time limit at most: once for the
-jobs before its own, and once for its own.
+A job over its limits ends its process, and the next job starts another one. A process that is killed from outside is
+replaced once. A caller waits for at most two time limits: for earlier jobs, and for its own.
 """
 
 import os
@@ -30,7 +29,7 @@ _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYS
 
 @dataclass(frozen=True)
 class TextJob:
-    """`letter` and `body` as `text_child.py` has them; `cpu_s`: what it may take of a processor."""
+    """A job of `text_child.py` that may take `cpu_s` seconds of CPU time."""
 
     letter: bytes
     body: bytes
@@ -38,11 +37,8 @@ class TextJob:
 
 
 class TextProcess:
-    """Does one job after another, in a process that it starts for the first one. For any thread.
-
-    `what` names the model's part in errors; `packages` are those that the process needs, `memory` what it may take, and
-    `setup` the jobs that a process begins with where it takes another one's place.
-    """
+    """Does one job at a time, in a process that the first job starts. Thread-safe. `what` names the model's part in
+    errors; the process may import `packages` and take `memory` bytes. A new process repeats the jobs in `setup`."""
 
     def __init__(self, what: str, packages: Sequence[str], memory: int, wall_s: float) -> None:
         self.setup: list[TextJob] = []
@@ -56,8 +52,8 @@ class TextProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def do(self, job: TextJob) -> tuple[bytes, bytes]:
-        """The answer's letter and body. Raises UserError where the job has met a limit; ChildLost where its process was
-        killed from outside twice, or got no processor."""
+        """Returns the answer's letter and body. Blocks. Raises UserError if the job met a limit; ChildLost if its
+        process was killed from outside twice, or got too little CPU time."""
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:
@@ -95,7 +91,7 @@ class TextProcess:
         length, letter, _ = HEAD.unpack(self._receive(HEAD.size, deadline))
         body = self._receive(length, deadline)
         if letter == b"l":
-            self._close()  # its memory is given back
+            self._close()  # frees its memory
         return letter, body
 
     def _receive(self, count: int, deadline: float) -> bytes:
@@ -119,7 +115,6 @@ class TextProcess:
             self._done(job)
 
     def _close(self) -> int:
-        """Ends the process. Returns its exit status."""
         assert self._end is not None
         status, self._link = self._end(), None
         return int(status or 0)
@@ -136,7 +131,7 @@ def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
 def start_linked(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Starts a Python process whose standard input is a socket. Returns the other end, too. Raises ChildLost."""
+    """Starts a Python process whose standard input is a socket. Returns it and the other end. Raises ChildLost."""
     try:
         ours, theirs = socket.socketpair()
         with ExitStack() as unless_started, theirs:
@@ -155,21 +150,21 @@ def start_linked(
 
 
 def no_room(error: OSError) -> ChildLost:
-    """The error of a process that the system does not start."""
+    """Makes the error for a process that could not be started."""
     return ChildLost(
         f"this machine has no room for the process of a text or a grammar ({error.strerror}): try again later"
     )
 
 
 def killed_twice(what: str) -> ChildLost:
-    """The error of a process that was killed from outside, and so was the one in its place."""
+    """Makes the error for a process that was killed from outside twice."""
     return ChildLost(
         f"the process of {what} was killed twice, perhaps because this machine is short of memory: try again later"
     )
 
 
 def _folders(packages: Sequence[str]) -> list[str]:
-    """Where the packages lie: the child starts without site-packages, which halves its start-up."""
+    """Locates packages for the child, which starts without site-packages in half the time."""
     folders = []
     for name in packages:
         spec = find_spec(name)

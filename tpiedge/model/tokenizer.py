@@ -1,8 +1,7 @@
 """Text to token ids and back, with the model's own `tokenizer.json`; and an answer's tokens to its text.
 
-The file is a stranger's program, so the library that reads it runs in a process of its own (`text_child.py`), with
-limits on memory and time. Ids become text without it: by a table that the process made, and compared with the
-library's decoding of the whole vocabulary.
+The file is untrusted, so the library that reads it runs in a process with limits (`text_child.py`). Ids become text
+without it, by a table that the process checked against the library's decoding of the whole vocabulary.
 """
 
 import array
@@ -28,13 +27,12 @@ _MAX_BYTES: Final = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
 _ENCODE_S: Final = 20
 _OPEN_S: Final = 60
 _CHARACTER: Final = 3  # ids of an unfinished character at most
-_CONTEXT: Final = 32  # ids of a text before that are looked at: more than a character has
-_MEMORY: Final = 3 << 30
-"""What reading a file may take: a large vocabulary takes 200 MB, and reserves more."""
+_CONTEXT: Final = 32  # preceding ids that are read: more than a character has
+_MEMORY: Final = 3 << 30  # a large vocabulary takes 200 MB and reserves more
 
 
 class TooManyTokens(Exception):
-    """A text has at least `tokens` of them, which are more than it may have."""
+    """A text has more tokens than allowed, at least `tokens`."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"{tokens} tokens")
@@ -42,8 +40,8 @@ class TooManyTokens(Exception):
 
 
 class Tokenizer:
-    """`special_tokens` maps "bos_token", "eos_token", ... to their text, for chat templates. `vocabulary` maps the text
-    of every token to its id, added ones included."""
+    """`special_tokens` maps "bos_token", "eos_token", ... to their text; `vocabulary` maps the text of every token,
+    also of added ones, to its id."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Tokenizer:
         tokens: Sequence[AddedToken] = (),
         config: ConfigFields | None = None,
     ) -> None:
-        """`tokens` are added to the library's own; `config` may say which are put around a text."""
+        """`tokens` are added to the library's own; `config` may name tokens around a text."""
         self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
         table = library.add([(token.content, token.flags) for token in tokens])
@@ -66,7 +64,7 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path, *, here: bool = False) -> "Tokenizer":
-        """Read `tokenizer.json` and what stands beside it; `here`: by the library in this process, which has limits of
+        """Reads `tokenizer.json` and the files beside it; `here` calls the library in this process, which has limits of
         its own. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             older = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -88,7 +86,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, added ones included; a model's embedding may have more rows."""
+        """Counts all tokens; a model's embedding may have more rows."""
         return len(self.vocabulary)
 
     @property
@@ -101,27 +99,24 @@ class Tokenizer:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer: the tokenizer's own, then those that are known by their texts."""
+        """The tokens that end an answer: EOS, then others, found by their texts."""
         own = () if self.eos_id is None else (self.eos_id,)
         return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, self._added))))
 
     def token_id(self, token: str) -> int | None:
-        """The id of the token that is written exactly so."""
         return self.vocabulary.get(token)
 
     def token(self, token_id: int) -> str | None:
-        """How the vocabulary writes `token_id`; None beyond it."""
         return self._texts.get(token_id)
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
-        """The ids of `text`; special tokens written out in it become themselves, or text without `parse_special`.
+        """Encodes `text`. `parse_special` makes tokens of special tokens that are written out in it. `add_special` adds
+        BOS and EOS as the model's tokenizer does: for plain prompts, as chat templates write their own.
 
-        `add_special` puts BOS (and EOS) around it where the model's tokenizer does: wanted for a plain prompt, not for
-        a rendered chat template, which writes its own. Raises UserError for half a surrogate pair, or where the
-        tokenizer has no tokens for the text; TooManyTokens where it is far longer than `most` tokens (0: any length).
-        """
+        Raises UserError for half a surrogate pair or a text without tokens; TooManyTokens for a text that is far longer
+        than `most` tokens (0: no limit)."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -139,27 +134,25 @@ class Tokenizer:
         return [*before, *ids, *after]
 
     def count(self, text: str) -> int:
-        """Counts the tokens of a text of any length, whatever it has that is no Unicode. Raises UserError."""
+        """Counts the tokens of a text of any length, with "?" for what is no Unicode. Raises UserError."""
         with _refusing("the model's tokenizer cannot encode the text"):
             return self._library.count(text.encode(errors="replace").decode())
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; ids beyond the vocabulary have no text."""
         detokenizer = Detokenizer(self, skip_special=skip_special)
         return "".join([*map(detokenizer.push, ids), detokenizer.finish()])
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What `token_id` adds to a text that has begun: with its leading space, and exact where it is a part of a
-        character. None beyond the vocabulary."""
+        """Returns the bytes that `token_id` adds to a text that has begun; None beyond the vocabulary."""
         return self._parts[token_id] if 0 <= token_id < len(self._parts) else None
 
     def head_bytes(self, token_id: int) -> bytes:
-        """What `token_id` adds to a text that begins with it."""
+        """Returns the bytes of `token_id` at the beginning of a text, where a decoder may drop its space."""
         found = self._heads.get(token_id)
         return self.token_bytes(token_id) or b"" if found is None else found
 
     def all_bytes(self) -> list[bytes]:
-        """`token_bytes` of every id, empty for those without a token; special tokens as they are written."""
+        """Returns `token_bytes` of every id, empty without a token; special tokens as they are written."""
         found = [part or b"" for part in self._parts]
         for number, text in self._added.items():
             found[number] = text.encode()
@@ -167,13 +160,11 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """The text of one growing sequence of ids. Special tokens are left out unless `skip_special` is False, or they are
-    `shown`.
+    """Decodes one growing sequence of ids. Special tokens are left out, but for `shown` ones or without `skip_special`.
 
-    Laws:
-    1. The pieces that `push` and `finish` return, joined, are the library's decoding of all ids at once, save where
-       bytes are no UTF-8: there the characters that are whole are shown, and U+FFFD for the rest.
-    2. A piece never ends within a character, and nothing but the bytes of one is held back.
+    1. The pieces, joined, are the library's decoding of all ids at once; of bytes that are no UTF-8, the whole
+       characters are shown, and U+FFFD for the rest.
+    2. A piece never ends within a character, and only an unfinished character is held back.
     """
 
     def __init__(
@@ -184,7 +175,7 @@ class Detokenizer:
         shown: frozenset[int] = frozenset(),
         after: Sequence[int] = (),
     ) -> None:
-        """`after`: the ids that the text goes on after; without any it begins."""
+        """`after` are the ids before this text."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
         self._begin()
@@ -199,11 +190,10 @@ class Detokenizer:
     def _begin(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
-        self._held = ""
-        """Text of the ids before that stands beside their unfinished character."""
+        self._held = ""  # text beside the unfinished character of the ids before
 
     def push(self, token_id: int) -> str:
-        """Add one id; returns the text that is now certain, often "" or more than one character."""
+        """Adds one id. Returns the text that is now certain, often none."""
         if token_id in self._skipped:
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -217,14 +207,14 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """The rest, with U+FFFD for a character that never became whole. The object is then as new."""
+        """Returns the rest, with U+FFFD for an unfinished character, and resets this object."""
         text = self._held + self._decoder.decode(b"", final=True)
         self._begin()
         return text
 
 
 def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Counts the last ids, which have parts of a character that does not end with them."""
+    """Counts the last ids that hold a part of an unfinished character."""
     data = b""
     for count, token_id in enumerate(reversed(ids[-_CHARACTER:]), start=1):
         data = (tokenizer.token_bytes(token_id) or b"") + data
@@ -239,7 +229,7 @@ def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 
 
 class _RemoteLibrary:
-    """The library in a process of its own, which gets the same file and tokens whenever it begins anew."""
+    """The library in a child process, which gets the same file and tokens whenever it restarts."""
 
     def __init__(self, data: bytes) -> None:
         self._process = TextProcess("the model's tokenizer", ("tokenizers",), _MEMORY, 120.0)
@@ -261,7 +251,7 @@ class _RemoteLibrary:
         return int.from_bytes(self._answer(TextJob(b"C", text.encode(), _ENCODE_S))[1], "little")
 
     def _json(self, job: TextJob) -> Any:
-        """The answer to a job that each process of this tokenizer begins with."""
+        """Does a job that is repeated in each new process."""
         found = json.loads(self._answer(job)[1])
         self._process.setup.append(job)
         return found
@@ -275,7 +265,7 @@ class _RemoteLibrary:
 
 @contextmanager
 def _refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Makes a UserError of what the library raises, a panic of its Rust side included, which is no Exception."""
+    """Turns the library's errors into UserError, also a Rust panic, which is no Exception."""
     try:
         yield
     except TpiedgeError:
@@ -287,8 +277,8 @@ def _refusing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ids before and after a text: `add_bos_token` and `add_eos_token`, if given, overrule tokenizer.json, as in
-    transformers 5."""
+    """The ids before and after a text, if `add_bos_token` or `add_eos_token` overrule tokenizer.json (transformers
+    5)."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
@@ -305,12 +295,9 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 class TextWriter:
-    """The text of an answer's tokens up to the first stop string. Never gives half a character nor part of a stop
-    string, nor the stop string itself; without a tokenizer there is no text at all.
-
-    "First" is the one that is complete first; of several that end together, the one that starts first. So the result
-    does not depend on how the text is cut into tokens.
-    """
+    """Writes the text of an answer up to the first stop string, without half characters and parts of a stop string; no
+    text at all without a tokenizer. The first stop string is the one that ends first, then the one that starts first,
+    so the cuts between tokens do not matter."""
 
     def __init__(
         self,
@@ -319,8 +306,8 @@ class TextWriter:
         after: Sequence[int] = (),
         marks: Sequence[str] = (),
     ) -> None:
-        """`after`: the tokens that the text goes on after; without any it begins. `marks`: special tokens that are not
-        left out. Raises UserError for an empty stop string."""
+        """`after` are the tokens before this text, `marks` special tokens that are shown. Raises UserError for an empty
+        stop string."""
         if not all(stops):
             raise UserError("a stop string is empty; leave it out")
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()
@@ -328,13 +315,11 @@ class TextWriter:
         self._detokenizer = Detokenizer(tokenizer, shown=shown, after=after) if tokenizer else None
         self._stops = tuple(stops)
         self._held = ""
-        #: The stop string that is complete; "" where none is.
-        self.stop = ""
-        #: Characters of the text so far, those included that are held back.
-        self.length = 0
+        self.stop = ""  # the stop string that is complete
+        self.length = 0  # characters so far, with those held back
 
     def push(self, token: int) -> tuple[str, bool]:
-        """(text that is now certain, whether a stop string is complete)."""
+        """Returns (text that is now certain, whether a stop string is complete)."""
         if self._detokenizer is None:
             return "", False
         text = self._detokenizer.push(token)
@@ -342,7 +327,7 @@ class TextWriter:
         return self._before_stop(text)
 
     def finish(self) -> tuple[str, bool]:
-        """(what was held back, whether a stop string was complete in it), where the answer ends by itself."""
+        """Returns the same for the text that was held back, at the answer's end."""
         if self._detokenizer is None:
             return "", False
         text, stopped = self._before_stop(self._detokenizer.finish())

@@ -1,9 +1,8 @@
-"""What this process can compute per second, measured in a fraction of a second.
+"""Measures what this process computes per second, in a fraction of a second.
 
-A decode step reads every weight once for one token, so its speed is bytes of weights per second: a figure for weights
-in bf16, which stands for f32, too, and one for q4, which stands for q8. Of several passes the one at the faster quarter
-counts: a machine that joins is often busy with starting, which passes, so the median promises too little; the best pass
-may be luck.
+A decode step reads every weight once, so speed is bytes of weights per second: in bf16, also for f32, and in q4, also
+for q8. The pass at the faster quarter counts: a joining machine is often busy with starting, so the median promises too
+little, and the best may be luck.
 """
 
 import time
@@ -26,10 +25,10 @@ _BUFFER_BYTES = 96 * MIB
 
 
 def measure(threads: int) -> Capacity:
-    """Measure with `threads` threads, in about 0.3 s and at most 96 MiB, which are given back. Without native
-    kernels it takes no panels. Sets torch's number of threads, for the whole process."""
+    """Measures with `threads` threads in about 0.3 s and 96 MiB; no panels without native kernels. Sets torch's number
+    of threads for the process."""
     torch.set_num_threads(threads)
-    # Less where memory is short. Filled: memory that was never written is one page of zeros, read from the cache.
+    # Filled: memory that was never written is one page of zeros, read from the cache.
     nbytes = max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
     weights = torch.full((nbytes // (2 * _COLUMNS), _COLUMNS), 0.02, dtype=torch.bfloat16)
     # A quota is used up in bursts, between which so short a measurement fits.
@@ -44,7 +43,6 @@ def measure(threads: int) -> Capacity:
 
 
 def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
-    """With the same bytes as panels: what codes and scales are makes no difference in time."""
     part = weights.view(torch.uint8).flatten()
     panel = PanelShape(_PANEL_BITS, PANEL, _COLUMNS)
     panels = part.nbytes // panel.nbytes
@@ -54,8 +52,8 @@ def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:
-    """Seconds of one call, from as many calls as fit into `limit_s`: at least one after a first one that warms up,
-    or the first alone where it takes longer than that."""
+    """Returns the seconds of one call, from the calls that fit into `limit_s`: at least one after a warm-up, or the
+    first alone if it takes longer."""
     started = time.perf_counter()
     work()
     times: list[float] = []

@@ -1,14 +1,15 @@
 """A node's control thread: heartbeats out, the master's commands in, and the health of peers.
 
-The thread alone owns the control endpoint. The engine thread takes commands from `commands` and posts messages from
-outside; both sides of that border are thread-safe. A wait for a peer goes on while the master is heard, the master
-hears the peer, and the peer's reported progress (step, block, bytes read) advances. It ends in PeerLost otherwise.
+The thread alone owns the control endpoint; the engine thread takes from `commands` and posts. A wait for a peer goes on
+while the master is heard, the master hears the peer, and the peer's progress (step, block, bytes read) advances;
+otherwise it ends in PeerLost.
 """
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, PeerLost, TpiedgeError
@@ -35,7 +36,7 @@ from tpiedge.wire.fields import Message
 
 
 class ClusterLiveness:
-    """The engine's view of its peers. `timeout_s` bounds silence, `stall_s` bounds a peer that is alive but stuck."""
+    """The engine's view of its peers. `timeout_s` bounds silence, `stall_s` a live peer without progress."""
 
     def __init__(self, clock: Clock, *, timeout_s: float, stall_s: float) -> None:
         self._clock = clock
@@ -44,23 +45,21 @@ class ClusterLiveness:
         self._lock = threading.Lock()
         self._master_heard = self._listened = clock.now()
         self._lost: dict[int, str] = {}
-        #: How far each node is, and since when.
+        #: Each node's progress, and since when.
         self._progress: dict[int, tuple[tuple[int, int, int], float]] = {}
         self._waits: dict[int, tuple[str, float]] = {}
         self._stopping = False
 
     def heard_master(self) -> None:
-        """Any message of the master arrived."""
         with self._lock:
             self._master_heard = self._listened = self._clock.now()
 
     def heard_nothing(self) -> None:
-        """Nothing of the master is waiting. Only what was listened for can be missed: silence grows by these calls."""
+        """Records that no message waits. Silence grows by these calls: only what was listened for can be missed."""
         with self._lock:
             self._listened = self._clock.now()
 
     def report(self, peer: PeerPulse) -> None:
-        """The master passed on how far a node is. Any change counts as an advance."""
         progress = peer.step, peer.block, peer.bytes_read
         with self._lock:
             known = self._progress.get(peer.rank)
@@ -68,20 +67,18 @@ class ClusterLiveness:
                 self._progress[peer.rank] = (progress, self._clock.now())
 
     def lose(self, rank: int, cause: str) -> None:
-        """The master declared the node `rank` lost; the first cause stays."""
         with self._lock:
             self._lost.setdefault(rank, cause)
 
     def stop(self) -> None:
-        """The node is shutting down: every wait ends."""
         with self._lock:
             self._stopping = True
 
     def check(self, rank: int, waiting_for: str) -> None:
-        """Return if the wait for `rank` still makes sense; raises PeerLost (or Cancelled at shutdown) if not.
+        """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense.
 
-        Called again and again during one wait, with the same `waiting_for`. The peer's progress counts from the first
-        of these calls on, because a peer may have been idle for hours before.
+        Called repeatedly during one wait, with the same `waiting_for`; progress counts from the first call, as a peer
+        may have been idle for hours.
         """
         with self._lock:
             now = self._clock.now()
@@ -95,7 +92,7 @@ class ClusterLiveness:
                 raise PeerLost(rank, waiting_for, f"alive but without progress for {stuck_s:.0f} s")
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """As `check` for a wait that may last for ever while the cluster has nothing to do."""
+        """Like `check`, for a wait that may last for ever."""
         with self._lock:
             self._check_alive(rank, waiting_for)
 
@@ -110,54 +107,44 @@ class ClusterLiveness:
 
 
 NodeCommand = Assign | Compile | Connect | Generate | Halt | Resume
-"""What the engine thread acts on while the node lives."""
 
 
+@dataclass(eq=False)
 class ControlLink:
     """Runs from `start` to `close`."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        clock: Clock,
-        liveness: ClusterLiveness,
-        heartbeat_s: float,
-        heartbeat: Callable[[], Heartbeat],
-        stats: Callable[[], Stats],
-        on_cancel: Callable[[str], None],
-        on_timeline: Callable[[], None],
-    ) -> None:
+    _endpoint: Endpoint
+    _clock: Clock
+    _liveness: ClusterLiveness
+    _heartbeat_s: float
+    _heartbeat: Callable[[], Heartbeat]
+    _stats: Callable[[], Stats]
+    _on_cancel: Callable[[str], None]
+    _on_timeline: Callable[[], None]
+
+    def __post_init__(self) -> None:
         #: An error means that the link itself failed.
         self.commands: queue.Queue[NodeCommand | Shutdown | TpiedgeError] = queue.Queue()
-        self._endpoint = endpoint
-        self._clock = clock
-        self._liveness = liveness
-        self._heartbeat_s = heartbeat_s
-        self._heartbeat = heartbeat
-        self._stats = stats
-        self._on_cancel = on_cancel
-        self._on_timeline = on_timeline
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, hello: Hello) -> None:
-        """Introduce this node to the master, then keep the link alive. Raises Unreachable where there is no master."""
+        """Introduces this node to the master and starts the thread. Raises Unreachable."""
         self._endpoint.send(hello, timeout_s=10.0)
         self._liveness.heard_master()
         self._thread.start()
 
     def post(self, message: Message | Sequence[Message]) -> None:
-        """Send from any thread."""
         self._endpoint.post(message)
 
     def await_room(self) -> None:
-        """Wait while the connection takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
+        """Waits while the connection takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
         while self._endpoint.posted > 1000:
             self._liveness.check_idle(0, "room for what is said")
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Send what was posted, then end the thread and the endpoint."""
+        """Sends what was posted, then ends the thread and the endpoint."""
         self._closing.set()
         self._endpoint.close()
         if self._thread.is_alive():

@@ -1,6 +1,4 @@
-"""How a node joins the tensor plane of its epoch: it listens, learns where others do, connects, measures its links, and
-finds the collectives of its all-reduces.
-"""
+"""Joins the tensor plane of an epoch: listen, connect, measure links, and choose collectives."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -35,8 +33,8 @@ def route(
     chunk_bytes: int,
     wire: WirePrecision,
 ) -> tuple[Route, str]:
-    """The route among `size` ranks, and in a sentence why, for all-reduces of `row_bytes` (one token) to `chunk_bytes`
-    as f32. `facts`: of the links, where all nodes were to be linked; rank 0's alone are there in any case."""
+    """Chooses the route among `size` ranks for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32; also
+    returns why, in a sentence. `facts`: the links, if all nodes were to be linked; rank 0's are there in any case."""
     if size == 2 and wanted == "auto":
         return _one_way("mesh", wire), "two nodes exchange their parts: one latency"
     if size <= 2 or facts is None:
@@ -61,7 +59,7 @@ def route(
 
 
 def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
-    """Those between workers, as they were measured: the slowest first, MAX_ARRAY at most."""
+    """Returns the measured links between workers, slowest first, at most MAX_ARRAY."""
     found = facts.round_trips_s.items() if facts is not None else ()
     links = [WorkerLink(low, high, trip_s) for (low, high), trip_s in found if low > 0]
     return tuple(sorted(links, key=lambda link: (-link.round_trip_s, link.low, link.high))[:MAX_ARRAY])
@@ -73,7 +71,7 @@ def _one_way(name: CollectiveChoice, wire: WirePrecision) -> Route:
 
 
 class TensorLinks:
-    """The links of the node `rank`. `peer_keys`: public keys by rank. What is opened is closed by `resources`."""
+    """The links of the node `rank`; `resources` closes them. `peer_keys`: public keys by rank."""
 
     def __init__(
         self, rank: int, keys: CurveKeys, peer_keys: Mapping[int, str], resources: ExitStack
@@ -87,32 +85,19 @@ class TensorLinks:
         resources.callback(self._context.close)
 
     def listen(self, address: str) -> ZmqHub:
-        """For all nodes of higher rank."""
-        self._hub = ZmqHub(
-            address=address,
-            keys=self._keys,
-            name=node_name(self._rank),
-            allowed={key: node_name(peer) for peer, key in self._peer_keys.items() if peer > self._rank},
-            plane=TENSOR,
-            context=self._context,
-        )
+        allowed = {key: node_name(peer) for peer, key in self._peer_keys.items() if peer > self._rank}
+        own = node_name(self._rank)
+        self._hub = ZmqHub(address, self._keys, own, allowed, plane=TENSOR, context=self._context)
         return self._resources.enter_context(self._hub)
 
     def connect(self, peer: int, address: str) -> ZmqSpoke:
-        """To a node of lower rank. Raises UserError where that is no address here."""
-        spoke = ZmqSpoke(
-            address=address,
-            server_key=self._peer_keys.get(peer, ""),
-            keys=self._keys,
-            name=node_name(self._rank),
-            hub_name=node_name(peer),
-            plane=TENSOR,
-            context=self._context,
-        )
+        """Raises UserError for no address."""
+        key, own, other = self._peer_keys.get(peer, ""), node_name(self._rank), node_name(peer)
+        spoke = ZmqSpoke(address, key, self._keys, own, hub_name=other, plane=TENSOR, context=self._context)
         return self._resources.enter_context(spoke)
 
     def joined(self, spokes: Mapping[int, ZmqSpoke]) -> Endpoint:
-        """One endpoint of where it listens, if it does, and of those of its `spokes` that are of use."""
+        """Returns one endpoint of its hub, if any, and the usable `spokes`."""
         if self._hub is not None and not spokes:
             return self._hub
         if self._hub is None and len(spokes) == 1:
@@ -123,17 +108,17 @@ class TensorLinks:
 
 
 _LINK_S: Final = 5.0
-#: Without a link to rank 0 nothing goes. An attempt of libzmq to connect lasts 3 s, and fails where the network loses
-#: two packets of it in a row; this is time for four. (Two handshakes that fail are taken for a wrong address.)
+#: Time for four of libzmq's attempts of 3 s, each of which fails if two packets in a row are lost. (Two failed
+#: handshakes count as a wrong address.)
 _RANK_0_LINK_S: Final = 15.0
 _SLICE_S: Final = 0.1
-#: How many times as long as the master takes to find a machine that is cut off.
+#: Times the master's timeout for a machine that is cut off.
 _PATIENCE: Final = 2
 
 
 @dataclass(frozen=True)
 class DataPlane:
-    """`facts`: what rank 0 knows of all links, where there is a choice between collectives."""
+    """`facts`: rank 0's knowledge of all links, where there is a choice between collectives."""
 
     communicator: Communicator
     endpoint: Endpoint | None = None
@@ -141,8 +126,8 @@ class DataPlane:
 
     @property
     def traffic(self) -> tuple[int, int, int, int]:
-        """Until now: bytes sent and received, messages dropped that came too late, and messages and connections refused
-        that no honest node makes. For any thread."""
+        """Bytes sent and received, late messages dropped, and messages and connections refused that no honest node
+        makes. For any thread."""
         if self.endpoint is None:
             return 0, 0, 0, 0
         counters, group = self.endpoint.counters, self.communicator
@@ -150,13 +135,13 @@ class DataPlane:
             counters.rejected + counters.impostor + counters.revoked + counters.duplicate + counters.malformed
         )
         dropped = group.dropped if isinstance(group, Group) else 0
-        return self.endpoint.bytes_sent, self.endpoint.bytes_received, dropped, refused
+        return counters.bytes_sent, counters.bytes_received, dropped, refused
 
 
 class _LinkLiveness:
-    """A Liveness that also looks after the links between workers: the master, which both reach, does not see them.
+    """A Liveness that also watches the links between workers, which the master does not see.
 
-    A link may be broken for `patience_s` first: the master's word on whose machine is cut off says more.
+    A link may be broken for `patience_s` first: the master's word on which machine is cut off says more.
     """
 
     def __init__(
@@ -173,7 +158,6 @@ class _LinkLiveness:
         self._check_link(rank, waiting_for)
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """A link that breaks while there is nothing to do is found before the next request needs it."""
         self._liveness.check_idle(rank, waiting_for)
         self._check_link(rank, waiting_for)
 
@@ -195,8 +179,8 @@ def join_data_plane(
     await_connect: Callable[[], Connect],
     resources: ExitStack,
 ) -> DataPlane:
-    """`listening` tells the master where this node listens, `await_connect` waits for the master's word. What is opened
-    is closed by `resources`. Raises PeerLost, ProtocolError, UserError."""
+    """`listening` tells the master the own address, `await_connect` waits for the others'. `resources` closes what is
+    opened. Raises PeerLost, ProtocolError, UserError."""
     size = len(assign.nodes)
     if size == 1:
         return DataPlane(Communicator())
@@ -222,7 +206,7 @@ def join_data_plane(
 def _connect(
     links: TensorLinks, assign: Assign, connect: Connect, control_address: str
 ) -> dict[int, ZmqSpoke]:
-    """Spokes to those ranks that listen for this node. Raises ProtocolError where the master's word is no address."""
+    """Connects to the lower ranks. Raises ProtocolError if the master sent a wrong address."""
     endpoints = dict(connect.endpoints)
     others = connects_to(assign.rank, len(assign.nodes), assign.collective)
     if endpoints.keys() != set(others):
@@ -239,7 +223,7 @@ def _connect(
 
 
 def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: Liveness, clock: Clock) -> None:
-    """Waits for the links, and closes those that cannot be made. Raises PeerLost where that to rank 0 cannot."""
+    """Waits for the links and closes those that fail. PeerLost for rank 0's."""
     started = clock.now()
     for rank, spoke in list(spokes.items()):
         deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)

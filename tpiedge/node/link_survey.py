@@ -1,6 +1,5 @@
-"""The links between the nodes of an epoch, measured before its first step: one node at a time, so that measurements do
-not disturb each other, by echoes over the connections that the tensors will take.
-"""
+"""Measures the links between the nodes of an epoch before its first step, one node at a time, by echoes over the tensor
+connections."""
 
 import math
 import platform
@@ -26,7 +25,7 @@ from tpiedge.wire.probing import LinkSpeed, Probing
 _SLICE_S: Final = 0.05
 #: For all nodes to be there: the slowest of them may still be starting.
 _START_S: Final = 180.0
-#: For one node's turn, beside what its links to others than rank 0 may take, for each of which it has _PAIR_S.
+#: For one node's turn, with _PAIR_S more for each link to a rank above 0.
 _TURN_S: Final = 60.0
 _PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
@@ -36,11 +35,10 @@ _SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
-    """One rank's part. `endpoint` has nothing else to receive until it is over.
+    """One rank's part. `endpoint` receives nothing else until the survey is over.
 
-    Rank 0 begins once every other node answers; then each has its turn. A node receives
-    answers of rank 0, which it measures, and probes, which it answers. What others send out of turn is dropped; at
-    rank 0 it is Misconduct.
+    Rank 0 begins once every node answers; then each has its turn. A node receives rank 0's answers and probes; out of
+    turn messages are dropped, and at rank 0 they are Misconduct.
     """
 
     def __init__(
@@ -53,12 +51,11 @@ class LinkSurvey:
         self._rank = rank
         self._size = size
         self._ranks = {node_name(peer): peer for peer in range(size)}
-        #: By rank, in this survey.
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Take part until it is over. `reached`: the ranks below this one to which it has a link. What rank 0 learns
-        it returns. Raises PeerLost, ProtocolError."""
+        """Takes part until the end. `reached`: the lower ranks with a link to this one. Returns the facts on rank 0.
+        Raises PeerLost, ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()
@@ -109,7 +106,7 @@ class LinkSurvey:
         return message
 
     def _measure(self, rank: int) -> MeasuredLink | None:
-        """None where the other does not answer; rank 0's silence is a loss."""
+        """Returns None if the other does not answer; rank 0's silence is a loss."""
         probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
         step: Probe | LinkSpeed | None = probing.begin(self._clock.now())
@@ -126,7 +123,7 @@ class LinkSurvey:
         return MeasuredLink(rank, step.round_trip_s, step.bytes_per_s)
 
     def _send(self, message: Message, rank: int, deadline: float) -> None:
-        """Raises PeerLost where it could not be sent by then, or a node is lost."""
+        """Raises PeerLost if it could not be sent by the deadline, or a node is lost."""
         while True:
             try:
                 return self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
@@ -138,8 +135,7 @@ class LinkSurvey:
                     raise PeerLost(rank, what, _SILENT) from None
 
     def _await(self, rank: int, what: str, deadline: float) -> Message:
-        """The next message of `rank` that is no probe. Raises PeerLost where there was none by then, or a node is
-        lost."""
+        """Returns the next message of `rank` that is no probe. Raises PeerLost at the deadline or for a lost node."""
         while self._clock.now() < deadline:  # also where it sends something else without end
             message = self._receive(rank, what)
             if message is not None:
@@ -148,7 +144,6 @@ class LinkSurvey:
         raise PeerLost(rank, what, _SILENT)
 
     def _receive(self, rank: int, what: str) -> Message | None:
-        """None where nothing of `rank` came for a moment; whatever else came has been seen to."""
         try:
             envelope = self._endpoint.recv(_SLICE_S)
         except LinkReset as error:
@@ -176,12 +171,11 @@ class LinkSurvey:
 
 
 def _cores() -> int:
-    """Whole processors that this process may use."""
     return max(1, math.floor(usable_cores()))
 
 
 def _machine() -> str:
-    """The same for all processes of a machine, its containers included; another one on every other machine."""
+    """Names this machine, the same in all its containers, and no other."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

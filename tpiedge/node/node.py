@@ -1,7 +1,7 @@
 """A computing process, started and fed by a master.
 
-Its main thread is the engine thread; the control thread is `link`. It ends when the master says so, when the master
-or a peer is lost, or when its lifeline breaks.
+Its main thread is the engine thread; the control thread is `link`. It ends when the master says so, when the master or
+a peer is lost, or when its lifeline breaks.
 """
 
 import functools
@@ -71,7 +71,7 @@ _IDLE_S = 0.5
 
 
 class Node:
-    """One rank of one epoch. Everything it opens is closed by `close`, in reverse order."""
+    """One rank of one epoch. `close` closes all that it opens, in reverse order."""
 
     def __init__(self, bootstrap: NodeBootstrap) -> None:
         self._bootstrap = bootstrap
@@ -86,19 +86,15 @@ class Node:
         self._data = DataPlane(Communicator())
         self._route = Route()
         self._leading: Leader | None = None
-        #: While it loads, how far it said it is; and what the carrier has moved.
+        #: Reported progress of loading, then None; and bytes that the carrier has moved.
         self._loaded: tuple[int, int] | None = 0, 0
         self._carried_bytes = 0
-        #: What the step under way has for the master.
+        #: The step's messages for the master.
         self._drawn: list[AnswerPart] = []
         self._resources = ExitStack()
+        own, key = control_name(bootstrap.rank, bootstrap.epoch), bootstrap.master_key
         control = ZmqSpoke(
-            address=bootstrap.control_address,
-            server_key=bootstrap.master_key,
-            keys=bootstrap.keys,
-            name=control_name(bootstrap.rank, bootstrap.epoch),
-            hub_name="master",
-            plane=CONTROL,
+            bootstrap.control_address, key, bootstrap.keys, own, hub_name="master", plane=CONTROL
         )
         self.link = ControlLink(
             control,
@@ -112,7 +108,7 @@ class Node:
         )
 
     def run(self) -> None:
-        """Join, load, compute until the master ends it. Raises what ends it otherwise."""
+        """Joins, loads and computes until the master ends it. Raises what ends it otherwise."""
         rank = self._bootstrap.rank
         self.link.start(
             Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name())
@@ -137,7 +133,7 @@ class Node:
         carrier = Carrier(engine, Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
         taken = None if assign.carried is None else carrier.take(assign.carried)
         if locker is not None:
-            try:  # of what nobody has taken, as where the epoch before was lost after all
+            try:  # files left by the previous epoch that no node read
                 locker.clear()
             except OSError as error:
                 _say(f"cannot delete what lies in {locker.folder}: {error.strerror}")
@@ -153,7 +149,6 @@ class Node:
             follow(engine, carrier, self.link.post)
 
     def close(self) -> None:
-        """Send what is left to say and release everything."""
         self.link.close()
         self._resources.close()
         if self._tracer is not None:  # now that nothing is read or computed any more
@@ -164,7 +159,7 @@ class Node:
                 _say(f"the trace of node {rank} is lost: cannot write {path}: {error.strerror}")
 
     def report(self, error: TpiedgeError) -> None:
-        """Tell the master why this node ends, and first who is to blame."""
+        """Tells the master why this node ends, and first which node is at fault."""
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(Accused(self._epoch, rank, error.rank, cause))
@@ -177,14 +172,12 @@ class Node:
         return command
 
     def _next_command(self, awaited: str, deadline: float | None = None) -> NodeCommand:
-        """Wait for the master; without a deadline as long as the master is heard."""
         while (command := self._command(_IDLE_S)) is None:
             if deadline is not None and self._clock.now() > deadline:
                 raise ProtocolError(f"{awaited} did not come within {_ASSIGN_S:.0f} s")
         return command
 
     def _command(self, limit_s: float) -> NodeCommand | None:
-        """The master's next command, if it comes so soon."""
         try:
             command = self.link.commands.get(timeout=limit_s)
         except queue.Empty:
@@ -232,7 +225,7 @@ class Node:
         return Path(self._bootstrap.pack or assign.pack)
 
     def _moved(self, moved_bytes: int) -> None:
-        """By the carrier. Others wait for this node meanwhile, and the master for all."""
+        """Counts the carrier's KV transfer as loading: others wait for this node meanwhile."""
         self._carried_bytes = moved_bytes
         if self._leading is None and self._loaded is not None:
             done, total = self._loaded
@@ -241,7 +234,6 @@ class Node:
             )
 
     def _ready(self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> Ready:
-        """What the master is told, and on rank 0 the decision on which way the all-reduces go."""
         weight_bytes = self._weights.weight_bytes if self._weights else 0
         if assign.rank != 0 or len(assign.nodes) == 1:
             return Ready(assign.epoch, assign.rank, weight_bytes, load_s)
@@ -307,7 +299,7 @@ class Node:
                 raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
 
     def _halt(self, leader: Leader, carrier: Carrier, order: Halt) -> None:
-        """Leaves what is to be carried, then waits for the end, or for the master to change its mind."""
+        """Leaves the KV cache, then waits for the end or for Resume."""
         pages, sequences = leader.leave(order)
         why = carrier.leave(pages, order.stored, sequences)
         count = 0 if why else len(pages.pages)
@@ -345,7 +337,7 @@ class Node:
             peak_rss_bytes=peak_rss_bytes(),
             weight_bytes=weights.weight_bytes if weights else 0,
             kv_bytes=engine.cache.held_bytes if engine else 0,
-            disk_read_bytes=weights.embedding_bytes_read + weights.streamed_bytes if weights else 0,
+            disk_read_bytes=weights.disk_read_bytes if weights else 0,
             bytes_sent=sent,
             bytes_received=received,
             compute_s=meter.attention_s + meter.ffn_s,

@@ -1,12 +1,10 @@
 """Entry of a node process: `python -m tpiedge.node.process`.
 
 It holds on to its lifeline before the heavy imports, so that a node whose parent dies meanwhile is gone at once. The
-first line on standard input is the bootstrap, or a StandbyOrder: then the process imports and measures, reports on
-its standard output and waits for the bootstrap on the second line. The log and the master are told what ends the node,
-and the exit status says it.
+first line on standard input is the bootstrap. The log and the master are told what ends the node, and the exit status
+says it. A fork server (`node/fork_server.py`) runs nodes, too.
 """
 
-import contextlib
 import gc
 import os
 import queue
@@ -16,7 +14,7 @@ import types
 from typing import TYPE_CHECKING
 
 from tpiedge.errors import Cancelled, InternalError, OutOfMemory, PeerLost, TpiedgeError
-from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, StandbyOrder, from_line, to_line
+from tpiedge.launch.bootstrap import NodeBootstrap, from_line
 from tpiedge.lifeline import guard, raise_oom_score
 from tpiedge.supervision import Supervisor
 
@@ -27,7 +25,7 @@ _META_KERNELS = "torch._meta_registrations"
 
 
 class Lines:
-    """Bytes in, as they come; whole lines out, to another thread."""
+    """Splits bytes into lines for another thread."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -38,32 +36,23 @@ class Lines:
         for line in lines:
             self._lines.put(line)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether `next` would return at once."""
-        return not self._lines.empty()
-
     def next(self) -> bytes:
-        """The next line, without its end. Waits for it: the lifeline ends a process that waits in vain."""
+        """Waits for the next line; the lifeline ends a process that waits in vain."""
         return self._lines.get()
 
 
 def main() -> int:
-    """The exit status is that of the error that ended the node, or 0."""
-    # Others take up a node's work, but nobody that of the agent or master beside it.
+    """Returns the exit status of the error that ended the node, or 0."""
+    # A node can be replaced, the agent or master beside it cannot.
     raise_oom_score(500)
     lines = Lines()
     guard(lambda: os._exit(143), on_bytes=lines.feed)  # as by SIGTERM
     line = lines.next()
-    if line.startswith(b'{"measure":'):  # a StandbyOrder, which begins with that field
-        _get_ready(from_line(line, StandbyOrder), lines)
-        line = lines.next()
-    else:
-        _import_engine()
-    return _run(from_line(line, NodeBootstrap))
+    import_engine()
+    return run(from_line(line, NodeBootstrap))
 
 
-def _import_engine() -> None:
+def import_engine() -> None:
     """Import torch and what a node computes with, for good: no later garbage collection looks through it all again,
     which takes a tenth of a second."""
     # torch's kernels for tensors that have no data, of use to its compilers alone: a fifth of the time that importing
@@ -77,25 +66,7 @@ def _import_engine() -> None:
         gc.enable()
 
 
-def _get_ready(order: StandbyOrder, lines: Lines) -> None:
-    """Do what takes long, then report. A bootstrap that is there already is not kept waiting by a measurement."""
-    # A descriptor for the report alone; what libraries print goes to the log.
-    pipe = os.dup(1)
-    os.dup2(2, 1)
-    _import_engine()
-    from tpiedge.host.process import cpu_name, forget_peak_rss
-    from tpiedge.kernels.shared_library import NO_ISA, kernel_library
-    from tpiedge.node.capacity import measure
-
-    capacity = measure(order.threads) if order.measure and not lines.waiting else NOT_MEASURED
-    forget_peak_rss()  # a node is charged with what it uses, not with what its measurement used
-    library = kernel_library()
-    report = NodeReport(cpu_name(), library.isa if library else NO_ISA, capacity)
-    with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
-        stream.write(to_line(report) + b"\n")
-
-
-def _run(bootstrap: NodeBootstrap) -> int:
+def run(bootstrap: NodeBootstrap) -> int:
     """Be a node until the master ends it; the exit status of the error that ended it, or 0."""
     from tpiedge.node.node import Node
 
@@ -120,7 +91,7 @@ def _run(bootstrap: NodeBootstrap) -> int:
 
 
 def _end_at_once(error: InternalError) -> None:
-    """The engine thread may wait for the one that failed. The master learns why from the log."""
+    """The engine thread may wait for the failed one. The master learns why from the log."""
     sys.stderr.write(f"{error}\n")
     sys.stderr.flush()
     os._exit(error.exit_code)

@@ -1,8 +1,7 @@
 """Numbers as checkpoints and packs store them, held by numpy.
 
-numpy has no bf16: an array of bf16 is a uint16 array of its bits. Everything here is exact but f32 -> bf16 and f16 ->
-bf16, which round to the nearest, ties to even; a NaN stays a NaN. `Codes` are weights that are integers already, as
-other quantised formats have them.
+numpy has no bf16: such an array is a uint16 array of its bits. Everything here is exact except rounding to bf16, which
+goes to the nearest, ties to even, and keeps a NaN a NaN.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from tpiedge.pack.specs import Precision
 
 SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
 
-#: Of the precisions that are not quantised.
 STORED: dict[Precision, SourceDtype] = {Precision.F32: "F32", Precision.BF16: "BF16"}
 
 # Conversions go by blocks that fit the cache: twice as fast, and no temporaries of a tensor's size.
@@ -33,14 +31,13 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def f32_from_bf16(bits: Array) -> Array:
-    """uint16 bits of bf16 -> float32, exactly."""
     wide = bits.astype(np.uint32)
     wide <<= 16
     return wide.view(np.float32)
 
 
 def bf16_from_f32(values: Array) -> Array:
-    """float32 or float16 -> uint16 bits of the nearest bf16."""
+    """Rounds float32 or float16 to uint16 bits of bf16."""
     values = np.ascontiguousarray(values)
     bits = np.empty(values.shape, np.uint16)
     flat_in, flat_out = values.reshape(-1), bits.reshape(-1)
@@ -51,7 +48,7 @@ def bf16_from_f32(values: Array) -> Array:
 
 
 def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
-    """An array of `dtype` -> the array that stores it in `precision`; itself where nothing changes."""
+    """Converts an array of `dtype` to the form stored in `precision`; the array itself if nothing changes."""
     target = STORED[precision]
     if dtype == target:
         return array
@@ -76,10 +73,8 @@ def _round_block(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Codes:
-    """O outputs x I inputs: the weight of o and i is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]).
-
-    `codes_OI` is uint8, `scales_OG` float16.
-    """
+    """Weights that are integers: weight (o, i) is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]). `codes_OI`
+    is uint8, `scales_OG` float16."""
 
     bits: int
     codes_OI: Array
@@ -90,7 +85,7 @@ class Codes:
         return self.codes_OI.nbytes + self.scales_OG.nbytes
 
     def __getitem__(self, part: slice | tuple[slice, slice]) -> "Codes":
-        """The codes of some outputs, or of some outputs and inputs, cut as an array is; inputs begin with a group."""
+        """Cuts outputs, or outputs and inputs; the first input must begin a group."""
         outputs, inputs = part if isinstance(part, tuple) else (part, slice(None))
         first, stop, _ = inputs.indices(self.codes_OI.shape[1])
         if first % GROUP:
@@ -99,7 +94,7 @@ class Codes:
         return Codes(self.bits, self.codes_OI[outputs, first:stop], self.scales_OG[outputs, groups])
 
     def values(self) -> Array:
-        """The weights, float32 [O, I]: products of 11 and 8 bits, so exact."""
+        """The weights, float32 [O, I], exact: products of 11 and 8 bits."""
         outputs, inputs = self.codes_OI.shape
         groups = self.scales_OG.shape[1]
         padded = np.zeros((outputs, groups * GROUP), np.float32)
@@ -111,7 +106,6 @@ class Codes:
         return padded[:, :inputs]
 
     def squares(self) -> float:
-        """The sum of the squares of the weights."""
         steps = range(0, len(self.codes_OI), 64)  # so that their weights stay in the cache
         parts = (self[first : first + 64].values().reshape(-1) for first in steps)
         return float(sum(np.dot(part, part) for part in parts))

@@ -1,8 +1,6 @@
-"""A pack back as a safetensors checkpoint: the original names and shapes, the stored bits.
+"""Exports a pack as a safetensors checkpoint with the original names and shapes; q8 and q4 matrices become f32.
 
-Matrices in q8 and q4 come back in f32, which holds exactly what the pack means; what quantising took is lost. The
-format's own library writes a file from tensors that are all in memory. These files are larger than that, so their
-headers are made here and their tensors follow piece by piece.
+The headers are made here because the safetensors library writes only tensors that are all in memory.
 """
 
 import json
@@ -29,7 +27,7 @@ from tpiedge.pack.files import (
 from tpiedge.pack.layout import PanelLayout, RowLayout
 from tpiedge.pack.reader import BlobKey, Pack, verify_pack
 from tpiedge.pack.specs import JSON
-from tpiedge.pack.writer import STRIP_BYTES, TILE_BYTES, tiles, transpose
+from tpiedge.pack.writer import STRIP_BYTES, TILE_BYTES, row_places, transpose
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -65,7 +63,7 @@ def header(tensors: Sequence[TensorEntry]) -> bytes:
 
 
 def split_shards(tensors: Sequence[_AnyEntry], limit: int) -> list[list[_AnyEntry]]:
-    """Cut into runs of at most `limit` bytes; a larger tensor has a shard of its own."""
+    """Cuts into runs of at most `limit` bytes; a larger tensor has a shard of its own."""
     shards: list[list[_AnyEntry]] = [[]]
     size = 0
     for tensor in tensors:
@@ -78,7 +76,6 @@ def split_shards(tensors: Sequence[_AnyEntry], limit: int) -> list[list[_AnyEntr
 
 
 def shard_names(count: int) -> list[str]:
-    """The file names that every loader expects of `count` shards."""
     if count == 1:
         return ["model.safetensors"]
     return [f"model-{shard:05d}-of-{count:05d}.safetensors" for shard in range(1, count + 1)]
@@ -93,18 +90,16 @@ def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
 
 @dataclass(frozen=True)
 class _Tensor(TensorEntry):
-    """`part` names it inside its blob."""
+    """`part` names the tensor inside its blob."""
 
     key: BlobKey
     part: str
 
 
 def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
-    """Write the pack's tensors into the new folder `out` and return the files of tensors.
-
-    One file model.safetensors, or shards of at most `shard_bytes` (one tensor at least) with an index. The pack is
-    checked first. Raises UserError, DiskFull, ReadFault, IntegrityError; nothing is left then.
-    """
+    """Writes the pack's tensors into the new folder `out` and returns the files of tensors. Writes model.safetensors,
+    or shards of at most `shard_bytes` (one tensor at least) with an index. Checks the pack first. Raises UserError,
+    DiskFull, ReadFault or IntegrityError, and leaves nothing then."""
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")
@@ -129,7 +124,6 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
 
 
 def _tensors(pack: Pack) -> list[_Tensor]:
-    """Every tensor once, in the order of use."""
     tensors: dict[str, _Tensor] = {}
     for key in pack.keys:
         spec, layout = pack.blob_spec(key), pack.layout(key)
@@ -144,7 +138,6 @@ def _tensors(pack: Pack) -> list[_Tensor]:
 
 
 def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:
-    """The tensor's numbers in the order of its original shape."""
     layout = pack.layout(tensor.key)
     with OpenFile(pack.blob_path(tensor.key)) as file:
         if len(tensor.shape) == 1:
@@ -161,28 +154,24 @@ def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:
 def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:
     dtype = numpy_dtype(STORED[matrix.precision])
     if matrix.transposed:
+        places = row_places(matrix, range(matrix.rows))
         step = max(1, STRIP_BYTES // (matrix.rows * matrix.itemsize))
         for first in range(0, matrix.cols, step):
-            yield transpose(_columns(matrix, file, dtype, range(first, min(first + step, matrix.cols))))
+            shape = int(places[-1]) + 1, min(step, matrix.cols - first)
+            strip = file.strided(matrix.offset + first * matrix.itemsize, matrix.row_stride, shape, dtype)
+            yield transpose(strip[places])
         return
-    stride = matrix.row_stride // matrix.itemsize
-    for tile in tiles(matrix, max(1, TILE_BYTES // matrix.row_stride)):
-        shape = tile.units, tile.padded_rows, stride
-        rows = file.array(matrix.row_offset(tile.first_row), shape, dtype)
-        yield np.ascontiguousarray(rows[:, : tile.rows, : matrix.cols])
-
-
-def _columns(matrix: RowLayout, file: OpenFile, dtype: "np.dtype[np.generic]", cols: range) -> Array:
-    """Columns of all data rows."""
-    strips = []
-    for unit in range(matrix.units):
-        offset = matrix.row_offset(unit * matrix.rows_per_unit) + cols.start * matrix.itemsize
-        strips.append(file.strided(offset, matrix.row_stride, (matrix.unit_rows(unit), len(cols)), dtype))
-    return np.concatenate(strips)
+    step = max(1, TILE_BYTES // matrix.row_stride)
+    for first in range(0, matrix.rows, step):
+        places = row_places(matrix, range(first, min(first + step, matrix.rows)))
+        places -= places[0]
+        shape = int(places[-1]) + 1, matrix.row_stride // matrix.itemsize
+        rows = file.array(matrix.row_offset(first), shape, dtype)
+        yield np.ascontiguousarray(rows[places, : matrix.cols])
 
 
 def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
-    """The matrix in f32 as the checkpoint had it, a row per output, some rows at a time. Raises ReadFault."""
+    """Yields the matrix in f32 as the checkpoint had it, some rows (outputs) at a time. Raises ReadFault."""
     row_bytes = 4 * (matrix.rows if matrix.transposed else matrix.cols)
     panels = max(1, (4 << 20) // (PANEL * row_bytes))  # about five arrays of a part live at a time
     if matrix.transposed:

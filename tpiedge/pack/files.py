@@ -1,8 +1,7 @@
-"""Files on disk: those of strangers opened safely, locks between processes, and folders and files that are written
-durably or not at all.
+"""Safe opening of files, locks between processes, and durable writing of files and folders.
 
-A folder is written as `NAME.partial-RANDOM` beside it, under the lock `.NAME.lock`, and renamed when complete. A lock
-dies with its process, so the process that holds it may remove every partial folder of that name.
+A folder is written as `NAME.partial-RANDOM` under the lock `.NAME.lock` and renamed when complete. A lock dies with
+its process, so its holder may remove every partial folder of that name.
 """
 
 import contextlib
@@ -25,11 +24,11 @@ from tpiedge.kernels.panels import Array
 from tpiedge.units import format_bytes
 
 DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
-"""The errors of a file system that has no O_DIRECT."""
+"""The errors of a file system without O_DIRECT."""
 
 
 class Descriptor:
-    """Owns the file descriptor `_fd`, below 0 where there is none. `close` may be called twice; a context manager."""
+    """Owns the file descriptor `_fd` (below 0: none). `close` may be called twice."""
 
     _fd = -1
 
@@ -46,7 +45,7 @@ class Descriptor:
 
 
 class OpenFile(Descriptor):
-    """The regular file `path`, open for reading in parts. Raises UserError where it cannot be opened."""
+    """A regular file open for reading in parts. Raises UserError if it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +55,7 @@ class OpenFile(Descriptor):
             raise UserError(f"cannot open {path}: {error.strerror}") from None
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset`. Raises ReadFault, also where the file ends early."""
+        """Fills `into` from `offset`. Raises ReadFault, also if the file ends early."""
         done = 0
         while done < len(into):
             cause = "the file ends before; write it anew"
@@ -69,14 +68,13 @@ class OpenFile(Descriptor):
             done += count
 
     def parts(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
-        """`length` bytes from `offset` on, each time as many as `buffer` holds, in it. Raises as `read`."""
+        """Yields `length` bytes from `offset` on, a `buffer` at a time, in that buffer. Raises ReadFault."""
         for done in range(0, length, len(buffer)):
             part = buffer[: min(len(buffer), length - done)]
             self.read(offset + done, part)
             yield part
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> Array:
-        """The numbers from `offset` on."""
         values = np.empty(shape, dtype)
         self.read(offset, array_bytes(values))
         return values
@@ -84,7 +82,6 @@ class OpenFile(Descriptor):
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
     ) -> Array:
-        """Rows of numbers, `stride` bytes apart."""
         row_bytes = shape[1] * dtype.itemsize
         if row_bytes == stride:
             return self.array(offset, shape, dtype)
@@ -95,13 +92,13 @@ class OpenFile(Descriptor):
         return values
 
     def advise(self, advice: str, offset: int = 0, nbytes: int = 0) -> None:
-        """Tells the system how the file will be read, where it listens: `advice` as in "RANDOM"."""
+        """Tells the system how the file will be read; `advice` is a suffix of POSIX_FADV_."""
         if hasattr(os, "posix_fadvise"):  # not on macOS
             os.posix_fadvise(self._fd, offset, nbytes, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """A descriptor of the regular file `path`, for reading. Raises OSError; never waits for a pipe or a device."""
+    """Opens the regular file `path` for reading. Raises OSError; never waits for a pipe or a device."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -115,17 +112,15 @@ def array_bytes(values: Array) -> memoryview:
 
 
 class FileLock(Descriptor):
-    """The lock of the file `path`, which is made if need be. Release it with `close`; not for use by two threads."""
+    """The lock of the file `path`, created if need be and released by `close`. Not for use by two threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def try_shared(self) -> bool:
-        """Hold it together with others."""
         return self._try(fcntl.LOCK_SH)
 
     def try_alone(self) -> bool:
-        """Hold it alone, and write down that it is this process."""
         if not self._try(fcntl.LOCK_EX):
             return False
         os.ftruncate(self._fd, 0)
@@ -133,12 +128,11 @@ class FileLock(Descriptor):
         return True
 
     def is_held(self) -> bool:
-        """Whether anybody holds it, together or alone."""
         with self:
             return not self._try(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Hold it alone; UserError says who has kept it for `timeout_s`. `stopped` is asked now and then."""
+        """Takes the lock alone. Raises UserError naming the holder after `timeout_s`, Cancelled when `stopped()`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -165,13 +159,12 @@ class FileLock(Descriptor):
 
 
 def open_lock(path: Path) -> int:
-    """Opens the file of a lock, which is made if need be, and never another file to which a link leads. Raises
-    OSError."""
+    """Opens a lock's file, created if need be, and never follows a link. Raises OSError."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def holder_of(path: Path) -> str:
-    """The process that last held the lock alone, as text; "unknown" where the file does not say."""
+    """The number of the process that last held the lock alone, or "unknown"."""
     try:
         text = path.read_text(errors="replace")[:20].strip()
     except OSError:
@@ -180,7 +173,7 @@ def holder_of(path: Path) -> str:
 
 
 def try_flock(fd: int, kind: int) -> bool | None:
-    """Takes the lock without waiting: False where another process has it, None where the file system has no locks."""
+    """Takes the lock without waiting: False if another process has it, None if the file system has no locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -194,7 +187,6 @@ def try_flock(fd: int, kind: int) -> bool | None:
 
 @contextlib.contextmanager
 def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the only right to write `target`. Raises UserError if another process keeps it for `timeout_s`."""
     path = target.parent / f".{target.name}.lock"
     with FileLock(path) as lock:
         lock.wait_alone(timeout_s, f"another process is writing {target}")
@@ -208,10 +200,8 @@ def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """A new folder that becomes `target` at the end of the block, or vanishes if the block fails.
-
-    Needs the lock of `target`. Partial folders that dead processes left are removed first.
-    """
+    """A new folder that becomes `target` at the end of the block, or vanishes if the block fails. Needs the lock of
+    `target`. Removes partial folders of dead processes first."""
     _remove_partials(target)
     partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
     try:
@@ -225,7 +215,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what a killed writer of `target` has left, unless another one is at work."""
+    """Removes what a killed writer of `target` left, unless another writer is at work."""
     with contextlib.suppress(UserError, OSError), lock_target(target, timeout_s=0.0):
         _remove_partials(target)
 
@@ -239,15 +229,15 @@ def _remove_partials(target: Path) -> None:
 
 
 def check_free_space(folder: Path, needed: int, name: str = "", remedy: str = "") -> None:
-    """Raises DiskFull unless `folder`'s disk has room for `needed` bytes. `name` and `remedy` as below."""
+    """Raises DiskFull unless `folder`'s disk has room for `needed` bytes; the rest as `explain_write_errors`."""
     if shutil.disk_usage(folder).free < needed:
         raise _disk_full(folder, needed, name, remedy)
 
 
 @contextlib.contextmanager
 def explain_write_errors(folder: Path, needed: int, name: str = "", remedy: str = "") -> Iterator[None]:
-    """Turn the OSErrors of writing `needed` bytes into `folder` into DiskFull, ResourceError (the disk failed) or
-    UserError. `name` is what messages call the folder, `remedy` how its user makes room."""
+    """Turns OSErrors of writing `needed` bytes into DiskFull, ResourceError (the disk failed) or UserError. `name` is
+    what messages call the folder, `remedy` how its user makes room."""
     try:
         yield
     except OSError as error:
@@ -270,7 +260,7 @@ def _disk_full(folder: Path, needed: int, name: str, remedy: str) -> DiskFull:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file that survives a power cut, once its folder is synced."""
+    """Writes a file that survives a power cut once its folder is synced."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -279,7 +269,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name for a new file, which takes the place of `path` at the end of the block, durably."""
+    """Yields a name for a new file, which durably takes the place of `path` at the end of the block."""
     partial = path.parent / f".{path.name}.{os.getpid()}"
     partial.unlink(missing_ok=True)
     try:
@@ -291,7 +281,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries survive a power cut."""
+    """Makes the folder's entries survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -1,10 +1,8 @@
 """The grids of a pack's row-parallel matrices (kernels/grid.py): which power of two each one's sums count.
 
-It follows from the pack alone, so it is the same whoever computes it and however a model is shared. The step is 2**-16
-of what an output is expected to be, its standard deviation for inputs of 1: the root of the inputs' number times that
-of the weights, estimated from the scales of a sample of panels. A sample is enough: a step that is too small or too
-large by some powers of two costs time, where sums no longer fit 32 bits, or bits below those that int8 activations
-have.
+A grid depends on the pack alone, so every node computes the same. The step is 2**-16 of an output's expected standard
+deviation for inputs of 1: sqrt(inputs) times that of the weights, estimated from the scales of a sample of panels. A
+step that is off by some powers of two only costs time (sums beyond 32 bits) or low bits.
 """
 
 import math
@@ -20,7 +18,7 @@ from tpiedge.pack.layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
 
 Exponents = tuple[tuple[int, int], ...]
-"""Of each layer: those of o and down. None for a pack that is not quantised."""
+"""(o, down) of each layer; empty for a pack that is not quantised."""
 
 _BELOW: Final = 16
 #: How many scales a weight is, as a power of two: in 4 bits the largest of a group is 8 of them, in 8 bits 127.
@@ -29,8 +27,7 @@ _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, 
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Reads some kilobytes of every layer. UserError where they cannot be read; whether they are as they were written
-    is for those to check who compute with them."""
+    """Reads some kilobytes of every layer, unverified: nodes that compute check them. Raises UserError."""
     if not pack.precision.quantised:
         return ()
     of_blob = {pack.blob_id(layer): _of_layer(pack, layer) for layer in pack.unique_layers}
@@ -38,7 +35,7 @@ def grid_exponents(pack: Pack) -> Exponents:
 
 
 def check_exponents(exponents: Exponents, pack: Pack) -> None:
-    """Raises ProtocolError for some that came from elsewhere and cannot be those of the pack."""
+    """Raises ProtocolError unless received exponents can be those of the pack."""
     layers = pack.num_layers if pack.precision.quantised else 0
     if len(exponents) != layers:
         raise ProtocolError(
@@ -68,7 +65,6 @@ def _of_matrix(file: OpenFile, matrix: MatrixLayout) -> int:
 
 
 def _panels(file: OpenFile, matrix: PanelLayout) -> Iterator[list[float]]:
-    """The squares of the scales of some panels, but of those that are no numbers."""
     for unit in _spread(matrix.units, 8):
         shape = matrix.shape(unit)
         offset, _ = matrix.span(unit, unit + 1)
@@ -80,6 +76,5 @@ def _panels(file: OpenFile, matrix: PanelLayout) -> Iterator[list[float]]:
 
 
 def _spread(count: int, most: int) -> Iterator[int]:
-    """At most so many of `count` numbers, evenly spread."""
     some = min(count, most)
     return (at * count // some for at in range(some))

@@ -1,7 +1,6 @@
 """The hashes of a blob: one record (sha256, crc32) per range, in the order of the layout.
 
-The blob's id is the sha256 of its layout and of this table, so an id vouches for every range without a pass
-over the blob, and a range can be checked as soon as it has arrived.
+A blob's id is the sha256 of its layout and this table, so the id vouches for every range.
 """
 
 import hashlib
@@ -22,14 +21,14 @@ _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class HashTable:
-    """The records of one blob, by `Range.index`."""
+    """The records of one blob, by `HashedRange.index`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     @staticmethod
     def load(path: Path, layout: BlobLayout, blob: str) -> "HashTable":
-        """Read the table of the blob with id `blob`. Raises IntegrityError unless the id vouches for it."""
+        """Reads the table of the blob with id `blob`. Raises UserError, ReadFault, IntegrityError (another table)."""
         try:
             with open(open_regular(path), "rb") as file:
                 data = file.read(layout.range_count * RECORD_BYTES + 1)
@@ -70,7 +69,6 @@ class RangeHasher:
         self._records = bytearray()
 
     def update(self, data: memoryview) -> None:
-        """The next bytes, cut anywhere."""
         while len(data):
             if not self._left:
                 raise ValueError("more bytes than the layout has")
@@ -85,7 +83,6 @@ class RangeHasher:
                 self._left = next(self._lengths, 0)
 
     def table(self) -> bytes:
-        """The table, once all bytes have passed."""
         if self._left:
             raise ValueError("fewer bytes than the layout has")
         return bytes(self._records)

@@ -1,15 +1,12 @@
-"""How a pack stores its numbers, and where each byte of it lies: pure arithmetic, no files.
+"""How a pack stores its numbers, and where each byte lies: pure arithmetic, no files.
 
-The laws of the layout:
-
-1. Every matrix is stored in unit order, a unit in a whole number of ALIGN bytes. So the units [a, b) of a matrix are
-   one contiguous range, fit for O_DIRECT. A unit is some rows; a column-parallel matrix (q, k, v, gate, up, head,
-   embedding) has one row per OUTPUT feature; a row-parallel one (o, down; `transposed`) has one row per INPUT feature.
-2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; a unit's rows are followed by zero rows
-   until it is whole. So some units in memory are a plain strided matrix.
-3. q8 and q4: a unit is panels, as in kernels/panels.py, followed by zeros until it is whole.
-4. The vectors (norms, biases; f32 where the matrices are quantised, or where the pack says so) form one section at the
-   start of the blob, each aligned to ROW_ALIGN, the section to ALIGN. Everything that is not data is zero.
+1. A matrix is stored unit after unit, each a multiple of ALIGN bytes: units [a, b) are one range, fit for O_DIRECT.
+   Column-parallel matrices (q, k, v, gate, up, head, embedding) have a row per OUTPUT feature, row-parallel ones
+   (o, down; `transposed`) a row per INPUT feature.
+2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; zero rows fill up a unit.
+3. q8 and q4: a unit is panels (kernels/panels.py), filled up with zeros.
+4. The vectors (norms, biases; f32 beside quantised matrices, or if the pack says so) form one section at the start
+   of the blob, each aligned to ROW_ALIGN, the section to ALIGN. Everything that is not data is zero.
 """
 
 import math
@@ -32,10 +29,8 @@ FFN_MATRICES = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class HashedRange:
-    """One hashed range of a blob: unit `unit` of `matrix`, or the vector section (matrix "", unit 0).
-
-    `index` is its place in the blob's table of hashes.
-    """
+    """One hashed range of a blob: unit `unit` of `matrix`, or the vector section (matrix "", unit 0). `index` is its
+    place in the blob's table of hashes."""
 
     matrix: str
     unit: int
@@ -50,7 +45,7 @@ class HashedRange:
 
 @dataclass(frozen=True)
 class MatrixLayout(ABC):
-    """Where a matrix lies in its blob. Offsets and lengths are bytes from the start of the blob."""
+    """Where a matrix lies in its blob, in bytes from the start of the blob."""
 
     name: str
     rows: int
@@ -63,7 +58,7 @@ class MatrixLayout(ABC):
 
     @staticmethod
     def of(spec: MatrixSpec, precision: Precision, offset: int, first_range: int) -> "MatrixLayout":
-        """The layout of the matrix at `offset`. Raises UserError where it is too wide to be quantised."""
+        """The layout of the matrix at `offset`. Raises UserError if the matrix is too wide to be quantised."""
         inputs = min(spec.rows, spec.rows_per_unit) if spec.transposed else spec.cols
         if precision.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
             raise UserError(
@@ -82,7 +77,6 @@ class MatrixLayout(ABC):
         return self.span(0, self.units)[1]
 
     def unit_rows(self, unit: int) -> int:
-        """Rows of data in `unit`, without padding."""
         return min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
@@ -95,18 +89,17 @@ class MatrixLayout(ABC):
         return offset, (stop - 1 - start) * self.unit_nbytes(0) + self.unit_nbytes(stop - 1)
 
     def ranges(self, start: int, stop: int) -> Iterator[HashedRange]:
-        """The hashed ranges of the units [start, stop), in storage order."""
         for unit in range(start, stop):
             offset, length = self.span(unit, unit + 1)
             yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
 
     @abstractmethod
     def unit_nbytes(self, unit: int) -> int:
-        """Bytes of a unit with its padding: whole pages. The first unit's are the distance between units, too."""
+        """Bytes of a unit with its padding. Units lie `unit_nbytes(0)` apart."""
 
     @abstractmethod
     def row_place(self, row: int) -> tuple[int, int]:
-        """(offset, length) of what holds the data row `row`. Not for transposed panels: their rows are inputs."""
+        """(offset, length) of the bytes that hold the data row `row`. Not for transposed panels."""
 
     def _check_row(self, row: int) -> None:
         if not 0 <= row < self.rows:
@@ -115,27 +108,23 @@ class MatrixLayout(ABC):
 
 @dataclass(frozen=True)
 class RowLayout(MatrixLayout):
-    """f32 or bf16: rows at a stride."""
-
     @cached_property
     def itemsize(self) -> int:
         return self.precision.bits // 8
 
     @cached_property
     def row_stride(self) -> int:
-        """Bytes from one row to the next."""
         return round_up(self.cols * self.itemsize, ROW_ALIGN)
 
     @cached_property
     def padded_rows(self) -> int:
-        """Rows of a whole unit with its padding."""
         return self._padded(self.rows_per_unit)
 
     def unit_nbytes(self, unit: int) -> int:
         return self._padded(self.unit_rows(unit)) * self.row_stride
 
     def row_count(self, start: int, stop: int) -> int:
-        """Rows of the units [start, stop) in storage and in memory, padding included."""
+        """Rows of the units [start, stop), padding included."""
         return self.span(start, stop)[1] // self.row_stride
 
     def row_offset(self, row: int) -> int:
@@ -152,8 +141,6 @@ class RowLayout(MatrixLayout):
 
 @dataclass(frozen=True)
 class PanelLayout(MatrixLayout):
-    """q8 or q4: units of panels."""
-
     def shape(self, unit: int) -> PanelShape:
         rows = self.unit_rows(unit)
         outputs, inputs = (self.cols, rows) if self.transposed else (rows, self.cols)
@@ -170,12 +157,11 @@ class PanelLayout(MatrixLayout):
 
 
 def whole_pages(nbytes: int) -> int:
-    """Rounded up to whole pages of ALIGN bytes."""
+    """Rounds up to a multiple of ALIGN."""
     return round_up(nbytes, ALIGN)
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple that is not below `value`."""
     return -(-value // multiple) * multiple
 
 
@@ -206,7 +192,7 @@ class BlobLayout:
 
     @staticmethod
     def of(spec: BlobSpec, precision: Precision, *, vectors_f32: bool = False) -> "BlobLayout":
-        """`vectors_f32`: the vectors in f32, whatever the matrices are in."""
+        """Lays out `spec`; with `vectors_f32` vectors are f32 whatever the matrices' precision. Raises UserError."""
         vectors, offset = [], 0
         of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
@@ -225,22 +211,19 @@ class BlobLayout:
         return BlobLayout(precision, tuple(vectors), section, tuple(matrices), offset, ranges)
 
     def matrix(self, name: str) -> MatrixLayout:
-        """Raises KeyError if the blob has no such matrix."""
         return self._matrix_by_name[name]
 
     def vector_ranges(self) -> Iterator[HashedRange]:
-        """The one range of the vector section, or none if the blob has no vectors."""
         if self.vectors_nbytes:
             yield HashedRange("", 0, 0, self.vectors_nbytes, 0)
 
     def ranges(self) -> Iterator[HashedRange]:
-        """Every hashed range, in the order of the blob and of its table of hashes."""
         yield from self.vector_ranges()
         for matrix in self.matrices:
             yield from matrix.ranges(0, matrix.units)
 
     def descriptor(self) -> Mapping[str, JSON]:
-        """What the blob's id covers besides its bytes: everything that gives the bytes their meaning."""
+        """The fields that a blob's id covers besides its bytes."""
         unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
         return {
             "precision": self.precision.value,
@@ -280,12 +263,9 @@ def group_size(layout: BlobLayout) -> int:
 
 @dataclass(frozen=True)
 class Storage:
-    """The precision of each kind of blob, and whether the quantiser searches for its scales.
-
-    With `vectors_f32` norms and biases are in f32 beside matrices in bf16, too: for those that bf16 would round.
-    Beside others they are anyway: to say it is refused, as it would be a second name for one content. Only quantised
-    layers go with an embedding or a head of another precision.
-    """
+    """The precision of each kind of blob, and whether the quantiser searches for its scales. `vectors_f32` keeps norms
+    and biases in f32 beside bf16 matrices; elsewhere they are f32 anyway, and saying so is refused, as it would give
+    one content two names. Only quantised layers go with an embedding or a head of another precision."""
 
     layers: Precision
     embedding: Precision
@@ -313,10 +293,7 @@ class Storage:
         head: Precision | None = None,
         search: bool = True,
     ) -> "Storage":
-        """What was asked for, with what is usual beside quantised layers: the embedding in bf16, the head in q8.
-
-        A tied model has one matrix for both, in q8.
-        """
+        """Fills in what is usual beside quantised layers: the embedding in bf16, the head in q8; both q8 if tied."""
         usual = Precision.Q8 if layers.quantised else layers
         if tied:
             if None not in (embedding, head) and embedding is not head:
@@ -329,14 +306,13 @@ class Storage:
         return Storage(layers, embedding, head, search)
 
     def of_blob(self, key: int | str) -> Precision:
-        """`key` as in Pack: a layer's number, "embedding" or "head"."""
         return {"embedding": self.embedding, "head": self.head}.get(str(key), self.layers)
 
     def layout(self, key: int | str, spec: BlobSpec) -> BlobLayout:
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
 
     def label(self, *, tied: bool) -> str:
-        """The part of a folder's name: "q4", and what is unusual of it ("q4-head-bf16")."""
+        """The part of a folder's name: "q4", or with what is unusual "q4-head-bf16"."""
         usual = Storage.of(self.layers, tied=tied)
         parts = [self.layers.value]
         if self.embedding is not usual.embedding:
@@ -348,7 +324,7 @@ class Storage:
         return "-".join(parts if self.search else [*parts, "plain"])
 
     def to_json(self) -> dict[str, JSON]:
-        """Fields of a manifest: "precision" alone where that says all."""
+        """The manifest's fields: "precision" alone where that says all."""
         fields: dict[str, JSON] = {"precision": self.layers.value}
         if self.layers.quantised:
             fields["precisions"] = {"embedding": self.embedding.value, "head": self.head.value}
@@ -358,7 +334,6 @@ class Storage:
 
     @staticmethod
     def from_json(fields: Mapping[str, JSON]) -> "Storage":
-        """Raises UserError."""
         if "precision" not in fields:
             raise UserError("the field precision is missing: pack again")
         layers = parse_precision(fields["precision"])
@@ -375,7 +350,7 @@ class Storage:
 
 
 def storage_of(precision: "Precision | Storage", spec: ModelSpec) -> Storage:
-    """`precision` of the layers with what is usual beside it; a Storage stays."""
+    """The Storage for layers in `precision`; a Storage stays."""
     return precision if isinstance(precision, Storage) else Storage.of(precision, tied=spec.tied)
 
 

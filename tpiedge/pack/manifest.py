@@ -1,6 +1,6 @@
 """manifest.json: what a pack holds, and the name of a pack between computers.
 
-A manifest is untrusted input: whatever it says is checked field by field, and every complaint is a UserError.
+A manifest is untrusted input: every field is checked and every complaint is a UserError.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from tpiedge.units import counted
 MANIFEST_NAME = "manifest.json"
 BLOB_FOLDER = "blobs"
 TEXT_FOLDER = "text"
-"""Where a pack has config, tokenizer and template of its model."""
+"""The folder of a model's config, tokenizer and template."""
 MAX_MANIFEST_BYTES = 16 << 20  # 1024 layers take 3 MB
 _FORMAT = "tpiedge-pack"
 # Of packs without quantised matrices, and of those with: kernels/panels.py interleaves scales and codes since 2.
@@ -39,8 +39,6 @@ class _Blobs(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    """What stands in a manifest beside `spec` and the fields of its storage."""
-
     source: str
     distinct_layers: Annotated[int, Meta(ge=1)]
     blobs: _Blobs
@@ -49,10 +47,8 @@ class _Body(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Manifest:
-    """`layers[i]`, `embedding` and `head` are blob ids; `source` tells which numbers were packed.
-
-    Layer i was made from the numbers of layer `i % distinct_layers`.
-    """
+    """`layers[i]`, `embedding` and `head` are blob ids; `source` tells which numbers were packed. Layer i was made
+    from the numbers of layer `i % distinct_layers`."""
 
     spec: ModelSpec
     storage: Storage
@@ -63,7 +59,7 @@ class Manifest:
     head: str
 
     def same_request(self, other: "Manifest") -> bool:
-        """Whether both come from the same model, numbers and storage, whatever their blobs."""
+        """Whether both have the same model, numbers and storage, whatever their blobs."""
         return _checksum(_request(self)) == _checksum(_request(other))
 
 
@@ -75,7 +71,7 @@ def manifest_text(manifest: Manifest) -> bytes:
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """The manifest of the pack in `folder`, unread. Raises UserError."""
+    """The manifest of the pack in `folder`, unparsed. Raises UserError."""
     path = folder / MANIFEST_NAME
     try:
         with open(open_regular(path), "rb") as file:
@@ -96,7 +92,7 @@ def pack_id(manifest: bytes) -> str:
 
 
 def load_manifest(pack: Path) -> Manifest:
-    """Read the manifest of the pack in folder `pack`. Raises UserError."""
+    """Reads the manifest of the pack in folder `pack`. Raises UserError."""
     data, path = manifest_bytes(pack), pack / MANIFEST_NAME
     try:
         return _parse(json.loads(data))

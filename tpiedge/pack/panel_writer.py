@@ -1,13 +1,10 @@
-"""Matrices of a blob, quantised on the way: read in order by one thread, quantised by others, handed on in order.
+"""Quantises matrices of a blob: one thread reads in order, others quantise, results come in order.
 
-Reading has a thread of its own, because who takes the bytes waits for the disk, too.
+A piece is read at once: whole units, or some panels of a large unit. Jobs quantise it, or keep integers that the
+source has in the same format.
 
-A piece is what is read at once: whole units, or some panels of a unit that is too large for that. It is quantised by
-one job or several. Where the source has integers of the same format already, they are kept.
-
-quality.json says what quantising did to each tensor of a pack. It lies beside the manifest, is no part of the pack's
-identity, and does not travel. Ratios are in dB, of the squares of the weights to the squares of their errors; null
-where nothing changed.
+quality.json says what quantising did to each tensor, as dB of squared weights to squared errors (null: no change). It
+lies beside the manifest, is no part of the pack's identity, and does not travel.
 """
 
 import math
@@ -17,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -37,10 +35,8 @@ PIECE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class PanelRun:
-    """`units` whole units from `unit` on; or, of that one unit, `outputs` outputs from `first_output` on.
-
-    `outputs` of whole units: those of a unit that is not short.
-    """
+    """`units` whole units from `unit` on, or `outputs` outputs of that one unit from `first_output` on. With whole
+    units `outputs` is the number of a unit that is not short."""
 
     unit: int
     units: int
@@ -54,8 +50,8 @@ class TensorQuality(msgspec.Struct, frozen=True):
     tensor: str
     matrix: str
     precision: Precision
-    signal: float
-    noise: float
+    signal: Annotated[float, msgspec.Meta(ge=0)]
+    noise: Annotated[float, msgspec.Meta(ge=0)]
 
     @property
     def error(self) -> QuantisationError:
@@ -67,10 +63,8 @@ _StoredPart = tuple[Array, TensorQuality, bool]
 
 
 class Quantiser:
-    """A thread that reads and some that quantise. `quality` lists what they have done, a tensor at a time.
-
-    Leaving the `with` block waits for them: a source must be open until then.
-    """
+    """A thread that reads and up to four that quantise; `quality` grows by one entry per tensor. Leaving the `with`
+    block waits for them: the source must be open until then."""
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []
@@ -92,10 +86,7 @@ class Quantiser:
     def parts(
         self, matrices: Iterable[tuple[MatrixSpec, PanelLayout]], source: TensorSource
     ) -> Iterator[Array]:
-        """The matrices' bytes in order, padding and all. Raises UserError for numbers that cannot be quantised.
-
-        Given together they keep the threads busy: the next is read while the one before is quantised.
-        """
+        """Yields the matrices' bytes in order, padded. Raises UserError for numbers that cannot be quantised."""
         jobs = (job for spec, matrix in matrices for job in _jobs(spec, matrix, source))
         for stored, quality, begins in self._results(self._ahead(jobs)):
             if begins:
@@ -106,7 +97,6 @@ class Quantiser:
             yield stored
 
     def _ahead(self, jobs: Iterator["_Job"]) -> Iterator["_Job"]:
-        """The same, each made while the one before is in use."""
         reading = self._reader.submit(next, jobs, None)
         while (job := reading.result()) is not None:
             reading = self._reader.submit(next, jobs, None)
@@ -127,7 +117,7 @@ class Quantiser:
 
 
 def pieces(matrix: PanelLayout, itemsize: int) -> Iterator[PanelRun]:
-    """Cut a matrix with numbers of `itemsize` into pieces of at most PIECE_BYTES, of one panel at least."""
+    """Cuts a matrix with numbers of `itemsize` into pieces of at most PIECE_BYTES, one panel at least."""
     shape = matrix.shape(0)
     unit_bytes = shape.outputs * shape.inputs * itemsize
     group = PIECE_BYTES // unit_bytes
@@ -143,7 +133,7 @@ def pieces(matrix: PanelLayout, itemsize: int) -> Iterator[PanelRun]:
 
 @dataclass(frozen=True)
 class _Job:
-    """Some units of a matrix, or some panels of one: the numbers, as outputs x inputs, in the order of storage."""
+    """Some units of a matrix, or some panels of one: `values` are [outputs, inputs], in the order of storage."""
 
     spec: MatrixSpec
     matrix: PanelLayout
@@ -152,21 +142,16 @@ class _Job:
 
     def run(self, search: bool) -> _StoredPart:
         piece, matrix = self.piece, self.matrix
-        units = range(piece.unit, piece.unit + piece.units)
-        shapes = [_shape(matrix, piece, unit) for unit in units]
-        sizes = [_stored_nbytes(matrix, piece, unit) for unit in units]
-        stored = np.zeros(sum(sizes), np.uint8)
-        total, row, offset = QuantisationError(), 0, 0
-        for shape, size in zip(shapes, sizes, strict=True):
-            rows = shape.inputs if matrix.transposed else shape.outputs
-            values_OI = (
-                self.values[:, row : row + rows] if matrix.transposed else self.values[row : row + rows]
-            )
-            into = stored[offset : offset + shape.nbytes]
-            total += self._quantise(values_OI, shape, search, into, row)
-            row, offset = row + rows, offset + size
+        parts, total, row = [], QuantisationError(), 0
+        for unit in range(piece.unit, piece.unit + piece.units):
+            shape, nbytes = _stored(matrix, piece, unit)
+            rows = slice(row, row + (shape.inputs if matrix.transposed else shape.outputs))
+            values_OI = self.values[:, rows] if matrix.transposed else self.values[rows]
+            parts.append(np.zeros(nbytes, np.uint8))
+            total += self._quantise(values_OI, shape, search, parts[-1][: shape.nbytes], row)
+            row = rows.stop
         quality = TensorQuality(self.spec.source, self.spec.name, matrix.precision, **vars(total))
-        return stored, quality, piece.unit == 0 and piece.first_output == 0
+        return np.concatenate(parts), quality, piece.unit == 0 and piece.first_output == 0
 
     def _quantise(
         self, values_OI: Array | Codes, shape: PanelShape, search: bool, into: Array, row: int
@@ -198,8 +183,7 @@ def _jobs(spec: MatrixSpec, matrix: PanelLayout, source: TensorSource) -> Iterat
 
 
 def _read(spec: MatrixSpec, matrix: PanelLayout, piece: PanelRun, source: TensorSource) -> Array | Codes:
-    """The numbers of a piece, [outputs, inputs]: the checkpoint's own orientation. As integers where the source has
-    such as the pack does already, so that they need not be quantised."""
+    """The numbers of a piece, [outputs, inputs]; integers where the source has the pack's own."""
     first = piece.unit * matrix.rows_per_unit
     stored = range(first, min(first + piece.units * matrix.rows_per_unit, matrix.rows))
     outputs = range(piece.first_output, piece.first_output + piece.outputs)
@@ -217,22 +201,19 @@ def _read(spec: MatrixSpec, matrix: PanelLayout, piece: PanelRun, source: Tensor
     return source.read_block(spec.source, rows.start, len(rows), cols.start, len(cols))
 
 
-def _shape(matrix: PanelLayout, piece: PanelRun, unit: int) -> PanelShape:
-    """What the piece has of a unit."""
+def _stored(matrix: PanelLayout, piece: PanelRun, unit: int) -> tuple[PanelShape, int]:
+    """The piece's part of a unit, and its bytes with the padding to whole pages if the unit ends here."""
     whole = matrix.shape(unit)
-    return PanelShape(whole.bits, min(piece.outputs, whole.outputs - piece.first_output), whole.inputs)
-
-
-def _stored_nbytes(matrix: PanelLayout, piece: PanelRun, unit: int) -> int:
-    """Bytes of the same, with the padding to whole pages if the unit ends here."""
-    shape, whole = _shape(matrix, piece, unit), matrix.shape(unit)
+    outputs = min(piece.outputs, whole.outputs - piece.first_output)
+    shape = PanelShape(whole.bits, outputs, whole.inputs)
+    if piece.first_output + outputs < whole.outputs:
+        return shape, shape.nbytes
     before = piece.first_output // PANEL * whole.panel_nbytes
-    ends = piece.first_output + shape.outputs == whole.outputs
-    return whole_pages(before + shape.nbytes) - before if ends else shape.nbytes
+    return shape, whole_pages(before + shape.nbytes) - before
 
 
 def panels_of(codes: Codes, shape: PanelShape) -> Array:
-    """The bytes of the unit that holds `codes`, as kernels/panels.py orders them: uint8 [shape.nbytes]."""
+    """The bytes of the unit that holds `codes` (kernels/panels.py): uint8 [shape.nbytes]."""
     if codes.codes_OI.shape != (shape.outputs, shape.inputs) or codes.bits != shape.bits:
         raise ValueError(f"codes of {codes.codes_OI.shape} and {codes.bits} bits are not a unit of {shape}")
     scales = np.zeros((shape.panels * PANEL, shape.groups), np.dtype("<f2"))
@@ -263,7 +244,6 @@ class Quality(msgspec.Struct, frozen=True):
         return sum((tensor.error for tensor in self.tensors), QuantisationError())
 
     def to_json(self) -> dict[str, JSON]:
-        """The content of quality.json, and of a report."""
         return {
             "sqnr_db": _finite(self.total),
             "tensors": [
@@ -281,7 +261,7 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 def load_quality(pack: Path) -> Quality | None:
-    """The quality of the pack in folder `pack`; None where it has no such file, or one that is damaged."""
+    """The quality of the pack in folder `pack`; None if the file is missing or damaged."""
     try:
         with open(open_regular(pack / QUALITY_NAME), "rb") as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=Quality)

@@ -1,9 +1,8 @@
-"""Packing in a process of its own, so that its memory goes back when it is done: both sides of it.
+"""Packing in a child process, so that its memory goes back when it is done: both sides of it.
 
-`python -m tpiedge.pack.process` reads one line of JSON, the request, from stdin, and writes one line of JSON
-per event to stdout: {"event": "progress", "done", "total"}, then either {"event": "done", "path", "nbytes",
-"reused"} or {"event": "error", "kind", "message"}. It gives up and leaves nothing when stdin ends, when its
-parent dies, or on SIGTERM.
+`python -m tpiedge.pack.process` reads the request from stdin, one line of JSON, and writes one line of JSON per event:
+{"event": "progress", "done", "total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error",
+"kind", "message"}. When stdin ends, its parent dies or SIGTERM comes, it stops and leaves nothing.
 """
 
 import contextlib
@@ -53,11 +52,8 @@ _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
 
 @dataclass(frozen=True)
 class PackRequest:
-    """The arguments of `write_pack`, as they cross to the child.
-
-    `source` is what files hold, or the seed of random numbers in the precision of the pack (bf16 where that is
-    quantised).
-    """
+    """The arguments of `write_pack`, as they cross to the child. An int as `source` is the seed of random numbers in
+    the precision of the pack (bf16 if that is quantised)."""
 
     spec: ModelSpec
     source: Mapping[str, StoredTensor] | int
@@ -82,7 +78,7 @@ class PackRequest:
 
     @staticmethod
     def from_json(value: Any) -> "PackRequest":
-        """The parent is trusted: a malformed request is its defect, a KeyError or TypeError."""
+        """Raises KeyError or TypeError for a malformed request: the parent is trusted."""
         source = value["source"]
         return PackRequest(
             spec=model_spec_from_json(value["spec"]),
@@ -105,11 +101,8 @@ class PackRequest:
 
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
-    """Write a pack in a child process and wait for it, in the calling thread.
-
-    `on_progress(bytes done, bytes in all)` is called in this thread; if it raises, or the thread is
-    interrupted, the child is ended and leaves nothing. Raises what `write_pack` raises.
-    """
+    """Writes a pack in a child process and waits for it, in the calling thread. Calls `on_progress(bytes done, bytes
+    in all)` in this thread; if that raises, the child is ended and leaves nothing. Raises what `write_pack` raises."""
     # -P: a folder named numpy in the user's working directory must not be imported. The child imports the same tpiedge
     # as this process, installed or not.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
@@ -148,7 +141,6 @@ def _events(child: subprocess.Popen[bytes], request: PackRequest) -> Iterator[An
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """The end of stdin asks the child to clean up and go; SIGKILL follows if it does not."""
     with contextlib.suppress(BrokenPipeError):
         if child.stdin:
             child.stdin.close()
@@ -162,7 +154,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """The child. Returns the exit status of errors.py."""
+    """Runs the child and returns the exit status of errors.py."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_cancelled)
     try:

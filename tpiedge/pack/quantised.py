@@ -1,19 +1,17 @@
-"""Tensors that others have quantised, in GGUF files and in GPTQ and AWQ checkpoints.
+"""Tensors that other programs have quantised, in GGUF files and in GPTQ and AWQ checkpoints.
 
-GGUF: a row is a whole number of blocks. Q4_0: 32 weights, an f16 scale d, then 16 bytes, byte j with the code of weight
-j in its lower four bits and that of weight 16 + j in its upper four; the weight is d * (code - 8). Q8_0: an f16 scale d
-and 32 signed bytes; the weight is d * byte. These are the numbers of a pack's q4 and q8. Other quantised blocks become
-f32 here by the `gguf` package, whose numpy code is their reference.
+GGUF: a row is whole blocks. Q4_0: 32 weights, an f16 scale d, then 16 bytes; byte j has the code of weight j in its
+lower four bits and that of weight 16 + j in its upper four; the weight is d * (code - 8). Q8_0: an f16 scale d and 32
+signed bytes; the weight is d * byte. These are a pack's q4 and q8. The `gguf` package turns other blocks into f32.
 
-GPTQ and AWQ: a matrix of 4-bit weights is stored as the libraries of these names write it. For O outputs and I inputs
-in G groups of inputs, all of them row-major and little-endian:
+GPTQ and AWQ, O outputs and I inputs in G groups of inputs, row-major and little-endian:
 
 - `scales` [G, O], f16. `qzeros` [G, O / 8], int32: eight outputs' zero points in a word.
-- GPTQ: `qweight` [I / 8, O], int32: word (r, o) holds the codes of inputs 8 r + k in bits 4 k to 4 k + 3. So does a
-  word of qzeros for its outputs, but each is one less than the zero point (not so in the format "gptq_v2").
+- GPTQ: `qweight` [I / 8, O], int32: word (r, o) holds the codes of inputs 8 r + k in bits 4 k to 4 k + 3. A word of
+  qzeros holds its outputs so, each one less than the zero point (not so in the format "gptq_v2").
 - AWQ ("gemm"): `qweight` [I, O / 8], int32: word (i, c) holds the code of output 8 c + AWQ_ORDER[k] in bits 4 k to
-  4 k + 3. So does a word of qzeros.
-- The weight of o and i is scales[g, o] * (code - zero point), where g is i // group or, with "act order", g_idx[i].
+  4 k + 3, and so does a word of qzeros.
+- Weight (o, i) is scales[g, o] * (code - zero point); g is i // group or, with "act order", g_idx[i].
 """
 
 from collections.abc import Mapping
@@ -46,11 +44,9 @@ EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
-    """Rows of blocks of the type `kind`, from `offset` of `file` on.
-
-    `paired` is 0, or the rows of a head whose rows lie in the order of a rotation of neighbours: row 2 i + a of a head
-    is the row a * paired / 2 + i of the checkpoint. (A vector's numbers count as rows.)
-    """
+    """Rows of blocks of the type `kind`, from `offset` of `file` on. `paired` (0: none) is the rows of a head that are
+    stored in the order of a rotation of neighbours: stored row 2 i + a of a head is row a * paired / 2 + i of the
+    checkpoint. A vector's numbers count as rows."""
 
     kind: str = msgspec.field(name="blocks")
     shape: tuple[int, ...]
@@ -91,7 +87,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
         return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
 
     def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
-        """(where `cols` begins in them, the blocks that hold the rectangle), rows in the checkpoint's order."""
+        """(index of `cols.start` in them, the blocks that hold the rectangle), rows in the checkpoint's order."""
         if not self.paired:
             return self._stored(files, rows, cols)
         first_row = rows.start // self.paired * self.paired
@@ -141,7 +137,6 @@ def _codes(kind: str, raw_RB: Array) -> Codes:
 
 
 WORD = 8
-"""Codes in a word."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -157,11 +152,8 @@ _WORDS = np.dtype("<u4")
 
 
 class Int4Tensor(msgspec.Struct, frozen=True):
-    """The parts of a matrix of a GPTQ or AWQ checkpoint; `scheme` is "gptq" or "awq".
-
-    `group` inputs share a scale, `zero_offset` is added to a stored zero point. `group_of` holds the group of each
-    input where they do not lie in order.
-    """
+    """The parts of a matrix of a GPTQ or AWQ checkpoint; `scheme` is "gptq" or "awq". `group` inputs share a scale,
+    `zero_offset` is added to a stored zero point, `group_of` (if any) holds each input's group."""
 
     scheme: str
     shape: tuple[int, ...]
@@ -210,7 +202,6 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         return Codes(8, wide, halves)
 
     def _codes(self, files: OpenFiles, rows: range, cols: range) -> Array:
-        """uint8 [rows, cols]."""
         if self.scheme == "awq":
             return np.ascontiguousarray(_unpack_outputs(files, self.qweight, cols, rows, AWQ_ORDER).T)
         word_rows = range(cols.start // WORD, -(-cols.stop // WORD))
@@ -225,14 +216,12 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         return np.ascontiguousarray(zeros.T) + np.uint8(self.zero_offset)
 
     def _scales(self, files: OpenFiles, rows: range) -> Array:
-        """float32 [rows, groups]."""
         dtype = numpy_dtype(self.scales.dtype)
         stored = self.scales.rectangle(files, range(self.scales.shape[0]), rows, dtype)
         values = f32_from_bf16(stored) if self.scales.dtype == "BF16" else stored.astype(np.float32)
         return np.ascontiguousarray(values.T)
 
     def _groups(self, files: OpenFiles) -> Array:
-        """The group of each input."""
         part = self.group_of
         if part is None:
             return np.arange(self.shape[1]) // self.group
@@ -252,7 +241,7 @@ def _unpack_outputs(
 
 
 def tensor_from_json(value: Any) -> StoredTensor:
-    """Reads only what `tensor_to_json` wrote: a malformed value is a ValidationError of msgspec."""
+    """Reads what `tensor_to_json` wrote. Raises msgspec.ValidationError."""
     kind: type[StoredTensor] = SourceTensor
     if isinstance(value, dict):
         kind = BlockTensor if "blocks" in value else Int4Tensor

@@ -1,4 +1,4 @@
-"""A pack on disk, opened: layouts, ranges of a share, and the check of its bytes."""
+"""Opens a pack on disk: layouts, ranges of a share, and the check of its bytes."""
 
 import contextlib
 import fcntl
@@ -28,10 +28,7 @@ BlobKey: TypeAlias = int | Literal["embedding", "head"]
 
 
 class Pack:
-    """An immutable pack. A blob's key is the layer's number, "embedding" or "head".
-
-    Opening it reads the manifest only and looks at the sizes of the blobs.
-    """
+    """An immutable pack. A blob's key is the layer's number, "embedding" or "head"."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -39,7 +36,6 @@ class Pack:
         self.config = manifest.spec.config
         self.storage = manifest.storage
         self.num_layers = len(manifest.layers)
-        #: In the order of use.
         self.keys: tuple[BlobKey, ...] = ("embedding", *range(self.num_layers), "head")
         ids = (manifest.embedding, *manifest.layers, manifest.head)
         specs = (self.spec.embedding, *self.spec.layers, self.spec.head)
@@ -48,7 +44,7 @@ class Pack:
 
     @staticmethod
     def open(path: Path) -> "Pack":
-        """Raises UserError if `path` is not a complete, well-formed pack."""
+        """Reads the manifest and checks the sizes of the blobs. Raises UserError unless the pack is well-formed."""
         pack = Pack(path, load_manifest(path))
         stored: dict[str, BlobLayout] = {}
         for key in pack.keys:
@@ -60,12 +56,11 @@ class Pack:
 
     @property
     def precision(self) -> Precision:
-        """The precision of the layers; `layout(key).precision` is that of a blob."""
         return self.storage.layers
 
     @cached_property
     def unique_keys(self) -> tuple[BlobKey, ...]:
-        """One key per blob that is stored: repeated layers count once."""
+        """One key per stored blob: repeated layers count once."""
         first: dict[str, BlobKey] = {}
         for key in self.keys:
             first.setdefault(self.blob_id(key), key)
@@ -73,17 +68,15 @@ class Pack:
 
     @cached_property
     def unique_layers(self) -> tuple[int, ...]:
-        """Those of `unique_keys` that are layers."""
         return tuple(key for key in self.unique_keys if isinstance(key, int))
 
     @property
     def head_matrix(self) -> tuple[BlobKey, str]:
-        """The blob and the name of the LM head's matrix: the embedding's where the model ties them."""
+        """The blob and the name of the LM head's matrix: the embedding's if the model ties them."""
         return ("embedding", "embedding") if self.spec.tied else ("head", "head")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored blobs."""
         return sum(self.layout(key).nbytes for key in self.unique_keys)
 
     def blob_spec(self, key: BlobKey) -> BlobSpec:
@@ -111,11 +104,10 @@ class Pack:
         return HashTable.load(self.path / BLOB_FOLDER / f"{blob}.hashes", self.layout(key), blob)
 
     def group_size(self, layer: int) -> int:
-        """Query heads per KV head."""
         return group_size(self.layout(layer))
 
     def share_ranges(self, layer: int, share: NodeShare) -> Iterator[HashedRange]:
-        """What a node of `share` needs of a layer: vectors and its units of each matrix, in storage order."""
+        """The ranges that a node of `share` needs of a layer: vectors and its units of each matrix, in order."""
         layout = self.layout(layer)
         yield from layout.vector_ranges()
         for matrix in layout.matrices:
@@ -123,7 +115,6 @@ class Pack:
             yield from matrix.ranges(units.start, units.stop)
 
     def share_bytes(self, layer: int, share: NodeShare) -> int:
-        """Bytes of a layer that a node of `share` holds."""
         return sum(item.length for item in self.share_ranges(layer, share))
 
 
@@ -141,8 +132,7 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def verify_pack(pack: Pack, *, fast: bool = False) -> None:
-    """Compare every range with its hash: crc32 if `fast`, else sha256. Raises IntegrityError, which names the blob, the
-    matrix and the unit, or ReadFault."""
+    """Compares every range with its hash: crc32 if `fast`, else sha256. Raises IntegrityError or ReadFault."""
     for key in pack.unique_keys:
         for item, good in checked_ranges(pack, key, list(pack.layout(key).ranges()), fast):
             if not good:
@@ -152,8 +142,8 @@ def verify_pack(pack: Pack, *, fast: bool = False) -> None:
 def checked_ranges(
     pack: Pack, key: BlobKey, ranges: Sequence[HashedRange], fast: bool
 ) -> Iterator[tuple[HashedRange, bool]]:
-    """Each of the blob's `ranges`, and whether its bytes have their hash. Raises ReadFault, IntegrityError (of the
-    table of hashes), UserError."""
+    """Yields each of the blob's `ranges` and whether its bytes have their hash. Raises ReadFault, IntegrityError (of
+    the table of hashes), UserError."""
     if not ranges:
         return
     hashes = pack.hashes(key)
@@ -164,11 +154,8 @@ def checked_ranges(
 
 
 class PackHold:
-    """Keeps `remove_packs` away from the pack at `path` until `close`, or until nothing refers to this object.
-
-    Raises UserError where the pack is being deleted. On a file system without locks packs are used and deleted all the
-    same.
-    """
+    """Keeps `remove_packs` away from the pack at `path` until `close`, or until this object is garbage. Raises
+    UserError if the pack is being deleted. A file system without locks protects nothing."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -185,7 +172,7 @@ class PackHold:
 
 
 def remove_packs(paths: list[Path]) -> None:
-    """Delete all of the packs, or none: raises UserError if a process uses one."""
+    """Deletes all of the packs, or none: raises UserError if a process uses one."""
     with contextlib.ExitStack() as stack:
         for path in paths:
             fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)

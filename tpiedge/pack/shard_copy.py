@@ -1,10 +1,8 @@
-"""One pack of the shard store, in use by this process, and the bytes that arrive for its missing ranges: compared with
-their hashes, written, and marked once they are durable.
+"""One pack of the shard store in use by this process, and the writing of its missing ranges.
 
-A file beside each blob has one bit per range: whether it is on this disk and was verified. A bit is set only after the
-bytes of its range are durable, and cleared before they may change; setting and clearing are durable themselves. So
-whatever the moment of a crash or of a power cut, a set bit means verified bytes. Several processes may work on one
-file: every change is a read and a write under the file's lock.
+A file beside each blob has one bit per range: present and verified. A bit is set only after the bytes are durable, and
+cleared before they may change; both are durable themselves. So a set bit means verified bytes, whatever the moment of
+a crash or power cut. Several processes may work on one file: every change is made under the file's lock.
 """
 
 import contextlib
@@ -38,9 +36,7 @@ ROOM_REMEDY = "free some (`tpiedge shards rm` removes packs), or give --cache a 
 
 
 def _own(path: Path) -> None:
-    """Where `path` links to a file that another program owns, replaces the link by a copy: only our own files are
-    changed.
-    """
+    """Replaces a link to another program's file by a copy: only our own files are changed."""
     if not path.is_symlink() and path.stat().st_nlink == 1:
         return
     with replacing(path) as new:
@@ -50,14 +46,13 @@ def _own(path: Path) -> None:
 
 
 class Presence:
-    """The bits of the `count` ranges of one blob. A missing, short or long file means that none is there."""
+    """The bits of the `count` ranges of one blob. A missing, short or long file means that no range is there."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path = path
         self._size = -(-count // 8)
 
     def present(self, ranges: Iterable[HashedRange]) -> list[HashedRange]:
-        """Those of `ranges` whose bit is set now."""
         data = b""
         with contextlib.suppress(OSError), open(open_regular(self.path), "rb") as file:
             data = file.read(self._size + 1)
@@ -65,13 +60,12 @@ class Presence:
         return [item for item in ranges if bits[item.index >> 3] >> (item.index & 7) & 1]
 
     def remove(self) -> None:
-        """Forget everything, durably. Raises OSError."""
+        """Clears all bits, durably. Raises OSError."""
         self.path.unlink(missing_ok=True)
         sync_folder(self.path.parent)
 
     def mark(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
-        """Sets bits of `ranges`, whose bytes must be durable; or clears them, and then the bytes may change. Raises
-        OSError."""
+        """Sets bits of `ranges`, whose bytes must be durable; or clears them before bytes change. Raises OSError."""
         new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -92,16 +86,13 @@ class Presence:
 
 
 def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextManager[None]:
-    """Turn OSErrors of writing (at most `needed` bytes) into DiskFull, ResourceError (a failing disk) or UserError."""
+    """Turns OSErrors of writing at most `needed` bytes into DiskFull, ResourceError or UserError."""
     return explain_write_errors(folder, needed, f"the shard store {folder}", ROOM_REMEDY)
 
 
 class RangeWriter(Descriptor):
-    """Takes the bytes of `ranges` of one blob, one range after the other, cut anywhere.
-
-    `damaged` collects the ranges whose bytes were not those of their hash. `write` and `take` are for one thread,
-    `commit` and `close` for another if wanted, one of them at a time.
-    """
+    """Takes the bytes of `ranges` of one blob in order, cut anywhere; `damaged` collects ranges with a wrong hash.
+    `write` and `take` are for one thread, `commit` and `close` for another if wanted, one of them at a time."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -120,11 +111,10 @@ class RangeWriter(Descriptor):
 
     @property
     def complete(self) -> bool:
-        """Whether all ranges have passed."""
         return not self._left
 
     def write(self, data: memoryview) -> None:
-        """The next bytes. Raises DiskFull, UserError; ValueError for more than the ranges take."""
+        """Takes the next bytes. Raises DiskFull, UserError; ValueError for more than the ranges take."""
         while len(data):
             if not self._left:
                 raise ValueError("more bytes than the ranges have")
@@ -134,12 +124,11 @@ class RangeWriter(Descriptor):
             data = data[len(part) :]
 
     def take(self) -> list[HashedRange]:
-        """Verified ranges to be committed."""
         taken, self._verified = self._verified, []
         return taken
 
     def commit(self, verified: Sequence[HashedRange]) -> None:
-        """Make durable what `take` gave, and then mark it as present. Raises DiskFull, UserError."""
+        """Makes durable what `take` gave, then marks it as present. Raises DiskFull, UserError."""
         if not verified:
             return
         with explain_store_errors(self._folder, self._needed):
@@ -167,7 +156,7 @@ class RangeWriter(Descriptor):
 
 @dataclass(frozen=True)
 class LayerRanges:
-    """Some ranges of a layer's blob, in storage order. Repeated layers share a blob: the first of them is named."""
+    """Some ranges of a layer's blob, in storage order; repeated layers share a blob and the first is named."""
 
     layer: int
     ranges: tuple[HashedRange, ...]
@@ -178,10 +167,8 @@ class LayerRanges:
 
 
 class ShardCopy:
-    """A partly filled pack that is not evicted before `close`. Made by `ShardStore.open`.
-
-    `pack` is what nodes open (`pack.path`); ranges that are not there read as zeros and fail their checksums.
-    """
+    """A partly filled pack that is not evicted before `close`. Made by `ShardStore.open`. Nodes open `pack.path`;
+    ranges that are not there read as zeros and fail their checksums."""
 
     def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
         self.pack = pack
@@ -193,11 +180,10 @@ class ShardCopy:
         return self.pack.path
 
     def fetch_lock(self) -> FileLock:
-        """The lock that a fetching worker holds alone, so that two workers do not fetch the same."""
         return FileLock(self.path / "fetching")
 
     def missing_tables(self, share: NodeShare) -> list[int]:
-        """Layers without their table of hashes, where `share` needs something of a layer."""
+        """Layers that `share` needs something of and whose table of hashes is not here."""
         return [
             layer
             for layer in self.pack.unique_layers
@@ -208,7 +194,7 @@ class ShardCopy:
         return self.pack.layout(layer).range_count * RECORD_BYTES
 
     def adopt_table(self, layer: int, data: bytes) -> None:
-        """Keep a table of hashes that a stranger sent. ProtocolError unless the blob's id vouches for it."""
+        """Keeps a received table of hashes. Raises ProtocolError unless the blob's id vouches for it."""
         blob = self.pack.blob_id(layer)
         if len(data) != self.table_bytes(layer) or blob_id(self.pack.layout(layer), data) != blob:
             raise ProtocolError(
@@ -219,7 +205,6 @@ class ShardCopy:
             write_synced(new, data)
 
     def missing(self, share: NodeShare) -> list[LayerRanges]:
-        """What a node of `share` needs of the layers and is not here. Layers only: no embedding, no head."""
         found = []
         for layer in self.pack.unique_layers:
             wanted = self._wanted(layer, share)
@@ -237,14 +222,12 @@ class ShardCopy:
         return RangeWriter(path, part.ranges, self.pack.hashes(part.layer), self.presence(part.layer))
 
     def forget(self, parts: Sequence[LayerRanges]) -> None:
-        """Records that these ranges are missing."""
         with explain_store_errors(self.path):
             for part in parts:
                 self.presence(part.layer).mark(part.ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> list[LayerRanges]:
-        """Ranges of `share` that should be here and do not have their hash (crc32 if `fast`, else sha256); all of a
-        layer's where its blob or its table of hashes cannot be read."""
+        """Present ranges of `share` without their hash (crc32 if `fast`, else sha256); all if they cannot be read."""
         found = []
         for layer in self.pack.unique_layers:
             held = self.presence(layer).present(self._wanted(layer, share))
@@ -258,10 +241,7 @@ class ShardCopy:
         return found
 
     def import_from(self, other: Pack) -> int:
-        """Link the blobs that the whole pack `other` on this computer has too; returns their number.
-
-        Nothing is read: a range is checked when it is loaded. Other packs than this one's may be given.
-        """
+        """Links the blobs that the whole pack `other` on this computer has too, unread; returns their number."""
         count = 0
         theirs = {other.blob_id(layer): layer for layer in range(other.num_layers)}
         for layer in self.pack.unique_layers:
@@ -272,13 +252,11 @@ class ShardCopy:
         return count
 
     def overlaps(self, other: Pack) -> bool:
-        """Whether `other` has the weights of any layer of this pack."""
         theirs = {other.blob_id(layer) for layer in range(other.num_layers)}
         return any(self.pack.blob_id(layer) in theirs for layer in self.pack.unique_layers)
 
     @property
     def held_bytes(self) -> int:
-        """How much of the layers is here."""
         return sum(
             item.length
             for layer in self.pack.unique_layers
@@ -286,12 +264,10 @@ class ShardCopy:
         )
 
     def presence(self, layer: int) -> Presence:
-        """The bits of the layer's blob."""
         path = self.pack.blob_path(layer)
         return Presence(path.parent / f"{path.name}.present", self.pack.layout(layer).range_count)
 
     def close(self) -> None:
-        """Others may evict it."""
         self._in_use.close()
 
     def __enter__(self) -> Self:

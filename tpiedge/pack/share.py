@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Share:
-    """The units `start <= u < stop`. Empty where start == stop."""
+    """The units `start <= u < stop`."""
 
     start: int
     stop: int
@@ -24,7 +24,7 @@ class Share:
 
 @dataclass(frozen=True)
 class NodeShare:
-    """What one node computes of every layer: query heads and FFN tiles, either of which may be none."""
+    """What one node computes of every layer: query heads and FFN tiles, either of which may be empty."""
 
     attention: Share
     ffn: Share

@@ -1,4 +1,4 @@
-"""Where the writer takes its numbers from, by rectangles that fit its memory."""
+"""Sources of the writer's numbers, read by rectangles that fit its memory."""
 
 import contextlib
 import hashlib
@@ -22,11 +22,8 @@ from tpiedge.pack.specs import JSON
 
 
 class TensorSource(ABC):
-    """Named tensors of which rectangles can be read.
-
-    Arrays are float32 for F32, float16 for F16 and uint16 (bits) for BF16; they may be changed by the caller.
-    Unknown names raise UserError, failed reads ReadFault.
-    """
+    """Named tensors whose rectangles can be read. Arrays are float32 for F32, float16 for F16 and uint16 (bits) for
+    BF16; the caller may change them. Unknown names raise UserError, failed reads ReadFault."""
 
     @property
     @abstractmethod
@@ -40,38 +37,33 @@ class TensorSource(ABC):
     def dtype(self, name: str) -> SourceDtype: ...
 
     @abstractmethod
-    def read_vector(self, name: str) -> Array:
-        """The whole 1-D tensor."""
+    def read_vector(self, name: str) -> Array: ...
 
     @abstractmethod
     def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
-        """[rows, cols]: a rectangle of a 2-D tensor."""
+        """Reads a rectangle [rows, cols] of a 2-D tensor."""
 
     def read_rows(self, name: str, first: int, count: int) -> Array:
-        """[count, cols]: whole rows of a 2-D tensor."""
+        """Reads whole rows, [count, cols]."""
         return self.read_block(name, first, count, 0, self.shape(name)[1])
 
     def read_columns(self, name: str, first: int, count: int) -> Array:
-        """[rows, count]: a vertical strip of a 2-D tensor."""
+        """Reads a vertical strip, [rows, count]."""
         return self.read_block(name, 0, self.shape(name)[0], first, count)
 
     def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
-        """The rectangle of a matrix as integers of `bits` bits, its groups counted from its first column; None where
-        none say exactly the same."""
+        """Reads integers of `bits` bits, groups from the first column on; None if none say exactly the same."""
         del name, rows, cols, bits
         return None
 
     def close(self) -> None:  # noqa: B027 (most have nothing open)
-        """Nothing is read afterwards."""
+        """Ends reading."""
 
 
 class SourceFile(OpenFile):
-    """A file whose parts are read once each: long runs of bytes past the page cache, but for what is there already.
-
-    A large read from the disk through the page cache takes several times the CPU time of one with O_DIRECT, and what it
-    leaves there pushes out what others need. Where the system does not tell what is in the page cache, all goes
-    through it, as strips of a matrix do: they are read in pieces that are too short.
-    """
+    """A file whose parts are read once: long runs by O_DIRECT, except what the page cache has already. A large read
+    through the page cache takes several times the CPU time and pushes out what others need. Strips of a matrix are too
+    short for that, and so is every read where the system does not tell what is cached."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -109,7 +101,7 @@ class SourceFile(OpenFile):
             return True
 
     def _past_the_cache(self, offset: int, nbytes: int) -> Array:
-        """The bytes; through the page cache those that do not come so."""
+        """Reads with O_DIRECT; through the page cache what O_DIRECT does not give."""
         start, end = offset // ALIGN * ALIGN, whole_pages(offset + nbytes)
         block = np.empty(end - start + ALIGN, np.uint8)
         view = block[-block.ctypes.data % ALIGN :][: end - start]
@@ -126,7 +118,7 @@ class SourceFile(OpenFile):
 
 
 class OpenFiles(dict[Path, SourceFile]):
-    """Files by path, opened at first use, closed by `close`. Raises UserError where one cannot be opened."""
+    """Files by path, opened at first use, closed by `close`. Raises UserError if one cannot be opened."""
 
     def __missing__(self, path: Path) -> SourceFile:
         self[path] = SourceFile(path)
@@ -138,8 +130,8 @@ class OpenFiles(dict[Path, SourceFile]):
 
 
 class StoredTensor(Protocol):
-    """A tensor in `files`, as a checkpoint has it or as others have quantised it. `shape` is that of the numbers:
-    [outputs, inputs], or that of a vector; `dtype` that of what `read` gives."""
+    """A tensor in `files`, plain or quantised by another program. `shape` is that of the numbers: [outputs, inputs] or
+    a vector's; `dtype` is what `read` gives."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -151,19 +143,17 @@ class StoredTensor(Protocol):
     def files(self) -> tuple[Path, ...]: ...
 
     def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
-        """The rectangle, [rows, cols]. A vector is one row."""
+        """Reads the rectangle [rows, cols]. A vector is one row."""
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """As TensorSource.read_codes; None, too, where a scale is not finite."""
+        """Reads as TensorSource.read_codes; also None if a scale is not finite."""
         ...
 
 
 class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
-    """`nbytes` bytes at `offset` of `file` hold the tensor in row-major order, little-endian.
-
-    `dtype` is the safetensors name: of those that can be packed, F32, F16 and BF16, or another.
-    """
+    """`nbytes` bytes at `offset` of `file` hold the tensor in row-major order, little-endian. `dtype` is the
+    safetensors name, not only one that can be packed."""
 
     file: Path
     dtype: str
@@ -183,7 +173,7 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
         return self.rectangle(files, rows, cols, numpy_dtype(self.dtype))
 
     def rectangle(self, files: OpenFiles, rows: range, cols: range, dtype: Any) -> Array:
-        """[rows, cols], of any numpy dtype."""
+        """Reads [rows, cols] of any numpy dtype."""
         stride = self.shape[-1] * dtype.itemsize
         offset = self.offset + rows.start * stride + cols.start * dtype.itemsize
         return files[self.file].strided(offset, stride, (len(rows), len(cols)), dtype)
@@ -200,7 +190,7 @@ def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JS
 
 
 class CheckpointSource(TensorSource):
-    """A TensorSource over tensors in files. Files are opened at first use and closed by `close`."""
+    """A TensorSource over tensors in files."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -208,7 +198,7 @@ class CheckpointSource(TensorSource):
 
     @property
     def fingerprint(self) -> str:
-        """Made from names, offsets, and each file's size and time of change: reading the numbers would take a pass."""
+        """Hashes names, offsets, and each file's size and time of change: reading the numbers takes too long."""
         plain = {name: one for name, one in self._tensors.items() if isinstance(one, SourceTensor)}
         digest = hashlib.sha256()
         for name, t in sorted(plain.items()):
@@ -263,7 +253,6 @@ class CheckpointSource(TensorSource):
 
 
 def _line(*parts: object) -> bytes:
-    """A line that fingerprints are made from. A file's name need not be UTF-8."""
     return (" ".join(map(str, parts)) + "\n").encode(errors="surrogatepass")
 
 

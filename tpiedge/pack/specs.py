@@ -1,8 +1,4 @@
-"""What a pack holds: named matrices and vectors, their shapes, units and sources.
-
-Specs come from a checked config, or from a stranger's manifest by way of `model_spec_from_json`, which checks each
-field.
-"""
+"""What a pack holds: named matrices and vectors, their shapes, units and sources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,20 +33,16 @@ class Precision(Enum):
 
     @property
     def quantised(self) -> bool:
-        """Whether weights are integers with scales."""
         return self in (Precision.Q8, Precision.Q4)
 
     @property
     def of_vectors(self) -> "Precision":
-        """How norms and biases are stored beside such matrices."""
         return Precision.F32 if self.quantised else self
 
 
 class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A matrix as stored, `rows` x `cols`, cut into units of `rows_per_unit` rows (the last may be short).
-
-    `source` names the checkpoint's tensor, of shape [rows, cols], or [cols, rows] if `transposed`.
-    """
+    """A matrix as stored, `rows` x `cols`, cut into units of `rows_per_unit` rows (the last may be short). `source`
+    names the checkpoint's tensor, of shape [rows, cols], or [cols, rows] if `transposed`."""
 
     name: _Name
     source: _Source
@@ -74,7 +66,7 @@ class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class BlobSpec:
-    """What is stored as one file: the matrices and vectors of one layer, of the embedding or of the head."""
+    """One file's matrices and vectors: those of one layer, of the embedding or of the head."""
 
     matrices: tuple[MatrixSpec, ...] = ()
     vectors: tuple[VectorSpec, ...] = ()
@@ -86,11 +78,17 @@ class BlobSpec:
         if len(set(names)) != len(names):
             raise UserError(f"pack layout: a name occurs twice in one blob ({', '.join(names)}); pack again")
 
+    @property
+    def source_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's tensors that the blob is made from."""
+        matrices = {matrix.source: matrix.source_shape for matrix in self.matrices}
+        return matrices | {vector.source: (vector.length,) for vector in self.vectors}
+
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model. The head has the vector "final_norm" and, unless the model ties it to the embedding, the
-    matrix "head". `config` is opaque here and returned by `Pack.config`."""
+    """A whole model; the head has the vector "final_norm" and, unless it is tied, the matrix "head". `config` is
+    opaque here and returned by `Pack.config`."""
 
     embedding: BlobSpec
     layers: tuple[BlobSpec, ...]
@@ -109,18 +107,16 @@ class ModelSpec:
 
     @property
     def tied(self) -> bool:
-        """Whether the head's matrix is the embedding."""
         return not self.head.matrices
 
 
 def model_spec_to_json(spec: ModelSpec) -> dict[str, JSON]:
-    """The JSON form that `model_spec_from_json` reads."""
     found: dict[str, JSON] = msgspec.to_builtins(spec)
     return found
 
 
 def model_spec_from_json(value: object) -> ModelSpec:
-    """Raises UserError for anything but the JSON form of a ModelSpec."""
+    """Checks a stranger's JSON form of a ModelSpec. Raises UserError."""
     try:
         return msgspec.convert(value, ModelSpec)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # of a key that is half a surrogate pair

@@ -52,7 +52,7 @@ class PackUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """`held_bytes` counts a blob once that several packs share, and linked originals not at all."""
+    """The store's usage: a blob that several packs share counts once, linked originals not at all."""
 
     packs: tuple[PackUsage, ...]
     held_bytes: int
@@ -69,7 +69,7 @@ def allocated_bytes(path: Path) -> int:
 
 
 def write_limit(folder: Path, limit: int | None) -> None:
-    """Keep `limit` for every later run."""
+    """Keeps `limit` for every later run."""
     with explain_store_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "limit") as new:
@@ -77,10 +77,8 @@ def write_limit(folder: Path, limit: int | None) -> None:
 
 
 class ShardStore:
-    """The store in `folder`, of at most `limit_bytes` (default: the limit kept in the folder, else none).
-
-    Every method raises DiskFull or UserError where the folder cannot be used.
-    """
+    """The store in `folder`, of at most `limit_bytes` (default: the limit kept in the folder, else none). Every method
+    raises DiskFull or UserError if the folder cannot be used."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder.absolute()
@@ -92,7 +90,6 @@ class ShardStore:
 
     @property
     def pack_ids(self) -> tuple[str, ...]:
-        """Packs whose manifest is here."""
         return tuple(sorted(e.name for e in self._packs.iterdir() if is_blob_id(e.name)))
 
     def has(self, identity: str) -> bool:
@@ -103,10 +100,7 @@ class ShardStore:
             return False
 
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
-        """Make an empty copy of the pack `identity` from its manifest, which may be forged. ProtocolError if it is.
-
-        It takes the place of a copy whose manifest is no longer that of its name, and keeps the weights of that one.
-        """
+        """Makes an empty copy of the pack from its manifest, keeping known blobs. Raises ProtocolError if forged."""
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
         with self._locked():
@@ -123,7 +117,7 @@ class ShardStore:
                     )
 
     def open(self, identity: str) -> ShardCopy:
-        """Opens a pack that was adopted; it is not evicted until `close`. Files that vanished are made anew, empty."""
+        """Opens an adopted pack, which is not evicted until `close`. Files that vanished are made anew, empty."""
         with self._locked():
             folder = self._folder_of(identity)
             if not self.has(identity):
@@ -141,10 +135,7 @@ class ShardStore:
                 raise
 
     def make_room(self, needed: int) -> None:
-        """Evicts packs that no process uses, the one used longest ago first, until `needed` bytes and 5 % more fit.
-
-        Raises DiskFull.
-        """
+        """Evicts unused packs, least recently used first, until `needed` bytes and 5 % more fit. Raises DiskFull."""
         with self._locked():
             for victim in sorted(self._usages(), key=lambda pack: pack.used_at):
                 if not victim.in_use and not self._fits(needed):
@@ -152,15 +143,14 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless `needed` bytes fit as it is, and `reserve` more; where the store has no limit, a tenth
-        of the disk besides."""
+        """Raises DiskFull unless `needed` and `reserve` fit without eviction, and 10 % of an unlimited disk."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
             self._check_room(needed, reserve)
 
     def remove(self, prefix: str) -> str:
-        """Remove the one pack whose id begins with `prefix`, and the blobs that no other pack has; returns its id."""
+        """Removes the one pack whose id begins with `prefix` and the blobs that no other pack has; returns its id."""
         with self._locked():
             found = [identity for identity in self.pack_ids if identity.startswith(prefix)]
             if len(found) != 1 or not prefix:
@@ -171,7 +161,6 @@ class ShardStore:
             return found[0]
 
     def usage(self) -> StoreUsage:
-        """What is held."""
         with self._locked():
             return StoreUsage(tuple(self._usages()), self._held_bytes(), self.limit_bytes)
 
@@ -233,7 +222,6 @@ class ShardStore:
         return True
 
     def _remove(self, identity: str) -> bool:
-        """Removes the pack and the blobs that no other has; False where a process uses it."""
         if not self._discard(identity):
             return False
         kept: set[str] = set()
@@ -246,8 +234,7 @@ class ShardStore:
         return True
 
     def _discard(self, identity: str) -> bool:
-        """Removes the pack without its blobs; False where a process uses it. None can begin to: that takes the store's
-        lock."""
+        """Removes the pack without its blobs; False if a process uses it. Needs the store's lock."""
         folder = self._folder_of(identity)
         with FileLock(folder / _IN_USE) as lock:
             if not lock.try_alone():
@@ -259,7 +246,6 @@ class ShardStore:
 
 
 def _open(folder: Path) -> Pack:
-    """The pack in `folder`, after making the files that it lacks."""
     pack = Pack(folder, load_manifest(folder))
     for key in pack.unique_keys:
         _ensure_blob(pack.blob_path(key), pack.layout(key))
@@ -267,7 +253,7 @@ def _open(folder: Path) -> Pack:
 
 
 def _ensure_blob(path: Path, layout: BlobLayout) -> None:
-    """A sparse file of the right size at `path`; one that is not is replaced, and its ranges forgotten."""
+    """Makes a sparse file of the right size at `path`, and clears its bits if it was not there."""
     if path.is_file() and path.stat().st_size == layout.nbytes:
         return
     Presence(path.parent / f"{path.name}.present", layout.range_count).remove()

@@ -1,9 +1,7 @@
-"""Write a model as a pack: streamed, hashed as it is written, visible only when it is complete.
+"""Writes a model as a pack: streamed, hashed as it is written, visible only when it is complete.
 
-Blobs are written tile by tile, so that a tensor of any size passes through a fixed amount of memory. Here are matrices
-in rows; panel_writer.py has those in panels. A blob is hashed and written in a second thread, past the page cache:
-O_DIRECT writes measured 3 to 8 times as fast as writing and syncing through the page cache, and leave the cache to
-others; where the file system refuses them, plain writes do.
+Blobs are written tile by tile in a fixed amount of memory; panel_writer.py writes quantised matrices. A second thread
+hashes and writes with O_DIRECT, which measured 3 to 8 times as fast as writing and syncing through the page cache.
 """
 
 import contextlib
@@ -20,7 +18,7 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
-from tpiedge.pack.dtypes import STORED, convert, numpy_dtype
+from tpiedge.pack.dtypes import convert, numpy_dtype
 from tpiedge.pack.files import (
     DIRECT_REFUSED,
     Descriptor,
@@ -68,13 +66,10 @@ def write_pack(
     progress: ProgressCallback = lambda _done, _total: None,
     lock_timeout_s: float = 3600.0,
 ) -> PackReport:
-    """Write `spec` with the numbers of `source` into the folder `out`, in less than 256 MB of memory.
-
-    `precision` is that of the layers, with what is usual beside it (`Storage.of`), or says all.
-    With `distinct_layers` K, layer i gets the numbers of layer i % K. `progress` is called with (bytes
-    written, bytes in all). Where `out` already holds the same pack, nothing is written; another writer of
-    `out` is waited for. On any error nothing is left of it, also where the source changed meanwhile. Raises UserError,
-    ResourceError.
+    """Writes `spec` with the numbers of `source` into the folder `out`, in less than 256 MB of memory. A Precision
+    stands for `Storage.of`. With `distinct_layers` K, layer i gets the numbers of layer i % K. `progress` is called
+    with (bytes written, bytes in all). Writes nothing if `out` already holds the same pack, waits for another writer
+    of `out`, and leaves nothing on any error, also if the source changed meanwhile. Raises UserError, ResourceError.
     """
     out = out.absolute()
     storage = storage_of(precision, spec)
@@ -114,7 +109,6 @@ def write_pack(
 def _write_blobs(
     folder: Path, wanted: Manifest, source: TensorSource, quantiser: Quantiser, count: Callable[[int], None]
 ) -> Manifest:
-    """Write every blob into `folder` and return the manifest with their ids. `count` is told of the bytes."""
     folder.mkdir()
     ids: dict[str | int, str] = {}
     for key, spec in _blobs(wanted.spec, wanted.distinct_layers).items():
@@ -135,7 +129,6 @@ def _write_blobs(
 
 
 def _blobs(spec: ModelSpec, distinct_layers: int | None) -> Mapping[str | int, BlobSpec]:
-    """The blobs to write, by key."""
     layers = spec.layers[:distinct_layers]
     return {"embedding": spec.embedding, **dict(enumerate(layers)), "head": spec.head}
 
@@ -167,9 +160,7 @@ def _check_distinct(spec: ModelSpec, storage: Storage, distinct_layers: int | No
 
 def _check_sources(spec: ModelSpec, source: TensorSource, distinct: int) -> None:
     for blob in _blobs(spec, distinct).values():
-        shapes: dict[str, tuple[int, ...]] = {matrix.source: matrix.source_shape for matrix in blob.matrices}
-        shapes |= {vector.source: (vector.length,) for vector in blob.vectors}
-        for name, expected in shapes.items():
+        for name, expected in blob.source_shapes.items():
             shape = source.shape(name)
             if shape != expected:
                 raise UserError(f"tensor {name} has the shape {shape}, but config.json asks for {expected}")
@@ -181,9 +172,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 class BlobSink(Descriptor):
     """Takes the bytes of one blob in order. Raises OSError from any method, some writes after the failed one.
-
-    `lengths` are those of the blob's ranges, multiples of 4096 all of them.
-    """
+    `lengths` are those of the blob's ranges, all multiples of 4096."""
 
     def __init__(self, path: Path, lengths: Iterable[int]) -> None:
         self._hasher = RangeHasher(lengths)
@@ -196,7 +185,7 @@ class BlobSink(Descriptor):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tpiedge-pack")
 
     def write(self, data: memoryview) -> None:
-        """The next bytes. The caller may reuse `data` at once."""
+        """Takes the next bytes. The caller may reuse `data` at once."""
         while len(data):
             part = data[: _BUFFER_BYTES - self._filled]
             self._buffers[0][self._filled : self._filled + len(part)] = part
@@ -206,7 +195,6 @@ class BlobSink(Descriptor):
                 self._flush()
 
     def finish(self) -> bytes:
-        """Make everything durable and return the table of hashes."""
         self._flush()
         self._wait()
         os.fsync(self._fd)
@@ -219,7 +207,6 @@ class BlobSink(Descriptor):
         super().close()
 
     def _flush(self) -> None:
-        """Hand the filled buffer to the thread and go on with the other, which it has done with."""
         self._wait()
         self._pending = self._thread.submit(self._hash_and_write, self._buffers[0][: self._filled])
         self._buffers.reverse()
@@ -247,24 +234,11 @@ TILE_BYTES = 16 << 20
 STRIP_BYTES = 40 << 20
 
 
-@dataclass(frozen=True)
-class Tile:
-    """`units` groups of `rows` data rows, from `first_row` on, each stored as `padded_rows` rows."""
-
-    first_row: int
-    units: int
-    rows: int
-    padded_rows: int
-
-
-def tiles(matrix: RowLayout, max_rows: int) -> Iterator[Tile]:
-    """Cut a matrix into tiles of at most `max_rows` data rows, in storage order."""
-    per_unit, whole_units = matrix.rows_per_unit, matrix.rows // matrix.rows_per_unit
-    group = max_rows // per_unit
-    for unit in range(0, whole_units if group else 0, max(group, 1)):
-        yield Tile(unit * per_unit, min(group, whole_units - unit), per_unit, matrix.padded_rows)
-    for unit in range(whole_units if group else 0, matrix.units):
-        yield from _pieces_of_unit(matrix, unit, max_rows)
+def row_places(matrix: RowLayout, rows: range) -> Array:
+    """The places of data rows in storage, in rows with padding from the start of the matrix."""
+    unit, within = np.divmod(np.arange(rows.start, rows.stop), matrix.rows_per_unit)
+    places: Array = unit * matrix.padded_rows + within
+    return places
 
 
 def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> Iterator[Array]:
@@ -295,14 +269,13 @@ def _matrix_parts(spec: MatrixSpec, matrix: RowLayout, source: TensorSource) -> 
     widest = max(numpy_dtype(dtype).itemsize, matrix.itemsize)
     limit = STRIP_BYTES if spec.transposed else TILE_BYTES
     max_rows = max(1, limit // max(matrix.cols * widest, matrix.row_stride))
-    for tile in tiles(matrix, max_rows):
-        count = tile.units * tile.rows
+    for first in range(0, matrix.rows, max_rows):
+        count = min(max_rows, matrix.rows - first)
         if spec.transposed:
-            values = transpose(source.read_columns(spec.source, tile.first_row, count))
+            values = transpose(source.read_columns(spec.source, first, count))
         else:
-            values = source.read_rows(spec.source, tile.first_row, count)
-        values = convert(values, dtype, matrix.precision)
-        yield _pad(values, tile, matrix, numpy_dtype(STORED[matrix.precision]))
+            values = source.read_rows(spec.source, first, count)
+        yield _padded(convert(values, dtype, matrix.precision), first, matrix)
 
 
 def transpose(strip: Array) -> Array:
@@ -315,20 +288,14 @@ def transpose(strip: Array) -> Array:
     return turned
 
 
-def _pad(values: Array, tile: Tile, matrix: RowLayout, dtype: "np.dtype[np.generic]") -> Array:
-    """Zeros after each row up to the row stride and after each unit's rows up to `padded_rows`."""
-    stride = matrix.row_stride // matrix.itemsize
-    if stride == matrix.cols and tile.padded_rows == tile.rows:
+def _padded(values: Array, first: int, matrix: RowLayout) -> Array:
+    """Appends zeros to each row up to the row stride, and to each unit that ends here up to whole pages."""
+    places = row_places(matrix, range(first, first + len(values) + 1))
+    if first + len(values) == matrix.rows:
+        places[-1] = matrix.nbytes // matrix.row_stride
+    places -= places[0]
+    stored = np.zeros((places[-1], matrix.row_stride // matrix.itemsize), values.dtype)
+    if stored.shape == values.shape:
         return values
-    padded = np.zeros((tile.units, tile.padded_rows, stride), dtype)
-    padded[:, : tile.rows, : matrix.cols] = values.reshape(tile.units, tile.rows, matrix.cols)
-    return padded
-
-
-def _pieces_of_unit(matrix: RowLayout, unit: int, max_rows: int) -> Iterator[Tile]:
-    first, rows = unit * matrix.rows_per_unit, matrix.unit_rows(unit)
-    for start in range(0, rows, max_rows):
-        count = min(max_rows, rows - start)
-        ends_unit = start + count == rows
-        padding = matrix.row_count(unit, unit + 1) - rows if ends_unit else 0
-        yield Tile(first + start, 1, count, count + padding)
+    stored[places[:-1], : matrix.cols] = values
+    return stored

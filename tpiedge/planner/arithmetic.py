@@ -12,12 +12,12 @@ _NUMBERS: Final = ("f32", "bf16")
 
 
 def usual_compute(stored: Precision) -> Compute:
-    """The arithmetic for layers that are `stored` so, where no other was asked for."""
+    """The arithmetic for layers of that precision if no other was asked for."""
     return "int8" if stored.quantised else "f32"
 
 
 def check_compute(stored: Precision, compute: Compute) -> None:
-    """Raises UserError, in words of the flags, unless layers that are `stored` so can be computed with in `compute`."""
+    """Raises UserError, in words of the flags, unless layers in `stored` can be computed with in `compute`."""
     if stored.quantised and compute != "int8":
         raise UserError(
             f"--compute {compute} does not go with weights in {stored.value}, which are computed with in int8: "
@@ -32,8 +32,7 @@ def check_compute(stored: Precision, compute: Compute) -> None:
 
 
 def check_native(stored: Precision, kv: KVPrecision) -> None:
-    """Raises UserError, in words of the flags, where this computer lacks the native kernels that layers which are
-    `stored` so, or such keys and values, are computed with."""
+    """Raises UserError if this computer lacks the native kernels for such layers, keys or values."""
     weights = (f"weights in {stored.value}", "--precision bf16")
     keys = (f"keys and values in {kv}", "--kv-precision bf16")
     quantised = [weights] * stored.quantised + [keys] * (kv not in _NUMBERS)
@@ -44,7 +43,7 @@ def check_native(stored: Precision, kv: KVPrecision) -> None:
 
 
 def check_head_width(kv: KVPrecision, head_dim: int) -> None:
-    """Raises UserError where keys and values of such heads cannot be kept in that precision."""
+    """Raises UserError if `kv` cannot keep heads of that width."""
     if kv not in _NUMBERS and head_dim > MAX_HEAD_WIDTH:
         raise UserError(
             f"keys and values of heads of {head_dim} columns, more than {MAX_HEAD_WIDTH}, cannot be kept in {kv}: "
@@ -53,8 +52,7 @@ def check_head_width(kv: KVPrecision, head_dim: int) -> None:
 
 
 def computed_apart(storage: Storage, head_dim: int) -> str:
-    """What of a quantised model every machine computes as it does best, other than with the same bits as all others
-    (docs/kernels.md); "" where there is nothing."""
+    """The part of a quantised model whose bits depend on the machine (docs/kernels.md); "" if there is none."""
     if not storage.head.quantised:
         return f"a head kept in {storage.head.value}"
     if head_dim > MAX_HEAD_WIDTH:

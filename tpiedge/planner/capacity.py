@@ -1,8 +1,8 @@
-"""From what machines have measured of themselves to who takes part, with which share, and why.
+"""Decides which machines take part, with which share, and says why.
 
 A machine on a slow link can cost more than it computes (`prediction`). Latency depends on the slowest link alone, so
-the sets to begin with are the machines within each round trip. Who is left out takes no part in the epoch at all: with
-an empty share alone it would still be waited for in every allreduce. Words say why a machine has its part, or none.
+the first candidates are the machines within each round trip. A machine that is left out takes no part at all: with an
+empty share it would still be waited for in every all-reduce.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from tpiedge.wire.fields import SpareKind
 
 _Option: TypeAlias = tuple[list[int], Prediction]  # members in rank order, the master's first
 MOST_MACHINES = 32
-"""Of one plan, the master's own among them."""
+"""Machines of one plan, the master's own among them."""
 _FEW = 7  # machines whose sets are all looked at: 64 of them
 _TRIES = 3  # of the sets of more machines, in the order of what they promise
 
@@ -46,8 +46,7 @@ class SpareReason:
 
 @dataclass(frozen=True)
 class Allocation:
-    """`members[rank]` is the index of a machine, and `reasons[rank]` says in one sentence why it has its part; `spare`
-    says why each other machine, by its index, has none."""
+    """`members[rank]` is a machine, `reasons[rank]` why it has its part, `spare[index]` why others have none."""
 
     members: tuple[int, ...]
     prediction: Prediction
@@ -111,15 +110,15 @@ def _fastest(
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Machines that have speeds, the master's own first, and what each of them can take."""
-
     demand: Demand
     machines: Sequence[MachineFacts]
     bounds: Sequence[Bound]
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """The fastest set, of few machines; of many, the fastest within some round trip, improved by one machine at a
-        time. None if no set holds the model."""
+        """The fastest set; None if no set holds the model.
+
+        Of few machines all sets are tried, of many those within some round trip, improved by one machine at a time.
+        """
         least = self.demand.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
@@ -142,8 +141,10 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """The fastest of the sets that hold the model, and of `best`; without members that would get nothing. Whole
-        units are fitted for at most `tries` of them: a plan is made between two heartbeats."""
+        """The fastest of the sets that hold the model, and of `best`, without members that would get nothing.
+
+        Whole units are fitted for at most `tries` sets: a plan is made between two heartbeats.
+        """
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -180,7 +181,7 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """The plan is as fast without the machine. Seconds are those of a token; `workers` can take part at all."""
+    """The plan is as fast without the machine. Seconds are of a token; `workers` can take part at all."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -189,7 +190,6 @@ def slower(with_s: float, without_s: float, because: str, workers: int) -> Spare
 
 
 def drained(name: str) -> SpareReason:
-    """The user of the worker `name` wants to do without it."""
     return SpareReason(
         "drained",
         f"it may be switched off; 'tpiedge nodes drain {name} --undo' on the master's computer takes it in again, as "
@@ -198,7 +198,7 @@ def drained(name: str) -> SpareReason:
 
 
 def without_native(demand: Demand, isa: str) -> SpareReason | None:
-    """Why a worker that computes with `isa` has no part in the model; None where it can have one."""
+    """Why a worker that computes with `isa` has no part in the model; None if it can have one."""
     if not demand.model.needs_native or isa != NO_ISA:
         return None
     return SpareReason(
@@ -209,7 +209,7 @@ def without_native(demand: Demand, isa: str) -> SpareReason | None:
 
 
 def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
-    """Why no plan has a part for a worker with so little memory; None where one can."""
+    """Why no plan has a part for a worker with so little memory; None if one can."""
     shape, nothing = demand.model.shape, Share(0, 0)
     last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
     kv_head = NodeShare(Share(0, shape.group_size), nothing)
@@ -229,7 +229,7 @@ def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     demand: Demand, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """Why no plan works with a master's machine of so little memory, however many workers join; None where one may.
+    """Why the master's machine has too little memory for any plan, however many workers join; None if one may.
     `weights` are those of --shares, the master's first; without them it may have no part of any layer."""
     model, nothing = demand.model, NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
@@ -253,7 +253,7 @@ def why_in(
     fraction: float,
     need: NodeNeed,
 ) -> str:
-    """Why machine `index` of the `filled`, which has a speed, gets `fraction` of the layers beside the `members`."""
+    """Why machine `index` of the `filled` gets `fraction` of the layers beside the `members`."""
     node, limit, rank = filled[index], "", members.index(index)
     assumed = "" if machine.speed > 0 else " (assumed, not measured)"
     by_speed = node.speed / sum(filled[member].speed for member in members)
@@ -273,8 +273,8 @@ def why_in(
 def why_out(
     demand: Demand, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
 ) -> SpareReason:
-    """Why a machine of that bound has no part, though `workers` could have one. `seconds` of a token: the least with
-    it, and without it."""
+    """Why a machine has no part, though `workers` could have one. `seconds` of a token: the least with the machine,
+    and without it."""
     small = too_small(demand, machine)
     if small is not None:
         return small

@@ -1,8 +1,7 @@
-"""Which keys and values travel when one plan takes the place of another. Pure.
+"""Which keys and values travel when one plan replaces another. Pure.
 
-What a machine's old node has and its new one needs stays on that machine. Everything else goes by rank 0, which every
-node is linked with: to it from the lowest old rank that has the head, unless it has it itself, and from it to each new
-node that lacks it.
+What a machine's old node has and its new one needs stays there. Everything else goes by rank 0: to it from the lowest
+old rank that has the head, and from it to each new node that lacks it.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ _LINK_BYTES_PER_S: Final = 1e6
 
 @dataclass(frozen=True)
 class KVHolder:
-    """A node: the machine on which it runs ("": the master's, rank 0's) and the KV heads that it has."""
+    """A node: its machine ("": the master's, rank 0's) and its KV heads."""
 
     machine: str
     heads: Share
@@ -28,7 +27,7 @@ class KVHolder:
 
 @dataclass(frozen=True)
 class Carriage:
-    """`kept`: by old rank, what stays on its machine; `stored`: heads of old rank 0 that new nodes elsewhere lack;
+    """`kept`: what stays on its machine, by old rank; `stored`: heads of old rank 0 that new nodes elsewhere lack;
     `sent`: (old rank, head) to rank 0; `brought`: (new rank, head) from rank 0."""
 
     kept: tuple[Share, ...]
@@ -38,7 +37,7 @@ class Carriage:
 
 
 def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
-    """From the nodes of one plan to those of the next, both in rank order; every head is somewhere in each."""
+    """The transfers from one plan's nodes to the next one's, in rank order; both hold every head."""
     after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
     nothing, kept = Share(0, 0), []
     for one in old:
@@ -64,8 +63,7 @@ def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
 
 
 def carriage_s(found: Carriage, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
-    """Seconds that it takes, where one head has `head_bytes` in all layers and pages: one link after the other, and the
-    machine that keeps most."""
+    """Seconds of the transfer, one link after the other, with `head_bytes` per head in all layers and pages."""
     travels = sum(head_bytes / (old[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.sent)
     travels += sum(
         head_bytes / (new[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.brought

@@ -1,7 +1,7 @@
-"""Which part of every layer each node takes, as real numbers: as much as it can in the time that the slowest takes.
+"""The part of every layer that each node takes, as a real number: as much as it can in the slowest node's time.
 
-With a fraction f of the layers a node computes f W / speed seconds, and reads what does not fit in its memory in
-(f W - pinned) / disk rate seconds beside it (TPI-LLM, section 3.3: loading hides behind computing and communicating).
+With a fraction f of the layers a node computes f W / speed seconds, and beside it reads what does not fit in memory in
+(f W - pinned) / disk rate seconds (TPI-LLM, section 3.3: loading hides behind computing and communicating).
 """
 
 from bisect import bisect_left
@@ -17,7 +17,6 @@ _FOREVER_S = 1e30  # of a node without any speed
 
 
 def whole_bytes(model: ModelFacts, capacity_tokens: int) -> tuple[int, int]:
-    """Bytes of (all sliced weights, all KV heads) of the model."""
     pages = -(-capacity_tokens // model.kv_page_tokens)
     kv_bytes = model.shape.kv_heads * model.kv_part_bytes * pages
     return model.num_layers * sum(map(sum, model.blocks_of_layer)), model.num_layers * kv_bytes
@@ -34,8 +33,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The part of every layer that a node can take at most, if need be with weights that stream, and how much of it in
-    memory; and what it computes, and reads where it must, in some time."""
+    """The largest part of every layer that a node can take, the part in memory, and what it computes and reads."""
 
     limit: float
     pinned: float
@@ -44,7 +42,6 @@ class Bound:
     read_at_once: float = 0.0
 
     def at(self, seconds: float) -> float:
-        """The part that the node takes in that time."""
         read = max(self.pinned, seconds * self.read_per_s + self.read_at_once)
         return max(0.0, min(self.limit, seconds * self.computed_per_s, read))
 
@@ -57,7 +54,6 @@ class Bound:
 
     @property
     def turns(self) -> list[float]:
-        """Where `at` may turn."""
         computed, read, at_once = self.computed_per_s, self.read_per_s, self.read_at_once
         levels = (0.0, self.limit, self.pinned)
         found = [level / computed for level in levels] if computed else []
@@ -69,12 +65,10 @@ class Bound:
 
     @property
     def in_memory(self) -> "Bound":
-        """The same node where it streams nothing."""
         return Bound(min(self.limit, self.pinned), self.pinned, self.computed_per_s)
 
 
 def node_bound(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> Bound:
-    """What the node can take, and in which time."""
     weights, kv_cache = whole_bytes(model, capacity_tokens)
     pinned = pinned_limit(model, rank, node, capacity_tokens)
     computed, disk = node.speed / weights, node.disk_bytes_per_s
@@ -92,8 +86,8 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: i
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Fractions that sum to 1 with which the slowest node is as fast as can be, and that time, which whole units do not
-    beat. None where the nodes cannot hold the model, each its own part of the program."""
+    """Fractions that sum to 1 with which the slowest node is fastest, and that time, which whole units cannot beat.
+    None if the nodes cannot hold the model."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -103,7 +97,7 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """The time in which the nodes together take everything: their sum is a straight line between its turns."""
+    """The time in which the nodes take everything: their sum is piecewise linear between the turns."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
@@ -160,7 +154,6 @@ def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
 
 
 def _room(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
-    """Bytes for matrices and KV cache."""
     base = base_bytes(model, node, capacity_tokens)
     return (node.memory_bytes or 0) - base - model.num_layers * model.resident_bytes
 

@@ -1,5 +1,4 @@
-"""What a node needs of memory and disk for its share of a model, how it holds weights of which not all fit, and how
-long the share takes it. Pure."""
+"""A node's memory, disk and time for its share of a model, also with weights that do not all fit. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,13 +33,12 @@ class LayerShape:
 
     @property
     def group_size(self) -> int:
-        """Query heads that use one KV head."""
         return self.heads // self.kv_heads
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts as they are stored, per layer where not said. Of units: of each matrix of a block."""
+    """Bytes of a model's parts as they are stored, per layer where not said; units by each matrix of a block."""
 
     shape: LayerShape
     num_layers: int
@@ -68,22 +66,21 @@ class ModelFacts:
 
     @cached_property
     def unit_bytes(self) -> tuple[int, int, int, int]:
-        """The matrices' bytes of a query head, a KV head, a tile of the FFN and its last tile."""
         units = self.query_unit_bytes, self.kv_unit_bytes, self.ffn_tile_bytes, self.last_tile_bytes
         query, kv, tile, last = map(sum, units)
         return query, kv, tile, last
 
     @cached_property
     def blocks_of_layer(self) -> tuple[tuple[int, ...], ...]:
-        """The bytes of each matrix of a whole layer, by blocks."""
+        """Bytes of each matrix of a whole layer, by blocks."""
         whole = NodeShare(Share(0, self.shape.heads), Share(0, self.shape.ffn_tiles))
         return pieces_of_blocks(self, 1, whole)
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node can do. `speed` is in bytes per second of the layers' weights, or relative in any scale, and so are
-    `disk_bytes_per_s` (None: weights do not stream from disk) and `head_speed`, of the LM head's (None: as `speed`)."""
+    """What a node can do. `speed` is bytes per second of the layers' weights, or relative in any scale.
+    `disk_bytes_per_s` (None: weights do not stream) and `head_speed` (None: as `speed`) are in the same scale."""
 
     speed: float
     memory_bytes: int | None = None
@@ -96,13 +93,12 @@ class NodeFacts:
 
     @property
     def streams(self) -> bool:
-        """Whether weights may stream where they do not fit."""
         return self.disk_bytes_per_s is not None and self.keeping.pin != "all"
 
 
 @dataclass(frozen=True)
 class NodeNeed:
-    """Predicted bytes of one node; of its weights, `streamed_bytes` are read from disk in every sweep."""
+    """Predicted bytes of one node; `streamed_bytes` of its weights are read from disk in every sweep."""
 
     weight_bytes: int
     kv_bytes: int
@@ -124,8 +120,8 @@ class Infeasible:
 
 
 def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
-    """Bytes of every part of the model in `pack`, as a node holds them in memory. `kv`: how the KV cache keeps heads of
-    `head_dim` numbers. All layers have the shape of the first."""
+    """Bytes of every part of the model in `pack`; all layers have the shape of the first. `kv` says how the KV cache
+    keeps heads of `head_dim` numbers."""
     layer, stored = pack.layout(0), KVFormat(kv, head_dim)
     first = {one: layer.matrix(one).unit_nbytes(0) for one in ("q", "k", "v", "o", "gate", "up", "down")}
     last = {one: layer.matrix(one).unit_nbytes(layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
@@ -152,7 +148,6 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
 
 
 def base_bytes(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
-    """What the node takes whatever its share."""
     activations = min(_ACTIVATION_BYTES, model.row_bytes * capacity_tokens)
     return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
 
@@ -160,7 +155,7 @@ def base_bytes(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
 def whole_need(
     model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
 ) -> NodeNeed:
-    """Bytes of the node `rank` with all weights of `share` in memory and room for `capacity_tokens` in the KV cache."""
+    """Bytes of the node with all weights of `share` in memory and room for `capacity_tokens` in the KV cache."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
@@ -170,7 +165,6 @@ def whole_need(
 
 
 def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
-    """Bytes of the share's matrices in one layer."""
     query, kv, tile, last = model.unit_bytes
     tiles, has_last = len(share.ffn), len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
@@ -178,8 +172,8 @@ def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """The bytes of each matrix of the share, in one block of each kind: q, k, v, o; gate, up, down; on rank 0 a tile
-    of the LM head. Empty ones are left out."""
+    """Bytes of each nonempty matrix of the share by block: q, k, v, o; gate, up, down; on rank 0 a tile of the LM
+    head."""
     heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
     (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
@@ -193,7 +187,7 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
 def node_need(
     model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
 ) -> NodeNeed | Infeasible:
-    """What `rank` takes with `share`: all weights in memory, or as many as there is room for where it may stream."""
+    """The need of `rank`: all weights in memory, or as many as there is room for if it may stream."""
     whole = whole_need(model, rank, share, node, capacity_tokens)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
@@ -236,7 +230,6 @@ def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
 def _held(
     model: ModelFacts, rank: int, share: NodeShare, whole: NodeNeed, node: NodeFacts
 ) -> NodeNeed | Infeasible:
-    """`whole` made to fit, or the least that would work."""
     keeping, matrices = node.keeping, _matrix_bytes(model, whole)
     fixed = whole.total_bytes - matrices
     has_room = node.memory_bytes is None or whole.total_bytes <= node.memory_bytes

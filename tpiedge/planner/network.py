@@ -1,20 +1,18 @@
-"""How long an all-reduce takes over given links, and which collective is the fastest (TPI-LLM, section 3.2 and
-appendix A.1).
+"""Predicts all-reduces over given links and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
-A collective is a sequence of phases, in each of which some nodes send to some others; a node goes on to the next phase
-once it has received all that is for it, and its own messages have left. A message takes the one-way latency of its
-link; its transfer, which is the longest of its bytes at the rate of its link, all that leaves its sender's port in the
-phase, and all that arrives at its receiver's (a port sends and receives at once, at the rate of its fastest link); and
-its processing: encryption and copies of all that its sender sends and its receiver receives in the phase.
+A collective is a sequence of phases; a node goes on once it has received everything of a phase and its own messages
+have left. A message takes its link's one-way latency; its transfer, the longest of its bytes at the link's rate, all
+that leaves its sender's port in the phase, and all that arrives at its receiver's (a port is full duplex, at the rate
+of its fastest link); and its processing: encryption and copies of all that its sender sends and its receiver receives
+in the phase.
 
-The all-reduce is over when the last node has everything. With equal links of latency t and rate r, N nodes and B bytes:
+With equal links of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
     two-shot  2 t        + 2 (N-1)/N B / r           slice s to node s, which sends the sum of it to all
 
-All add in the order of ranks and give the same bits, so that `choose` never changes a token. Which end of a link
-between nodes connects is said here, too.
+All add in the order of ranks and give the same bits, so that `choose` never changes a token.
 """
 
 from collections import defaultdict
@@ -31,7 +29,7 @@ from tpiedge.wire.fields import CollectiveChoice, CollectiveName
 
 
 class Hop(NamedTuple):
-    """A message; `part`: of the tensor."""
+    """A message of `part` of the tensor."""
 
     source: int
     target: int
@@ -39,8 +37,7 @@ class Hop(NamedTuple):
 
 
 def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
-    """All messages of an all-reduce among `size` ranks. A rank sends those of a phase once it has those that the phases
-    before it bring."""
+    """All messages of an all-reduce among `size` ranks, by phase."""
     if collective == "star":
         yield [Hop(rank, 0) for rank in range(1, size)]
         yield [Hop(0, rank) for rank in range(1, size)]
@@ -51,24 +48,21 @@ def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
 
 
 TIE: Final = 0.05
-"""Where the predictions of two collectives differ by no more than this part, the simpler one is chosen."""
+"""The simpler of two collectives is chosen if their predictions differ by no more than this part."""
 
 _CHOICES: Final[tuple[CollectiveName, ...]] = ("star", "mesh", "two-shot")
-"""From the simplest on."""
 _NATIVE: Final = frozenset[CollectiveName](("star", "mesh"))
 
 Host = str | int
 _Port = tuple[str, Host]
 _PortSide = tuple[_Port, str]
-"""A port sends ("out") and receives ("in")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What messages cost, in seconds, at either end. Fitted to `tpiedge bench allreduce` over loopback on two Zen 4
-    cores (CURVE, f32, 4 B to 1 MiB): star among 4 nodes 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8
-    nodes 0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and 0.42 ms. A bare ping-pong of pyzmq with CURVE used 29 to 35
-    us of CPU for a small message at either end."""
+    """Seconds that messages cost at either end. Fitted to `tpiedge bench allreduce` over loopback on two Zen 4 cores
+    (CURVE, f32, 4 B to 1 MiB): star among 4 nodes 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8 nodes
+    0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and 0.42 ms."""
 
     #: Of a message, whatever its size, where an all-reduce is one native call.
     message_s: float = 20e-6
@@ -85,7 +79,7 @@ _COSTS: Final = Costs()
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """The link between two nodes. `bytes_per_s`: None where it is unlimited or not known."""
+    """The link between two nodes. `bytes_per_s` is None if it is unlimited or not known."""
 
     one_way_latency_s: float
     bytes_per_s: float | None = None
@@ -98,8 +92,10 @@ class PairFacts:
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """The link that an empty echo tells of, and the rate at which the bytes of another came on top. Processing is
-        taken out, because predictions add it; no limit is known where hardly more than that remains."""
+        """The link by an empty echo's round trip and the rate of a full one's extra bytes.
+
+        Processing is taken out, because predictions add it; no limit is known where hardly more remains.
+        """
         latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
         byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > _COSTS.byte_s else None)
@@ -108,10 +104,9 @@ class PairFacts:
 @dataclass(frozen=True)
 class NetworkFacts:
     """The nodes of a cluster by rank, and their links. `links`: by pair of ranks, in one order for both directions or
-    in both orders; a pair that is missing cannot reach each other. Rank 0 and every other rank can. `hosts`: on which
-    machine each rank runs. Those on one machine share its `cores` (1 where nothing is said) and the port by which it
-    reaches other machines. `round_trips_s`: what echoes took between the lower and the higher rank of a pair, for
-    people alone."""
+    in both; a missing pair cannot reach each other, and no pair with rank 0 may be missing. `hosts`: each rank's
+    machine; ranks on one share its `cores` (default 1) and its port to other machines. `round_trips_s`: echoes between
+    the lower and the higher rank of a pair, for people alone."""
 
     links: Mapping[tuple[int, int], PairFacts]
     hosts: tuple[Host, ...]
@@ -129,12 +124,10 @@ class NetworkFacts:
         return len(self.hosts)
 
     def link(self, source: int, target: int) -> PairFacts | None:
-        """The link in this direction; None where there is none."""
         return self.links.get((source, target)) or self.links.get((target, source))
 
     @cached_property
     def port_rates(self) -> Mapping[_PortSide, float]:
-        """Bytes per second of every port whose rate is known, out and in."""
         rates: dict[_PortSide, float] = {}
         for source, target in permutations(range(self.size), 2):
             link = self.link(source, target)
@@ -144,7 +137,6 @@ class NetworkFacts:
         return rates
 
     def ports(self, source: int, target: int) -> tuple[_PortSide, _PortSide]:
-        """The ports by which a message leaves `source` and arrives at `target`."""
         return (self._port(source, target), "out"), (self._port(target, source), "in")
 
     def _port(self, rank: int, other: int) -> _Port:
@@ -161,8 +153,8 @@ class ChosenCollective:
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
-    """The fastest of star, mesh and two-shot for `nbytes` per node, as they travel: half of them with bf16 on the wire.
-    Two nodes always exchange their parts: that is one latency, and no more bytes or messages than any other way."""
+    """The fastest of star, mesh and two-shot for `nbytes` per node as they travel (bf16 halves them). Two nodes always
+    exchange their parts: one latency, and no more bytes or messages than any other way."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
@@ -182,8 +174,7 @@ def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
 
 
 def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float | None:
-    """Seconds of one all-reduce of `nbytes` per node, as they travel. None where two nodes that would have to cannot
-    reach each other."""
+    """Seconds of one all-reduce of `nbytes` per node, as they travel; None if nodes cannot reach each other."""
     ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):
@@ -200,8 +191,6 @@ def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> flo
 
 
 class _Load:
-    """What all messages of a phase together ask of ports and processors."""
-
     def __init__(self, phase: Sequence[Hop], nbytes: int, message_s: float, facts: NetworkFacts) -> None:
         self._nbytes = nbytes
         self._facts = facts
@@ -217,7 +206,6 @@ class _Load:
                 self._host_s[facts.hosts[rank], side] += work_s
 
     def message_s(self, hop: Hop, link: PairFacts) -> float:
-        """The transfer and the processing of a message."""
         source, target, part = hop
         ports = self._facts.ports(source, target)
         busy_s = [self._port_bytes[port] / self._facts.port_rates.get(port, inf) for port in ports]
@@ -231,7 +219,7 @@ class _Load:
 
 
 def are_linked(size: int, collective: CollectiveChoice) -> bool:
-    """Whether every node is to have a link to every other, and not to rank 0 alone."""
+    """Whether every node is linked to every other, and not to rank 0 alone."""
     return size == 2 or collective != "star"
 
 

@@ -1,8 +1,7 @@
-"""How long a decode step takes on given machines.
+"""Predicts how long a decode step takes on given machines: every node's weights and two all-reduces per layer.
 
-It costs every node its part of the weights (`solve`), and the cluster two allreduces per layer. An allreduce of three
-and more nodes goes to rank 0 and back: one round trip of the slowest link, and a row per worker each way through
-rank 0. Two nodes exchange their rows: half a round trip.
+An all-reduce of three and more nodes goes to rank 0 and back: one round trip of the slowest link, and a row per worker
+each way through rank 0. Two nodes exchange their rows: half a round trip.
 """
 
 import re
@@ -21,9 +20,8 @@ _USUAL_DISK = 2e8
 @dataclass(frozen=True)
 class MachineFacts(NodeFacts):
     """A machine that offers itself; the first of several is the master's own. Speeds are in bytes per second, 0: not
-    measured (`measured`); that of the head counts for the master's own. `free_disk_bytes` includes what the model's
-    shards take there already. The link is the one to the master: seconds per round trip and bytes per second, 0 for
-    the master itself; None: no limit."""
+    measured. `free_disk_bytes` includes the model's shards already there. The link is the one to the master: seconds
+    per round trip and bytes per second (0 for the master; None: no limit)."""
 
     disk_bytes_per_s: float | None = 0.0
     name: str = ""
@@ -33,8 +31,7 @@ class MachineFacts(NodeFacts):
 
 @dataclass(frozen=True)
 class Demand:
-    """What is to be served: room for `capacity_tokens`, `min_workers` machines beside the master's at least, in the
-    plan as well, whatever their links cost."""
+    """A model to serve with room for `capacity_tokens` and at least `min_workers` machines beside the master's."""
 
     model: ModelFacts
     capacity_tokens: int
@@ -72,14 +69,14 @@ def predict(
 def without_idle(
     demand: Demand, machines: Sequence[MachineFacts], prediction: Prediction, busy: Sequence[int]
 ) -> Prediction:
-    """The same plan of the `busy` ranks alone, which are those of `machines`: the others have no share in it."""
+    """The same plan of the `busy` ranks (`machines`) alone: the others have no share in it."""
     plan = prediction.plan
     shares, needs = tuple(plan.shares[rank] for rank in busy), tuple(plan.needs[rank] for rank in busy)
     return Prediction(replace(plan, shares=shares, needs=needs), _reduce_s(demand, machines))
 
 
 def machine_bounds(demand: Demand, machines: Sequence[MachineFacts]) -> list[Bound]:
-    """What each of the `measured` machines can take, the first as the master's own."""
+    """The bounds of the `measured` machines, the first as the master's own."""
     return [
         node_bound(demand.model, min(index, 1), machine, demand.capacity_tokens)
         for index, machine in enumerate(machines)
@@ -87,8 +84,7 @@ def machine_bounds(demand: Demand, machines: Sequence[MachineFacts]) -> list[Bou
 
 
 def least_step_s(demand: Demand, machines: Sequence[MachineFacts], bounds: Sequence[Bound]) -> float | None:
-    """What no prediction of machines of such `machine_bounds` with shares by speed is below; None where there is none.
-    Costs little."""
+    """A lower bound of every prediction with shares by speed; None if the machines cannot hold the model. Cheap."""
     found = fractions(bounds)
     if found is None:
         return None
@@ -96,7 +92,6 @@ def least_step_s(demand: Demand, machines: Sequence[MachineFacts], bounds: Seque
 
 
 def _reduce_s(demand: Demand, machines: Sequence[MachineFacts]) -> float:
-    """Of all all-reduces of a step."""
     workers = machines[1:]
     if not workers:
         return 0.0

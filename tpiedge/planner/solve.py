@@ -1,17 +1,12 @@
 """From capacities to shares, as a pure function.
 
-Time. Every block ends in an allreduce, so a step lasts as long as the slowest node's layers, and then rank 0 computes
-the LM head while the others wait: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. The
-head does not overlap with the layers, so it does not move the split; it is a serial term of the prediction.
-
-Memory. A node holds its weights, its KV cache and a fixed part (interpreter with torch, buffers, activations); rank 0
-also the head. The split is proportional to speed as long as every node's part fits. Otherwise the rest of a full node's
-weights streams from its disk, which takes time, or goes to others (`fractions`). Heads are coarse, so where whole heads
-do not fit so exactly, FFN tiles, which are fine, go to the nodes that still have room.
-
-Cuts (TPI-LLM, section 3.1). Attention and FFN are cut independently. Attention cuts fall on the borders of KV heads
-unless more nodes take part than there are KV heads; then they fall on query heads and a KV head is replicated on the
-nodes that share it.
+- Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, as every block ends in an
+   all-reduce and rank 0 computes the LM head alone. So the head does not move the split.
+- Memory: a node holds its weights, its KV cache and a fixed part; rank 0 also the head. The split is by speed as long
+   as every part fits. Otherwise a full node streams weights from disk or others take them (`fractions`). FFN tiles
+   are fine and even out what whole heads cannot.
+- Cuts (TPI-LLM, section 3.1): attention and FFN are cut independently; attention at KV heads unless more nodes take
+   part than there are KV heads, then at query heads, and a KV head is replicated.
 """
 
 import math
@@ -39,7 +34,7 @@ from tpiedge.units import counted
 _CLOSE = 1.05  # to the time that fractions of units would take
 _SLACKS = (1.1, 1.6)
 _SecondsOf: TypeAlias = Callable[[int, NodeShare], float]
-"""Of all layers on the node of a rank; infinite where they do not fit."""
+"""Seconds of all layers on the node of a rank; infinite if they do not fit."""
 _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
 
 
@@ -80,8 +75,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Apportions as `apportion`, but no node gets more than fits: `most(index, count)` units of `count`. None if units
-    are left over."""
+    """Apportions, but no node gets more than `most(index, count)` of `count` units. None if units are left over."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -116,8 +110,7 @@ def intervals(counts: Sequence[int]) -> list[Share]:
 
 
 def parse_shares(text: str, nodes: int) -> tuple[ShareWeight, ...]:
-    """'3,1,2' -> three weights; 'a:f' gives a node different weights in attention and FFN ('0:2': FFN only). Raises
-    UserError for a wrong count, what is not a number, a negative number, or nothing but zeros."""
+    """'3,1,2' -> three weights; 'a:f' gives attention and FFN different weights. Raises UserError."""
     items = text.split(",")
     if len(items) != nodes:
         given, wanted = counted(len(items), "weight"), counted(nodes, "node")
@@ -149,7 +142,6 @@ def _parse_weight(item: str, text: str) -> ShareWeight:
 def evaluate(
     model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[ShareWeight], capacity_tokens: int
 ) -> Plan | Infeasible:
-    """The plan of given weights, refused if a node's part exceeds its memory or its disk."""
     return _judged(model, nodes, partition(model.shape, weights), capacity_tokens)
 
 
@@ -171,8 +163,7 @@ def _judged(
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> Plan | Infeasible:
-    """The shares with which the slowest node is as fast as can be within every node's memory and disk, or the reason
-    why there are none."""
+    """The shares with which the slowest node is fastest within every node's memory and disk, or the reason for none."""
     bounds = [node_bound(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
@@ -205,9 +196,8 @@ def _of_fractions(
     seconds: float,
     capacity_tokens: int,
 ) -> list[Plan | Infeasible]:
-    """Plans of whole units. One head too many may make a node read more than it is worth, so units are fitted to a time
-    hardly longer than the `seconds` of the fractions, if that is possible. The last one is that of the rounded
-    fractions."""
+    """Plans of whole units, the last one of the rounded fractions. One head too many may make a node read too much, so
+    units are fitted to a time hardly longer than `seconds`."""
     rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts], capacity_tokens)
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
@@ -239,8 +229,8 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) 
 def _fit_whole_units(
     shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
-    """Attention within every node's room and time, then the FFN within what attention leaves, both by `parts`. KV heads
-    that are replicated take room twice, so if need be only the largest nodes get attention."""
+    """Fits attention into every node's room and time, then the FFN into the rest, both by `parts`. Replicated KV heads
+    take room twice, so if need be only the largest nodes get attention."""
 
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s
@@ -281,7 +271,6 @@ def _fit_ffn(
 
 
 def _most(fits: Callable[[int, int], bool], rank: int, units: int) -> int:
-    """The largest number up to `units` that fits on `rank`, 0 if none does."""
     if fits(rank, units):
         return units
     return max(0, bisect_left(range(units), True, key=lambda count: not fits(rank, count)) - 1)

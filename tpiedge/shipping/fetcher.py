@@ -1,9 +1,7 @@
-"""The worker's side of shipping: `fetch` fills the shard store with a share of a pack, `Provision` is what an agent has
-of it.
+"""The worker's side of shipping: `fetch` fills the shard store with a share of a pack.
 
-Only what is missing is fetched. Bytes are compared with their sha256 as they arrive, before a range counts as
-present; what arrived damaged is asked for again. After a crash of either side, or of both, the next `fetch` goes on
-where the last one had made its ranges durable (every 64 MB or 2 s).
+Bytes are compared with their sha256 as they arrive, and damaged ones asked for again. After a crash the next `fetch`
+goes on from the last durable ranges (every 64 MB or 2 s).
 """
 
 import contextlib
@@ -53,13 +51,12 @@ def fetch(
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """The pack `identity` with everything that a node of `share` needs; in use until the caller closes it.
+    """Fetches what a node of `share` lacks of the pack `identity`; the caller closes the copy.
 
     `spoke` is connected to the master's hub of the plane FILES and used by no other thread meanwhile. `local` are
-    whole packs on this computer: blobs that they have are linked instead of fetched. Another process that fetches the
-    same pack into the same store is waited for (`lock_wait_s`). With `evict`, packs that nobody uses make room;
-    without, nothing does, and room for a share as large is left. `progress` is told the bytes of the share that are
-    here, and in all.
+    whole packs on this computer, whose blobs are linked instead. Waits up to `lock_wait_s` for another process that
+    fetches the same pack into the same store. With `evict`, unused packs make room; without, room for a share as large
+    is left. `progress` is told the bytes of the share that are here, and in all.
 
     Raises PeerError (silent for `stall_s`, refusing, or sending damaged bytes again and again), DiskFull, UserError,
     Cancelled (`stopped` said True), EndpointClosed (the spoke was closed).
@@ -110,7 +107,6 @@ def _transfer(
     count: Callable[[int], None],
     commits: "_Commits",
 ) -> list[LayerRanges]:
-    """Fetches `parts`, tells `count` how many bytes arrive, and returns what arrived damaged."""
     damaged = []
     arriving = window.stream(span for part in parts for span in _spans(copy.pack, part))
     with commits:
@@ -132,7 +128,7 @@ def _transfer(
 
 
 class _Commits:
-    """Makes verified ranges durable every so often, in a thread of its own: the transfer goes on meanwhile."""
+    """Makes verified ranges durable every so often, in a thread of its own."""
 
     def __init__(self, sync_bytes: int, clock: Clock) -> None:
         self._sync_bytes = sync_bytes
@@ -143,7 +139,6 @@ class _Commits:
         self._since = clock.now()
 
     def tick(self, writer: RangeWriter, count: int) -> None:
-        """`count` more bytes were written. Raises what an earlier commit has met."""
         self._bytes += count
         if self._bytes >= self._sync_bytes or self._clock.now() - self._since >= 2.0:
             self._commit(writer)
@@ -151,7 +146,6 @@ class _Commits:
             self._pending.popleft().result()
 
     def finish(self, writer: RangeWriter) -> None:
-        """Commit the rest and close the writer."""
         self._commit(writer)
         self._pending.append(self._pool.submit(writer.close))
 
@@ -170,7 +164,6 @@ class _Commits:
 
 
 def _manifest(window: RequestWindow) -> bytes:
-    """The manifest, whose size only the answers tell."""
     data, total = b"", 1
     while len(data) < total:
         request = RequestedBytes("manifest", 0, "", len(data), LEAST_CHUNK)
@@ -182,7 +175,6 @@ def _manifest(window: RequestWindow) -> bytes:
 
 
 def _fetch_tables(window: RequestWindow, copy: ShardCopy, share: NodeShare) -> None:
-    """Fetch the tables of hashes that are missing."""
     spans = (
         RequestedBytes("hashes", layer, copy.pack.blob_id(layer), 0, copy.table_bytes(layer))
         for layer in copy.missing_tables(share)
@@ -196,7 +188,6 @@ def _fetch_tables(window: RequestWindow, copy: ShardCopy, share: NodeShare) -> N
 
 
 def _spans(pack: Pack, part: LayerRanges) -> Iterator[RequestedBytes]:
-    """Adjacent ranges as one."""
     blob = pack.blob_id(part.layer)
     start = end = part.ranges[0].offset
     for item in part.ranges:
@@ -208,8 +199,8 @@ def _spans(pack: Pack, part: LayerRanges) -> Iterator[RequestedBytes]:
 
 
 class Provision:
-    """One transfer at a time; another thread's waits for it. `connect` opens a spoke to the master's hub of the plane
-    FILES; `local` are whole packs on this computer, whose blobs need no transfer."""
+    """An agent's transfers, one at a time: another thread's waits. `connect` opens a spoke to the master's hub of the
+    plane FILES; `local` are as in `fetch`."""
 
     def __init__(
         self, connect: Callable[[], ZmqSpoke], store: ShardStore, clock: Clock, local: Sequence[Pack] = ()
@@ -223,10 +214,7 @@ class Provision:
         self._turn = threading.Lock()  # the master takes one connection of this worker
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
-        """Everything of the share on disk, in use until the caller closes it.
-
-        `verify`: a node found damage, so what is there is compared with its checksums first. Raises as `fetch`.
-        """
+        """Fetches the share; the caller closes the copy. `verify` checks what is on disk first. Raises as `fetch`."""
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
         with self._turns(cancelled):
             if verify and self._store.has(order.pack):
@@ -252,7 +240,7 @@ class Provision:
         return copy
 
     def stock(self, order: Stock, cancelled: threading.Event) -> None:
-        """Everything of the shares on disk, as far as that needs no eviction. Raises as `fetch`."""
+        """Fetches the shares as far as that needs no eviction. Raises as `fetch`."""
         full: DiskFull | None = None
         with self._turns(cancelled), self._connect() as spoke:
             for attention, ffn in order.shares:
@@ -267,7 +255,7 @@ class Provision:
             raise full
 
     def held_bytes(self, pack: str) -> int:
-        """How much of the pack's weights is on this disk. Raises as ShardStore."""
+        """Bytes of the pack's layers on this disk. Raises as ShardStore."""
         if not self._store.has(pack):
             return 0
         with self._store.open(pack) as copy:
@@ -286,7 +274,6 @@ class Provision:
 
 
 def _rated(report: Report, clock: Clock) -> ProgressCallback:
-    """Turns bytes done into reports with a rate, a few times a second."""
     started = due = clock.now()
     first: int | None = None
 

@@ -1,9 +1,9 @@
-"""The master's side of shipping: a thread that answers requests for bytes of packs, fairly and in little memory.
+"""The master's side of shipping: a thread that answers requests for bytes of packs.
 
-Laws: only manifests, tables of hashes and blobs of layers leave, of packs that are served, within their bounds; the
-embedding and the head, which belong to the prompt's side, never do. A worker has at most 8 requests
-waiting; further ones are dropped. Workers take turns, one chunk each; one that does not read is passed over, and one
-that asks without end keeps nobody waiting.
+Only manifests, tables of hashes and blobs of layers leave, of served packs and within their bounds; the embedding
+and the head belong to the prompt's side and never do.
+A worker has at most 8 requests waiting; further ones are dropped.
+Workers take turns, one chunk each; one that does not read is passed over.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ServedPack:
-    """What of a pack may be shipped. Its manifest is kept in memory (at most 16 MiB). Raises UserError."""
+    """What may be shipped of a pack; its manifest (at most 16 MiB) stays in memory. Raises UserError."""
 
     def __init__(self, pack: Pack) -> None:
         self.manifest = manifest_bytes(pack.path)
@@ -45,8 +45,6 @@ class _ServedPack:
 
 @dataclass
 class _Customer:
-    """A worker's open requests."""
-
     queue: deque[Fetch] = field(default_factory=deque)
     blocked_until: float = 0.0
     seen_at: float = 0.0
@@ -69,7 +67,7 @@ class ShipServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and close the hub. Idempotent."""
+        """Ends the thread and closes the hub. Idempotent."""
         self._hub.close()
         if self._thread.ident is not None:
             self._thread.join()
@@ -86,7 +84,6 @@ class ShipServer:
                         del self._customers[name]
 
     def _receive(self) -> None:
-        """Queue what has come; wait for it only where there is nothing else to do."""
         timeout_s = self._patience()
         for _ in range(256):  # then those who wait get answers
             try:
@@ -136,7 +133,6 @@ class ShipServer:
         customer.seen_at = self._clock.now()
 
     def _answer(self, request: Fetch) -> memoryview:
-        """The frame, in the one buffer that there is."""
         pack = self._packs.get(request.pack)
         if pack is None:
             raise UserError(f"the pack {request.pack[:12]} is not served here")

@@ -1,8 +1,7 @@
 """Requests for bytes of files with several of them under way, and their answers in order.
 
-The window adapts: chunks grow while they arrive quickly and shrink where one takes half a second, so that a slow link
-stays responsive and a fast one is filled. What got lost with a broken connection or a restarted master is asked for
-again; where nothing arrives for `stall_s` the wait ends in words.
+Chunks grow while they arrive quickly and shrink if one takes half a second. What a broken connection or a restarted
+master lost is asked for again; silence of `stall_s` raises PeerError.
 """
 
 import secrets
@@ -31,7 +30,7 @@ class RequestedBytes:
 
 @dataclass(frozen=True, slots=True)
 class ArrivedBytes:
-    """What was requested, its bytes, and the size of the whole file according to the master."""
+    """The bytes that were requested, and the size of the whole file according to the master."""
 
     requested: RequestedBytes
     data: memoryview
@@ -46,10 +45,8 @@ class _Request:
 
 
 class RequestWindow:
-    """Asks for bytes of the pack `pack` over `spoke`, which it uses alone during a `stream`.
-
-    `stopped` is asked several times per second: True ends a wait with Cancelled.
-    """
+    """Asks for bytes of the pack `pack` over `spoke`, which it uses alone during a `stream`. `stopped` is asked
+    several times per second: True ends a wait with Cancelled."""
 
     def __init__(
         self, spoke: Endpoint, pack: str, clock: Clock, stall_s: float, stopped: Callable[[], bool]
@@ -67,7 +64,7 @@ class RequestWindow:
         self._duplicate: DuplicateName | None = None
 
     def stream(self, spans: Iterator[RequestedBytes]) -> Iterator[ArrivedBytes]:
-        """The bytes of `spans` in their order, cut as the link likes; at most 8 MiB of them are in memory.
+        """Yields the bytes of `spans` in their order, in chunks; at most 8 MiB of them are in memory.
 
         Raises PeerError (refused, or silent for `stall_s`), Cancelled, EndpointClosed.
         """
@@ -97,7 +94,6 @@ class RequestWindow:
             self._heard_at = self._clock.now()
 
     def _ask(self) -> None:
-        """Send what was not sent yet; where there is no connection, the next call tries again."""
         for number, request in self._open.items():
             if request.sent:
                 continue

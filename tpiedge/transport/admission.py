@@ -1,8 +1,8 @@
-"""Who may connect: ZeroMQ asks here (ZAP, RFC 27) before a CURVE handshake ends.
+"""Decides who may connect: ZeroMQ asks here (ZAP, RFC 27) before a CURVE handshake ends.
 
-One thread per context answers. A hub has a domain of its own with its own list; a domain without a list, a
-mechanism other than CURVE and a key that is not on the list are refused. A hub may let in a few keys that it does
-not know as guests, for a short while: what they say goes to the code that admits newcomers, and nowhere else.
+One thread per context answers. Every hub is a ZAP domain with a list of keys; any other domain, mechanism or key is
+refused. A hub may let a few unknown keys in as guests for a short while: their messages go only to the code that admits
+newcomers.
 """
 
 import contextlib
@@ -27,21 +27,20 @@ _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _log = logging.getLogger(__name__)
 
 
-#: After which a connection that was let in has been introduced, or is gone.
+#: Time in which an admitted connection is introduced, or gone.
 _INTRODUCTION_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuestPolicy:
-    """How unknown keys may connect: under the name that `name_of` gives them, for `stay_s`, `limit` at a time and
-    `each` from one address.
+    """Unknown keys connect under the name from `name_of`, for `stay_s`, `limit` at a time and `each` per address.
 
-    Where those places are taken, a newcomer gets that of the guest who came first, once that one has had `grace_s`. A
-    guest has one connection, and none instead of it before that one is closed: libzmq, which hands the routing id of
-    the first to the second then, forgets the first one's descriptor for good.
+    When no place is free, a newcomer replaces the oldest guest that has had `grace_s`. A guest has one connection; a
+    second is refused until the first is closed, because libzmq would give it the routing id and forget the first one's
+    descriptor.
 
-    With `takes`, who finds no place may still show a ticket, which that looks at, for one of as many places more
-    (in the thread of the hub's owner). Others hear `crowded`.
+    With `takes`, which the hub's owner calls, a newcomer without a place may show a ticket for one of `limit` further
+    places. All others hear `crowded`.
     """
 
     name_of: Callable[[str], str]
@@ -55,7 +54,7 @@ class GuestPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Guest:
-    """`called`: when its last handshake ended. `connection`: None before it was introduced, or if it was gone then."""
+    """`called`: when its last handshake ended. `connection`: None before its introduction, or if it was gone then."""
 
     key: str
     since: float
@@ -83,27 +82,25 @@ class Admission:
         self.counters = Counters()
         self._names: dict[str, str] = {}
         self._guests: dict[str, _Guest] = {}
-        #: No guests, or no more, who may be connected; some who are not, too.
+        #: Peers that are no guests (any more) and may still be connected.
         self._others: dict[str, _Guest] = {}
         self._replaced: set[str] = set()
         self._denied: dict[str, None] = {}
         self.admitted: frozenset[str] = frozenset()
-        #: Counts the changes of `admitted`, for code that cannot look at it.
+        #: Counts the changes of `admitted`, for native code.
         self.changes = ctypes.c_uint32()
         for key, name in allowed.items():
             self.admit(key, name)
 
     @property
     def guests(self) -> tuple[str, ...]:
-        """Names of those whose key is not on the list, the longest here first."""
         return tuple(self._guests)
 
     def may_be_guest(self, name: str) -> bool:
-        """Whether there are guests at all, and the peer `name` ("": not introduced yet) is no member."""
+        """False for members and without guests; `name` is "" before the introduction."""
         return self._policy is not None and (name in self._guests or name not in self.admitted)
 
     def key_of(self, name: str) -> str | None:
-        """The public key of a peer or guest."""
         with self._lock:
             guest = self._guests.get(name)
             if guest is not None:
@@ -111,12 +108,11 @@ class Admission:
             return next((key for key, known in self._names.items() if known == name), None)
 
     def knows(self, key: str) -> bool:
-        """Whether `key` is on the list, or is kept out."""
         with self._lock:
             return key in self._names or key in self._denied
 
     def admit(self, key: str, name: str) -> None:
-        """Let `key` in as `name`, instead of the key that had this name before. A guest of that name stays on."""
+        """Admits `key` as `name`, in place of the key that had this name. A connected guest of that name stays."""
         if not is_key(key) or not name or "/" in name:
             raise UserError(f"not a public key and a peer name: {len(key)} characters, {name!r}")
         with self._lock:
@@ -126,8 +122,8 @@ class Admission:
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """What `name` still sends is dropped and counted from now on, and it cannot connect again, nor as a guest,
-        until it is admitted; nor can `key`, where its name is not known here."""
+        """Drops and counts what `name` still sends, and keeps its key and `key` out, as guests too, until admitted
+        again."""
         with self._lock:
             guest = self._guests.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
@@ -139,14 +135,13 @@ class Admission:
             self._replace({known: other for known, other in self._names.items() if other != name})
 
     def dismiss(self, name: str) -> None:
-        """`name`, if it is a guest, is none any more; it may come back."""
+        """Ends the stay of the guest `name`, which may come back; does nothing for a member."""
         with self._lock:
             if name in self._guests:
                 self._dismiss((name,))
 
     def overstayed(self) -> tuple[str, ...]:
-        """Guests whose time is up, who are dropped by this call, and those whose place another has: cut their
-        connections."""
+        """Drops overdue guests; returns them and the replaced ones, for the caller to cut."""
         if self._policy is None:
             return ()
         with self._lock:
@@ -159,14 +154,13 @@ class Admission:
         return late
 
     def introduced(self, name: str, connection: TcpConnection | None) -> None:
-        """The connection over which `name`, if it is a guest, is heard; None where it is gone already."""
         with self._lock:
             guest = self._guests.get(name)
             if guest is not None:
                 self._guests[name] = replace(guest, introduced=True, connection=connection)
 
     def judge(self, key: str, address: str = "") -> str | None:
-        """The name that belongs to `key`, perhaps a guest's; None, and counted, where there is none."""
+        """Returns the name for `key`, a guest's too; None (counted) refuses it."""
         with self._lock:
             name = self._names.get(key)
             if name is None:
@@ -175,7 +169,6 @@ class Admission:
         return name
 
     def _welcome(self, key: str, address: str) -> str | None:
-        """The name of the guest with this key, if there is a place for it."""
         if self._policy is None or key in self._denied:
             return None
         name = self._policy.name_of(key)
@@ -201,8 +194,7 @@ class Admission:
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """For `name`, who has found no place and shows a ticket: a guest's place now, or what it hears instead. None as
-        well where there is nothing to say to it."""
+        """Gives `name`, which found no place, one for its ticket, or returns what to answer, if anything."""
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.takes is None or caller is None or caller.introduced:
             return None
@@ -227,7 +219,7 @@ class Admission:
         self._replace(self._names)
 
     def _keep(self, name: str, guest: _Guest, now: float) -> None:
-        """Remember that it may be connected. A look at the oldest two for each one that comes keeps them few."""
+        """Remembers that it may be connected, and drops up to two old entries that are not: so they stay few."""
         for other in tuple(itertools.islice(self._others, 2)):
             one = self._others.pop(other)
             if one.may_be_connected(now):
@@ -238,7 +230,7 @@ class Admission:
         return [name for name, guest in self._guests.items() if guest.has_ticket == has_ticket]
 
     def _push_out(self, crowd: list[str], limit: int, now: float) -> bool:
-        """Whether there is room for one more of these; the one who came first may have to go for it."""
+        """Returns whether there is room for one more in `crowd`; the oldest guest may have to go for it."""
         assert self._policy is not None
         if len(crowd) < limit:
             return True
@@ -263,10 +255,9 @@ class Admission:
 
 
 class ZmqContext:
-    """A context, and the thread that answers its ZAP requests once it has a hub. Close the endpoints first: `close`
-    waits for them, and ends every thread.
+    """A context, and the thread that answers its ZAP requests. `close` waits until all its endpoints are closed.
 
-    With `io_threads` > 1 the encryption of different connections runs in parallel.
+    With `io_threads` > 1, different connections are encrypted in parallel.
     """
 
     def __init__(self, io_threads: int = 1) -> None:
@@ -278,7 +269,7 @@ class ZmqContext:
         return self._context.socket(kind)
 
     def guard(self, admission: Admission) -> bytes:
-        """A new ZAP domain whose connections `admission` judges. Set it on a socket before it is bound."""
+        """Returns a new ZAP domain that asks `admission`. Set it on a socket before the bind."""
         if self._thread is None:
             # Bound before any hub exists: a hub without a ZAP handler would admit every key.
             requests = self._context.socket(zmq.REP)

@@ -1,16 +1,12 @@
-"""A hub's connections: strangers do not stay, and too many bytes that were not received end any.
+"""Watches a hub's connections: ends floods, and strangers that stay.
 
-libzmq bounds what waits by counting messages, and then reads the connection no more. That bounds no bytes: a message of
-many frames counts when it is whole, and a peer may never end its own. Nor is it a way to stop: where such a connection
-fails and what had been read of it has a heartbeat of the peer, libzmq 4.3.5 aborts the process as soon as messages are
-received again. So a hub's libzmq reads without a bound. The kernel knows how many bytes have come, the hub's owner how
-many it has received; this compares them.
+libzmq's high-water mark counts messages, not bytes, and a message of many frames only when it is whole; and libzmq
+4.3.5 aborts the process if a connection that it no longer reads fails with a heartbeat buffered. So a hub's libzmq
+reads without a bound, and this compares the bytes that the kernel has received with the owner's.
 
-Nor does libzmq end a connection over which nothing comes once its handshake has ended, or know of any limit. Here a
-connection is a stranger until its peer is introduced, and again once that peer is admitted no more, and goes when its
-time is over. At most `each` strangers of one address stay, and `limit` in all. Where one more comes, the one goes that
-has been a stranger for longest, of that address or of the address that has most: so a newcomer always has some time,
-and no peer that is known goes for a stranger.
+A connection is a stranger until its peer is introduced, and again once the peer is no longer admitted. It is cut when
+its time is over. At most `each` strangers of one address stay, and `limit` in all; the oldest of the fullest address
+goes for a new one, never a known peer.
 """
 
 import contextlib
@@ -33,19 +29,19 @@ from tpiedge.units import KIB
 
 
 class Strangers:
-    """Who goes is no stranger here any more: cut the connection. Times are seconds on the caller's clock."""
+    """Connections of unknown peers; the caller cuts those returned. Times are seconds on the caller's clock."""
 
     def __init__(self, limit: int, each: int) -> None:
         self._limit = limit
         self._each = each
-        #: Their address, and until when; the longest here first.
+        #: Address and end of the stay, oldest first.
         self._stays: dict[TcpConnection, tuple[str, float]] = {}
 
     def __contains__(self, connection: TcpConnection) -> bool:
         return connection in self._stays
 
     def came(self, connection: TcpConnection, address: str, until: float) -> TcpConnection | None:
-        """A connection from an IP address is a stranger, perhaps again, until `until`. Returns who goes for it."""
+        """Makes a connection a stranger until `until`. Returns the connection that goes for it."""
         self.left(connection)
         self._stays[connection] = address, until
         crowds = Counter(one for one, _ in self._stays.values())
@@ -58,11 +54,9 @@ class Strangers:
         return gone
 
     def left(self, connection: TcpConnection) -> None:
-        """The connection is no stranger, or ended. Does nothing where it was none."""
         self._stays.pop(connection, None)
 
     def overdue(self, now: float) -> tuple[TcpConnection, ...]:
-        """Those whose time is over."""
         late = tuple(one for one, (_, until) in self._stays.items() if until <= now)
         for connection in late:
             self.left(connection)
@@ -70,25 +64,25 @@ class Strangers:
 
 
 SUPPORTED: Final = sys.platform == "linux"
-"""Whether the kernel tells. Elsewhere nothing is watched."""
+"""Whether the kernel tells what has arrived; elsewhere nothing is watched."""
 
 MAX_SEGMENTS: Final = 32768
-"""TCP segments of one peer that may come while nothing of it is received: each can hold a buffer of 8 KiB in place."""
+"""TCP segments of one peer that may arrive unread: each can occupy a buffer of 8 KiB."""
 
 MAX_STRANGERS: Final = 128
 STRANGERS_EACH: Final = 64
-"""Connections of a hub that are nobody's yet, in all and of one address: computers behind one may start together."""
+"""Strangers of a hub in all and per address: computers behind one address may start together."""
 
 # A handshake has 3 s.
 _STRANGER_S: Final = 5.0
-# Longer than who is heard out is left its connection by its owner.
+# Longer than the owner keeps a connection for its farewell.
 _FAREWELL_S: Final = 2 * FAREWELL_S
-#: Bytes that may wait of a guest, who has only an Enrol or a Knock to send.
+# Of a guest, which sends only an Enrol or a Knock.
 _GUEST_BYTES: Final = 64 * KIB
 _MOST_AT_ONCE: Final = 256
 _PERIOD_S: Final = 0.1
 _IDLE_S: Final = 1.0
-# Of the time, whatever a crowd of connections costs.
+# A look takes at most this part of the time.
 _SHARE: Final = 20
 # A frame's length, and what CURVE adds to it: a command's name, a nonce, a checksum and flags.
 _SHORT: Final = 2 + 33
@@ -101,22 +95,19 @@ _log = logging.getLogger(__name__)
 
 
 def curve_bytes(frame_bytes: int) -> int:
-    """What a frame takes of a connection, CURVE included."""
+    """Returns the bytes of a frame on the connection, CURVE included."""
     return frame_bytes + (_SHORT if frame_bytes <= _SHORT_BYTES else _LONG)
 
 
 class Arrived(NamedTuple):
-    """What the kernel has received over a connection so far."""
-
     byte_count: int
     segments: int
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One connection, from an IP address. The hub's owner adds to `taken` the wire bytes of every message that it
-    receives, and sets `route` and `name` when the peer is introduced. `cut`: the connection was ended here, where it
-    `flooded` for what it sent. `left`: bytes that waited when it was last looked at."""
+    """One connection. The hub's owner adds received wire bytes to `taken`, and sets `route` and `name` at the
+    introduction. `cut`: it was ended here; `flooded`: for what it sent. `left`: bytes that waited at the last look."""
 
     address: str = ""
     route: bytes = b""
@@ -127,14 +118,11 @@ class Flow:
     left: int = 0
     _taken: int = 0
     _idle_since: int = 0
-    # Bytes that were received and are none of this connection's: of the one before it, whose name it has.
+    # Received bytes of the connection before, with the same descriptor and inode.
     _other: int = 0
 
     def waiting(self, arrived: Arrived, taken: int) -> Arrived:
-        """The bytes that have come and were not received, and the segments that have come since anything was received.
-
-        `taken`: as it was before the kernel was asked what has arrived. What is received in between came in between.
-        """
+        """Returns the waiting bytes, and the segments since a message was taken. `taken` was read before `arrived`."""
         if taken != self._taken:
             self._taken, self._idle_since = taken, arrived.segments
         self._other = max(self._other, taken - arrived.byte_count)
@@ -143,12 +131,11 @@ class Flow:
 
 
 class Backlog:
-    """Watches the connections of one ROUTER, in a thread, from its construction (before the bind) to `close`.
-    `limit`: of the bytes that may wait of an admitted peer.
+    """Watches one ROUTER in a thread, from its construction (before the bind) to `close`. `limit`: bytes of an admitted
+    peer that may wait.
 
-    What came over connections that ended still waits. While that is too much, no new connection gets in:
-    neither of a peer that floods and connects again, nor of others, which would not be heard either before the owner
-    has received what waits.
+    Bytes left unread by ended connections count: while they are too many, every new connection is cut, so reconnecting
+    does not help a flood.
     """
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
@@ -171,7 +158,7 @@ class Backlog:
             self._thread.start()
 
     def flow(self, connection: TcpConnection | None) -> Flow:
-        """The flow of a connection over which the owner has received a message."""
+        """Returns the flow of a connection over which the owner has received a message."""
         if connection is None or not SUPPORTED:  # it would never be forgotten
             return Flow()
         known = self._flows.get(connection)
@@ -185,7 +172,7 @@ class Backlog:
         return self._flows.setdefault(connection, Flow(address))
 
     def close(self) -> None:
-        """Before the ROUTER is closed. Idempotent."""
+        """Call before the ROUTER is closed. Idempotent."""
         if not self._closing:
             self._closing = True
             self._router.disable_monitor()
@@ -200,7 +187,7 @@ class Backlog:
                     self._look()
 
     def _meet_all(self) -> None:
-        """Take in new connections, before a crowd of them can use up the descriptors of the process."""
+        """Takes in new connections, before a crowd of them uses up the process's descriptors."""
         self._due = min(self._due, time.monotonic() + _PERIOD_S)
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):
@@ -279,8 +266,8 @@ class Backlog:
 
 
 def _events_of(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Told of the bind, of each accepted connection and of the end. To be read until then, and without a bound: libzmq
-    waits for the reader otherwise, in `disable_monitor` even with the interpreter's lock."""
+    """Tells of the bind, accepted connections and the end. Must be read, without a bound: else libzmq waits, in
+    `disable_monitor` with the interpreter's lock."""
     place = f"inproc://backlog-{id(router)}"
     router.monitor(place, int(zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED))
     events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)

@@ -1,8 +1,7 @@
-"""Ends TCP connections of a ZeroMQ socket, which has no call for it.
+"""Ends TCP connections of a ZeroMQ socket, which has no call for it, by shutting down the file descriptor: to libzmq
+the peer hangs up.
 
-libzmq says of every message by which file descriptor it came; shutting that one down is what libzmq understands best,
-a peer that hangs up. (Taking over the peer's routing id instead leaves an engine without a pipe behind, which libzmq
-4.3.5 does not survive: it stops reading, and aborts the process when a heartbeat is due after the peer has hung up.)
+(Taking over the peer's routing id instead leaves an engine without a pipe, which libzmq 4.3.5 does not survive.)
 """
 
 import contextlib
@@ -13,21 +12,20 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 FAREWELL_S: Final = 0.25
-"""For the last word to leave, also where the machine is busy."""
+"""Time for the last message to leave, on a busy machine too."""
 
 
 class TcpConnection(NamedTuple):
-    """A file descriptor, and the socket that it was when a message came: numbers are used again."""
+    """A file descriptor and its inode when a message came: descriptors are used again."""
 
     descriptor: int
     inode: int
 
 
 def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpConnection | None:
-    """From a frame's property `__fd`, or an event's value; None where the connection is gone already.
+    """Returns the connection of a frame's property `__fd` or an event's value; None if it is gone.
 
-    Another one may have its descriptor by then, the API's perhaps: what is no TCP connection to this `port`, from this
-    IP address if one is given, is not it.
+    Its descriptor may be another's by then: only a TCP connection to `port`, and from `address` if given, counts.
     """
     with contextlib.suppress(OSError, ValueError):
         connection = TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
@@ -41,7 +39,6 @@ def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpCon
 
 
 def is_open(connection: TcpConnection) -> bool:
-    """Whether libzmq has not closed it yet."""
     with contextlib.suppress(OSError):
         return os.fstat(connection.descriptor).st_ino == connection.inode
     return False
@@ -49,7 +46,7 @@ def is_open(connection: TcpConnection) -> bool:
 
 @contextlib.contextmanager
 def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
-    """The socket itself, for a short look: libzmq may close it at any time. Raises OSError where it has."""
+    """Lends the socket for a short look; libzmq may close it at any time. Raises OSError if it has."""
     if not is_open(connection):
         raise OSError(errno.EBADF, "the connection is gone")
     lent = socket.socket(fileno=connection.descriptor)
@@ -60,9 +57,8 @@ def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
 
 
 def cut(connection: TcpConnection) -> None:
-    """Does nothing where the connection is gone."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
-        # Stays the same socket, or whatever it is, whatever libzmq closes and opens meanwhile.
+        # A duplicate stays the same file while libzmq closes and opens others.
         double = os.dup(connection.descriptor)
         ends.callback(os.close, double)
         if os.fstat(double).st_ino == connection.inode:

@@ -1,9 +1,8 @@
-"""The transport as the rest of tpiedge sees it: a hub that many spokes connect to, and messages as frames.
+"""The transport's interface: a hub with many spokes, and messages as frames.
 
-A frame is the encoded header, then the raw bytes of its tensor. A `Plane` is one kind of connection with its limits;
-nothing larger is sent, nothing larger is read. Messages between one hub and one spoke arrive in the order sent, or the
-peer is gone. One thread owns an endpoint: it alone calls `send` and `recv`. `post`, `close` and the counters are for
-any thread.
+A frame is the encoded header and the raw bytes of its tensor. A `Plane` limits what is sent and read. Messages between
+a hub and a spoke arrive in the order sent, or the peer is gone. One thread owns an endpoint and calls `send` and
+`recv`; `post`, `close` and the counters are for any thread.
 """
 
 from collections.abc import Sequence
@@ -29,15 +28,15 @@ SEND_TIMEOUT_S = 3.0
 _MOST_WAITING = 192 * MIB
 
 Buffer = bytes | bytearray | memoryview
-"""Contiguous bytes, flat or not (`memoryview(array)`); may change as soon as `send` returns."""
+"""Contiguous bytes, flat or not; may change as soon as `send` returns."""
 
 
 class EndpointClosed(TpiedgeError):
-    """`close` was called, perhaps by another thread during a wait."""
+    """`close` was called, perhaps during a wait."""
 
 
 class Unreachable(PeerError):
-    """The peer `peer` is not connected, or does not take any more."""
+    """The peer `peer` is not connected, or takes no more."""
 
     def __init__(self, peer: str, waited_s: float) -> None:
         super().__init__(f"{peer} cannot be reached (waited {waited_s:.1f} s)")
@@ -45,7 +44,7 @@ class Unreachable(PeerError):
 
 
 class MalformedMessage(ProtocolError):
-    """The admitted peer `peer` sent what the protocol does not allow."""
+    """The admitted peer `peer` broke the protocol."""
 
     def __init__(self, peer: str, cause: str) -> None:
         super().__init__(f"{peer} sent a malformed message: {cause}")
@@ -53,11 +52,8 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew, perhaps by a restarted process.
-
-    Messages of either direction may have been lost in between. `cause`: why it broke, where that is known;
-    `broke`: that it did and why, for a sentence about the connection.
-    """
+    """The connection of `peer` broke and was made anew, perhaps by a restarted process: messages of both directions may
+    be lost. `broke` says so, with the cause if known, for a sentence about the connection."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -66,7 +62,7 @@ class LinkReset(PeerError):
 
 
 class DuplicateName(PeerError):
-    """The hub `hub` already serves a living process under this endpoint's name."""
+    """The hub `hub` already serves a living process under this name."""
 
     def __init__(self, hub: str, name: str) -> None:
         super().__init__(
@@ -76,7 +72,7 @@ class DuplicateName(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message as received. `tensors`: read-only views of the received bytes, one per tensor header."""
+    """A received message. `tensors`: read-only views of the received bytes, one per tensor header."""
 
     sender: str
     message: Message
@@ -85,11 +81,10 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Limits of a connection in bytes, and how many messages may queue per peer and direction.
+    """Limits of a connection in bytes, and messages that may queue per peer and direction.
 
-    `waiting_limit`: bytes of one peer that may wait at a hub, besides a message of the largest size. `prompt`: a post
-    or a close by another thread interrupts a wait at once. Without, it waits for up to 20 ms, and messages arrive a
-    few microseconds sooner.
+    `waiting_limit`: bytes of one peer that may wait at a hub, beside one message of the largest size. `prompt`: posts
+    and closes interrupt a wait at once; otherwise after up to 20 ms, and messages arrive a few microseconds sooner.
     """
 
     header_limit: int
@@ -104,7 +99,7 @@ class Plane:
 
     @property
     def receive_length(self) -> int:
-        """How many messages may wait at a spoke, however large."""
+        """Messages that may wait at a spoke."""
         return max(1, min(self.queue_length, _MOST_WAITING // self.frame_limit))
 
     @property
@@ -123,19 +118,17 @@ FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
 
 def frame_of(message: Message, tensors: Sequence[Buffer], plane: Plane) -> bytes:
-    """The frame; ProtocolError where it would break the plane's limits or the tensors do not fit the message."""
+    """Encodes a message; ProtocolError if it breaks the plane's limits or the tensors do not fit."""
     flat = [_flatten(tensor) for tensor in tensors]
     _check_tensors(message, [len(tensor) for tensor in flat], plane)
     return b"".join((encode(message, plane.header_limit), *flat))
 
 
 def names_of(to: str | Sequence[str] | None) -> Sequence[str | None]:
-    """The addressees that `Endpoint.send` is given, as a sequence."""
     return (to,) if to is None or isinstance(to, str) else to
 
 
 def read_frame(sender: str, frame: Buffer, plane: Plane) -> Envelope:
-    """The envelope of a received frame; MalformedMessage names the sender."""
     data = memoryview(frame).toreadonly()
     try:
         if not data or data[0] != FLAT_MARK:
@@ -150,7 +143,6 @@ def read_frame(sender: str, frame: Buffer, plane: Plane) -> Envelope:
 
 
 def _flatten(tensor: Buffer) -> bytes | memoryview:
-    """The bytes of a contiguous buffer without copying them."""
     if isinstance(tensor, bytes):
         return tensor
     view = memoryview(tensor)
@@ -171,11 +163,11 @@ def _check_tensors(message: Message, sizes: list[int], plane: Plane) -> None:
 
 @dataclass(slots=True)
 class Counters:
-    """What passed, headers and tensors, and what was thrown away, and why. Nothing else remembers it.
+    """Bytes that passed, and messages that were thrown away.
 
-    rejected: handshakes with a key that is not admitted. impostor: connections whose routing id is not the
-    name that belongs to the key. revoked: messages of peers that are admitted no more. duplicate: messages
-    of a second process under a name in use. malformed: raised as MalformedMessage.
+    rejected: handshakes with a key that is not admitted. impostor: routing ids that contradict the key. revoked:
+    messages of peers that are admitted no more. duplicate: messages of a second process under one name. malformed:
+    raised as MalformedMessage.
     """
 
     rejected: int = 0
@@ -188,23 +180,14 @@ class Counters:
 
 
 class Endpoint:
-    """One end. A hub names the peer in `to`; a spoke has one peer, the hub, and leaves `to` out."""
+    """One end. A hub names the peer in `to`; a spoke leaves it out."""
 
     address: str
-    """Where spokes connect to: the hub's own address."""
 
     def __init__(self, name: str, plane: Plane) -> None:
         self.name = name
         self.counters = Counters()
         self._plane = plane
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.counters.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self.counters.bytes_received
 
     def send(
         self,
@@ -213,37 +196,30 @@ class Endpoint:
         to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Hand over a message; waits up to `timeout_s` (default: the endpoint's) for each peer to be there.
+        """Sends a message; waits up to `timeout_s` (default: SEND_TIMEOUT_S) for each peer to take it.
 
-        A hub may name several peers: the message is encoded once and goes to them in this order. Unreachable
-        names the first that did not get it; those after it did not either.
-
-        ProtocolError: too large, or the tensors do not fit the message; nothing was sent. Unreachable,
-        EndpointClosed.
+        Several peers get it in this order, encoded once; Unreachable names the first that did not, and none after it
+        did. ProtocolError: nothing was sent. Raises EndpointClosed too.
         """
         self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
-        """The next message, or None after `timeout_s`.
-
-        Raises MalformedMessage, LinkReset (hub), DuplicateName (spoke): the endpoint goes on working;
-        EndpointClosed: it does not.
-        """
+        """Returns the next message, or None after `timeout_s`. The endpoint still works after MalformedMessage,
+        LinkReset (hub) and DuplicateName (spoke), not after EndpointClosed."""
         received = self.recv_frame(timeout_s)
         return None if received is None else self.read(*received)
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        """As `send`, of a frame as `frame_of` makes it. Not looked at again."""
+        """Sends a frame from `frame_of`, unchecked; otherwise as `send`."""
         raise NotImplementedError
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
-        """As `recv`, up to the reading: the sender and the frame, whose contents are not checked yet."""
+        """Returns sender and frame, unread; otherwise as `recv`."""
         raise NotImplementedError
 
     def read(self, sender: str, frame: memoryview) -> Envelope:
-        """What `recv_frame` gave, read. MalformedMessage, which is counted."""
         try:
             return read_frame(sender, frame, self._plane)
         except MalformedMessage:
@@ -251,11 +227,10 @@ class Endpoint:
             raise
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        """Queue a message without tensors, or several for one waking, from any thread; the owner sends it inside
-        `recv` (or its next `send`).
+        """Queues messages without tensors from any thread; the owner sends them inside `recv` or its next `send`.
 
-        At a spoke it waits until the hub takes it, after those that were posted before. Raises ProtocolError at once
-        where it cannot be encoded; is dropped where `to` is gone.
+        A spoke keeps them, in order, until the hub takes them; a hub drops them if `to` is gone. ProtocolError: cannot
+        be encoded.
         """
         messages = message if isinstance(message, Sequence) else (message,)
         self._queue([(frame_of(one, (), self._plane), to) for one in messages])
@@ -265,33 +240,30 @@ class Endpoint:
 
     @property
     def posted(self) -> int:
-        """How many of them wait."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free everything; a wait in progress ends with EndpointClosed. Idempotent."""
+        """Frees everything; a wait in progress ends with EndpointClosed. Idempotent."""
         raise NotImplementedError
 
 
 class Hub(Endpoint):
-    """The control plane's hub as the master sees it. `wake` and `admission` are for any thread."""
+    """The control plane's hub for the master. `wake` and `admission` are for any thread, the rest for the owner."""
 
     admission: "Admission"
 
     def wake(self) -> None:
-        """End a wait in `recv` that is under way, or else the next one, as if its time were up."""
+        """Ends the wait in `recv` under way, or else the next one, as if its time were up."""
         raise NotImplementedError
 
     def address_of(self, name: str) -> str:
-        """The IP address that `name` is connected from, "" where it is not known. For the owner."""
+        """Returns the IP address of a connected peer, "" if unknown."""
         raise NotImplementedError
 
     def is_connected(self, name: str) -> bool:
-        """Whether the connection of `name` stands, as far as this computer knows: it is told at once of a process that
-        ended there, and of packets that vanish only after minutes. For the owner."""
+        """Whether the connection stands for the kernel, which notices vanishing packets only after minutes."""
         raise NotImplementedError
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear. For the
-        owner."""
+        """Ends the connection of `name`, which is admitted no more; `farewell` is the last message to it."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""CURVE key pairs, which are the identity of a node, and what the ZeroMQ library of this computer can do."""
+"""CURVE key pairs, which are the identity of a node, and what this computer's ZeroMQ can do."""
 
 import re
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ _KEY = re.compile(f"[{re.escape(z85.Z85CHARS.decode())}]{{40}}")
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """A key pair in Z85 text (40 characters each). The secret stays out of `repr`, so out of logs."""
+    """A key pair in Z85 (40 characters each). `repr`, and so a log, does not show the secret."""
 
     public: str
     secret: str = field(repr=False)
@@ -28,25 +28,25 @@ def is_key(text: str) -> bool:
 
 
 def public_of(secret: str) -> str:
-    """The public key that belongs to a secret one (both Z85)."""
+    """Returns the public key of a secret one (both Z85)."""
     return zmq.curve_public(secret.encode("ascii")).decode("ascii")
 
 
 def key_bytes(text: str) -> bytes:
-    """The 32 bytes of a key for which `is_key` holds."""
+    """Returns the 32 bytes of a valid key."""
     return bytes(z85.decode(text.encode("ascii")))
 
 
 def key_text(raw: bytes) -> str:
-    """The Z85 text of a key's 32 bytes."""
+    """Returns a key's 32 bytes as Z85."""
     return z85.encode(raw).decode("ascii")
 
 
 def curve_available() -> bool:
-    """Whether links can be encrypted; without, no link is made at all."""
+    """Whether links can be encrypted; without, no link is made."""
     return zmq.has("curve")
 
 
 def zeromq_versions() -> str:
-    """'pyzmq 27.1.0, libzmq 4.3.5'."""
+    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5'."""
     return f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}"

@@ -1,7 +1,4 @@
-"""An endpoint with a link to each of several others: a hub for those who connect here, spokes to those who listen.
-
-Of two nodes one listens and the other connects; afterwards both sides are alike.
-"""
+"""One endpoint over links to several others: a hub for those that connect here, spokes to those that listen."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,11 +13,10 @@ from tpiedge.wire.fields import Message
 
 
 class ZmqMesh(Endpoint):
-    """Owns `hub` and `spokes`, named after the peers that they lead to."""
+    """Owns `hub` and `spokes`, by the names of their peers."""
 
     def __init__(self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke]) -> None:
         super().__init__(name, TENSOR)
-        #: Empty where no other node connects to this one.
         self.address = hub.address if hub else ""
         self._hub = hub
         self._spokes = dict(spokes)
@@ -39,14 +35,14 @@ class ZmqMesh(Endpoint):
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        if self._reducers.keeps:
+        if self._reducers.keeper is not None:
             self._reducers.hand_over()
         for name in names_of(to):
             self._end(name).send_frame(frame, name, timeout_s)
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
-        if self._reducers.keeps:
+        if self._reducers.keeper is not None:
             self._reducers.hand_over()
         with self._lock:
             while True:
@@ -61,7 +57,6 @@ class ZmqMesh(Endpoint):
                 self._poller.poll(int(min(remaining_s, SLICE_S) * 1000) + 1)
 
     def reducer(self, exchange: Exchange) -> Reduce | None:
-        """As in Reduces."""
         return self._reducers.reducer(exchange)
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
@@ -80,7 +75,7 @@ class ZmqMesh(Endpoint):
                 end.close()
 
     def _take(self) -> tuple[str, memoryview] | None:
-        """A frame of the links in turn, so that a peer that sends without end does not keep others from being heard."""
+        """Takes a frame of the links in turn, so that no peer keeps others from being heard."""
         for _ in self._ends:
             end = self._ends[self._next]
             self._next = (self._next + 1) % len(self._ends)

@@ -1,4 +1,4 @@
-"""What becomes of a spoke's attempts to connect: libzmq itself tries for ever and says nothing."""
+"""Observes a spoke's attempts to connect: libzmq tries for ever and raises nothing."""
 
 import math
 import threading
@@ -10,10 +10,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING: no handshake has ended yet, or the link broke. REFUSED: our key is not admitted, as the hub says or
-    anybody in its place, who has proved nothing. FAILED: something answers, and a CURVE handshake with it fails:
-    another key, or no hub at all.
-    """
+    """WAITING: no handshake yet, or the link broke. REFUSED: an (unproved) hub does not admit our key. FAILED: the
+    CURVE handshake fails: another key, or no hub at all."""
 
     WAITING = "waiting"
     UP = "up"
@@ -28,7 +26,7 @@ _STATES: dict[int, LinkState] = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkState.FAILED,
     zmq.EVENT_DISCONNECTED: LinkState.WAITING,
 }
-# Long for the I/O thread, which says both that a link broke and that it tries again.
+# The I/O thread reports the break and its next try well within this time.
 _RETRY_S = 0.2
 # One handshake can fail because a network or a process went away in its middle.
 _CERTAIN = 2
@@ -46,7 +44,7 @@ class LinkMonitor:
         self.state = LinkState.WAITING
 
     def wait(self, timeout_s: float) -> LinkState:
-        """Until the link is UP, REFUSED or (twice) FAILED; otherwise what is known after `timeout_s`."""
+        """Waits until the link is UP, REFUSED or (twice) FAILED; returns the state by `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self.poll()  # what has happened already costs no time
         while not self.settled:
@@ -58,13 +56,12 @@ class LinkMonitor:
         return self.state
 
     def poll(self) -> LinkState:
-        """What is known now, without waiting."""
         while self._take(0.0):
             pass
         return self.state
 
     def gave_up(self) -> bool:
-        """True once after a break over which libzmq does not connect again: where it cannot make sense of the bytes."""
+        """Returns True once after a break that libzmq does not mend, as after bytes that it cannot decrypt."""
         self.poll()
         if self._broken_at is None or time.monotonic() - self._broken_at < _RETRY_S:
             return False
@@ -72,7 +69,6 @@ class LinkMonitor:
         return True
 
     def close(self) -> None:
-        """Idempotent."""
         with self._lock:
             if not self._events.closed:
                 self._socket.disable_monitor()
@@ -80,11 +76,10 @@ class LinkMonitor:
 
     @property
     def settled(self) -> bool:
-        """Whether it is of no use to wait for anything else."""
+        """Whether waiting longer is of no use."""
         return self.state in (LinkState.UP, LinkState.REFUSED) or self._failures >= _CERTAIN
 
     def _take(self, timeout_s: float) -> bool:
-        """One event; False where none came, or after `close`."""
         with self._lock:
             if self._events.closed or not self._events.poll(math.ceil(timeout_s * 1000)):
                 return False
@@ -94,7 +89,7 @@ class LinkMonitor:
             return True
         state = _STATES.get(event, self.state)
         if event == zmq.EVENT_DISCONNECTED or (state is LinkState.FAILED and self.state is LinkState.UP):
-            # Bytes that CURVE refuses count as a failed handshake. Then libzmq stops reading, and leaves it at that.
+            # Bytes that CURVE refuses count as a failed handshake, after which libzmq stops reading for good.
             self._broken_at = time.monotonic()
         elif state is LinkState.UP:
             self._broken_at = None

@@ -1,11 +1,9 @@
-"""The native side of the transport (`native/`): finding it, and the libzmq that it may call.
+"""Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets it works.
 
-It works on pyzmq's own sockets, so it must call the very libzmq that pyzmq calls. Where that is not certain - another
-system than Linux, libzmq inside pyzmq's extension, a second libzmq in the process - or where it was not built, or is
-switched off, there is none, and Python does the same step by step. The reason is in the debug log. What packs tensors
-for the wire needs no libzmq, and is there wherever it was built.
+Where that is uncertain (another system than Linux, libzmq inside pyzmq's extension, two libzmq), or the library is not
+built or switched off, Python does the same; the debug log has the reason. Packing tensors needs no libzmq.
 
-TPIEDGE_FAST_LINK=0 switches it off, but for the packing; TPIEDGE_NATIVE=0 all of it, together with the kernels.
+TPIEDGE_FAST_LINK=0 switches all but the packing off; TPIEDGE_NATIVE=0 everything, with the kernels.
 """
 
 import ctypes
@@ -23,7 +21,7 @@ from tpiedge.native_code import Signatures, find_library, load_library
 from tpiedge.wire.fields import SummandPrecision
 
 PRECISIONS: Final[dict[SummandPrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2, "i32": 3}
-"""The numbering of Precision in native/wire.h."""
+"""Precision in native/wire.h."""
 
 _ABI: Final = 5
 # As `Zmq` in native/message.h.
@@ -47,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReducePlan(ctypes.Structure):
-    """What the all-reduces of one shape have in common, as in native/interface.cpp."""
+    """Parameters that the all-reduces of one shape share, as in native/interface.cpp."""
 
     _fields_ = (
         ("combine", _size),
@@ -80,21 +78,18 @@ class View(ctypes.Structure):
 
 
 class TransportLibrary:
-    """The loaded library, `dll`, and the functions of libzmq that it is to call."""
-
     def __init__(self, dll: ctypes.CDLL, zmq_functions: list[int]) -> None:
         self.dll = dll
         self.zmq = (_pointer * len(zmq_functions))(*zmq_functions)
 
 
 def transport_library() -> TransportLibrary | None:
-    """None where there is none, see above."""
     dll = None if os.environ.get("TPIEDGE_FAST_LINK") == "0" else packing_library()
     return None if dll is None else _with_libzmq(dll)
 
 
 def packing_library() -> ctypes.CDLL | None:
-    """What packs tensors, of `native/wire.h`."""
+    """Returns the library for `native/wire.h` alone."""
     return None if os.environ.get("TPIEDGE_NATIVE") == "0" else _loaded()
 
 
@@ -118,13 +113,12 @@ def _with_libzmq(dll: ctypes.CDLL) -> TransportLibrary | None:
 
 
 def _zmq_functions() -> list[int]:
-    """Addresses of _FUNCTIONS in the libzmq that pyzmq's extension is bound to. Raises OSError where that is not
-    certain."""
+    """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError where that is uncertain."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"which libzmq pyzmq uses is not known on {sys.platform}")
     extension = sys.modules[zmq.backend.Socket.__module__].__file__
-    # The linker binds an extension to the global scope first and then to its own dependencies, where dlsym looks that
-    # is given its handle. RTLD_NOLOAD: never a second copy.
+    # The linker binds an extension to the global scope first, then to its own dependencies, where dlsym looks with its
+    # handle. RTLD_NOLOAD: never a second copy.
     pyzmq = ctypes.CDLL(extension, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     global_scope = ctypes.CDLL(None)
     addresses = [_address_of(f"zmq_msg_{name}", pyzmq, global_scope) for name in _FUNCTIONS]

@@ -1,5 +1,4 @@
-"""What listens at an address, and what reaches it: a look from outside, to explain a connection that does not come
-about, or breaks."""
+"""Looks at a port from outside, to explain a connection that fails or breaks."""
 
 import contextlib
 import fcntl
@@ -17,7 +16,7 @@ _POLL_S = 0.02
 
 
 class Listener(Enum):
-    """NOBODY: the port is closed. UNREACHABLE: no answer at all. CURVE: ZeroMQ with CURVE, as a master has it."""
+    """NOBODY: the port is closed. UNREACHABLE: no answer. CURVE: ZeroMQ with CURVE, like a master."""
 
     NOBODY = "nobody"
     UNREACHABLE = "unreachable"
@@ -26,7 +25,7 @@ class Listener(Enum):
 
 
 def probe(host: str, port: int, timeout_s: float) -> Listener:
-    """Connect, exchange a ZeroMQ greeting, and hang up."""
+    """Connects, exchanges a ZeroMQ greeting and hangs up."""
     deadline = time.monotonic() + timeout_s
     try:
         connection = socket.create_connection((host, port), timeout_s)
@@ -48,12 +47,10 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
-    """Whether the longest packets that the way is said to allow reach who listens there. None where there is no
-    connection, or the system does not tell. Blocks for up to `timeout_s` four times.
+    """Whether the longest packets of the path MTU arrive; None without a connection, or if the system does not tell.
+    Blocks for up to four times `timeout_s`, which is shorter than a master's handshake limit.
 
-    Where there is a smaller MTU on the way and nobody says so, small packets pass, a connection comes about, and long
-    ones vanish: they are never confirmed. On a link that loses many packets it looks so now and then: not twice.
-    `timeout_s` is shorter than what a master grants a handshake: who ends the connection before has heard something.
+    Behind an unreported smaller MTU long packets are never confirmed. A lossy link looks the same, but not twice.
     """
     try:
         return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)

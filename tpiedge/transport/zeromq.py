@@ -1,12 +1,10 @@
 """Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-Identity is the key. `admission` turns the key into a name, and the first frame of a connection shows whether
-the routing id, which the peer chooses as `name/nonce/ticket`, agrees with it; from then on messages go by routing id.
-Only this hub learns the nonce, so no other process can take the route over. The nonce tells a process that
-connects again (same nonce: libzmq hands the route over) from a second process under the same key (other
-nonce: refused while the first one is connected). The ticket is for a stranger who finds no place (`admission.py`). A
-spoke announces every connection with an empty frame, so the hub sees breaks: libzmq itself mends a connection silently
-and loses what was under way. A second such frame on one connection breaks the protocol.
+Identity is the key. `admission` turns it into a name, and the first frame of a connection shows whether the routing id,
+`name/nonce/ticket`, agrees; afterwards messages go by routing id. Only this hub learns the nonce, so no other process
+can take the route over. A process that connects again has the same nonce; a second process under the key has another,
+and is refused while the first is connected. The ticket is for a stranger without a place (`admission.py`). A spoke
+announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
 """
 
 import contextlib
@@ -46,7 +44,7 @@ from tpiedge.transport.zeromq_endpoint import (
 )
 from tpiedge.wire.fields import Message
 
-# Connections that wait to be accepted; who calls when there are more tries again only after a second.
+# Connections that wait to be accepted; a peer beyond them tries again only after a second.
 _MOST_CALLS = 1024
 _OWN_ADDRESS = "give one address of this computer, HOST:PORT"
 _ADVICE = {
@@ -57,8 +55,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """The peer that speaks over a route. `connection`: None where it was gone already when its probe was received.
-    `address`: the IP address at its end."""
+    """The peer behind a route. `connection`: None if it was gone when its probe was received."""
 
     name: str
     address: str
@@ -67,9 +64,9 @@ class _Peer:
 
 
 class ZmqHub(ZmqEndpoint, Hub):
-    """Binds `address` (tcp://HOST:PORT, PORT may be *; HOST is one of this computer's own addresses).
+    """Binds `address` (tcp://HOST:PORT; PORT may be *, HOST is an address of this computer).
 
-    `allowed` maps public keys to peer names: no other key gets in, save as a guest for a while where `guests` says so.
+    `allowed` maps public keys to peer names; no other key gets in, except as a guest under `guests`.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class ZmqHub(ZmqEndpoint, Hub):
             return route is not None and not self._closed and self._stands(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """As in Hub. The connection ends at once, or, after a farewell, within the next calls of `recv`."""
+        """The connection ends at once, or, after a farewell, within the next calls of `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -176,7 +173,7 @@ class ZmqHub(ZmqEndpoint, Hub):
         return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
-        """A peer becomes known by what it sends, so take that in meanwhile."""
+        """Receives meanwhile, because a peer becomes known by what it sends."""
         held_bytes = sum(len(item[1]) for item in self._held if isinstance(item, tuple))
         if len(self._held) >= 256 or held_bytes >= self._plane.backlog_limit:
             time.sleep(timeout_s)
@@ -210,7 +207,7 @@ class ZmqHub(ZmqEndpoint, Hub):
         return self._received(peer.name, frame)
 
     def _introduce(self, route: bytes, frame: Frame) -> Item | None:
-        """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""
+        """Decides by the first frame of a connection, the probe, whether `route` now leads to its sender."""
         # The name that `admission` gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
         address: str = frame.get("Peer-Address")  # type: ignore[assignment]
@@ -262,7 +259,7 @@ class ZmqHub(ZmqEndpoint, Hub):
         return LinkReset(user, flood if before.flow.flooded else "")
 
     def _stands(self, route: bytes) -> bool:
-        """Whether the connection of the route does; tried by a frame that no spoke passes on."""
+        """Tests the connection of the route with a frame that no spoke passes on."""
         try:
             self._socket.send_multipart([route, PROBE], zmq.NOBLOCK)
         except zmq.Again:
@@ -276,8 +273,8 @@ _LOOK_S = 0.2
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address` whose public key is `server_key`, and again after every break. `ticket`: what a
-    stranger shows for a place there, if it has any."""
+    """Connects to the hub at `address` with the public key `server_key`, and again after every break. A stranger shows
+    `ticket` for a place there."""
 
     def __init__(
         self,
@@ -322,7 +319,7 @@ class ZmqSpoke(ZmqEndpoint):
         return (b"", self._flow) if name == self._hub_name else None
 
     def _idle(self) -> None:
-        """A link over which something came that cannot be read is the one that libzmq does not mend."""
+        """Connects anew after bytes that cannot be read: libzmq does not mend such a link."""
         now = time.monotonic()
         if now < self._look_at:
             return

@@ -1,4 +1,4 @@
-"""What the hub and the spoke over ZeroMQ share: how sockets are set up, and sending, receiving, waiting and closing."""
+"""The common part of hub and spoke over ZeroMQ: setting up sockets, sending, receiving, waiting and closing."""
 
 import contextlib
 import ctypes
@@ -29,29 +29,25 @@ from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.native_reducer import EndpointReducers, Exchange, ReceivedFrame, Reduce
 
 SLICE_S = 0.02
-"""How long a read inside libzmq waits."""
 
 LINGER_MS = 200
-"""How long what was sent last has to leave once a socket is closed."""
 
 _HANDSHAKE_MS = 3000
 _RECONNECT_MS = 100
 
 
 def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
-    """Options of both roles; to be set before bind or connect."""
+    """Sets the options of both roles, before bind or connect."""
     socket.curve_publickey = keys.public.encode()
     socket.curve_secretkey = keys.secret.encode()
-    # A frame beyond `maxmsgsize` ends the connection, and libzmq tells neither side why: its monitor has the same event
-    # for whatever ends a connection. So it looks like a broken link. An honest sender refuses such a frame itself. A
-    # handshake takes up to 4096 bytes, and CURVE adds up to 64 to a frame.
+    # A larger frame ends the connection, which looks like a broken link to both sides; an honest sender refuses it.
+    # A handshake takes up to 4096 bytes, and CURVE adds up to 64 to a frame.
     socket.maxmsgsize = max(plane.frame_limit, 4096) + 64
     socket.sndhwm = plane.queue_length
     socket.rcvhwm = plane.receive_length
-    # The kernel finds the connections whose other end is silently gone, within 6 s: five probes must be lost, as links
-    # that lose packets lose two in a row too often. Who cannot wait for that sends messages of its own. libzmq's
-    # heartbeats stay off: 4.3.5 aborts the process where one is due on a connection that failed while it was not read,
-    # because as many messages as may wait did so.
+    # The kernel finds silently dead connections within 6 s: five probes must be lost, as lossy links often lose two in
+    # a row. libzmq's heartbeats stay off: 4.3.5 aborts the process if one is due on a connection that failed while it
+    # was not read.
     socket.heartbeat_ivl = 0
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
@@ -67,7 +63,7 @@ def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
 
 
 class Wakeup:
-    """Usable next to sockets in a poll; `ring` after `close` does nothing."""
+    """Interrupts a poll from another thread; `ring` after `close` does nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,7 +83,6 @@ class Wakeup:
                     os.write(self._write, b"!")
 
     def silence(self) -> None:
-        """Called by the waiting thread, before it looks at what it was woken for."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
 
@@ -102,7 +97,7 @@ class Wakeup:
 Frame = zmq.Frame | ReceivedFrame
 
 Item = tuple[str, memoryview] | PeerError
-"""What the owner of an endpoint needs to know of: a sender and its frame, or what went wrong."""
+"""A sender and its frame, or what went wrong."""
 
 # Plain integers: combining the enum costs 2 us each time.
 RECV = int(zmq.NOBLOCK)
@@ -115,9 +110,9 @@ DUPLICATE = b"duplicate"
 
 
 class ZmqEndpoint(Endpoint):
-    """What hub and spoke share. The lock makes `close` safe during a wait; the wake-up ends the wait."""
+    """The lock makes `close` safe during a wait; the wake-up ends the wait."""
 
-    #: Whom a message without an address is for: a spoke names its hub, a hub has nobody.
+    #: The addressee of a message without one, in errors.
     _hub_name = "nobody"
 
     def __init__(
@@ -138,7 +133,7 @@ class ZmqEndpoint(Endpoint):
         self.changes = ctypes.c_uint32()
         self._closed = False
         self._woken = False
-        #: All ends of a mesh have one, which a wait over all of them holds.
+        #: One for all ends of a mesh.
         self.lock = threading.RLock()
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
@@ -156,7 +151,7 @@ class ZmqEndpoint(Endpoint):
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        if self._reducers.keeps:
+        if self._reducers.keeper is not None:
             self._reducers.hand_over()
         with self.lock:
             if self._closed or self._posted:
@@ -169,7 +164,7 @@ class ZmqEndpoint(Endpoint):
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
         remaining_s = timeout_s
-        if self._reducers.keeps:
+        if self._reducers.keeper is not None:
             self._reducers.hand_over()
         with self.lock:
             while True:
@@ -194,37 +189,33 @@ class ZmqEndpoint(Endpoint):
                         return None
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have `poller` end a wait when there may be something to receive."""
         poller.register(self._socket, zmq.POLLIN)
 
     def reducer(self, exchange: Exchange) -> Reduce | None:
-        """As in Reduces."""
         return None if self._plane.prompt else self._reducers.reducer(exchange)
 
     @property
     def is_free(self) -> bool:
-        """Whether it is open and nothing must be sent or received before. This and the next three are for native
-        all-reduces, which hold the lock."""
+        """Whether nothing must be sent or received first. This and the next three are for native all-reduces, which
+        hold the lock."""
         return not (self._closed or self._posted or self._held)
 
     @property
     def underlying(self) -> int:
-        """The address of libzmq's socket."""
         return self._socket.underlying
 
     def way_to(self, name: str) -> tuple[bytes, Flow] | None:
-        """The peer's route, empty on a DEALER, and where what comes from it is counted; None where it may not be spoken
-        with."""
+        """Returns the peer's route (empty on a DEALER) and its flow; None if it may not be spoken with."""
         raise NotImplementedError
 
     def put_back(self, route: bytes, frame: ReceivedFrame) -> None:
-        """Has the frame come out of `recv_frame`, after what was put back before."""
+        """Makes `recv_frame` return the frame, after those put back before."""
         item = self._sort(route, frame)
         if item is not None:
             self._held.append(item)
 
     def wake(self) -> None:
-        """From any thread, on a prompt plane: end a wait in `recv` that is under way, as if its time were up."""
+        """Ends a wait in `recv` on a prompt plane, as if its time were up; from any thread."""
         self._woken = True
         self._wakeup.ring()
 
@@ -237,7 +228,7 @@ class ZmqEndpoint(Endpoint):
         return len(self._posted)
 
     def stop(self) -> None:
-        """From any thread: end a wait that is under way, and whatever comes later, with EndpointClosed."""
+        """Ends a wait under way, and all later calls, with EndpointClosed; from any thread."""
         self._closed = True
         self._wakeup.ring()
 
@@ -261,30 +252,28 @@ class ZmqEndpoint(Endpoint):
         self.close()
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
-        """A received message, of which `frame` is the first frame; None where the owner need not know of it."""
+        """Handles a received message by its first frame; None if the owner need not know of it."""
         raise NotImplementedError
 
     def _receive(self, flags: int) -> Item | None:
-        """One message; None where the owner need not know of it. zmq.Again where there is none."""
+        """Receives one message; None if the owner need not know of it. Raises zmq.Again without one."""
         raise NotImplementedError
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
-        """Hand the frame to libzmq; False where it is not taken at once or the peer is not there."""
+        """Returns False if libzmq does not take the frame at once or the peer is not there."""
         raise NotImplementedError
 
     def _waits_for(self, _to: str | None) -> bool:
-        """Whether what was posted to it waits until it is taken, and what was posted later with it. A hub has others to
-        serve."""
+        """Whether posts to it wait, with all later ones, until taken: not at a hub, which has others to serve."""
         return False
 
     def _wait_to_send(self, timeout_s: float) -> None:
         raise NotImplementedError
 
     def _idle(self) -> None:
-        """Nothing has come: time to look after the link."""
+        """Looks after the link when nothing has come."""
 
     def _flush(self) -> None:
-        """Send what other threads posted; EndpointClosed where one of them called `close`."""
         if self._closed:
             raise EndpointClosed(f"the connection of {self.name} was closed")
         if self._posted:
@@ -315,8 +304,8 @@ class ZmqEndpoint(Endpoint):
             self._wakeup.silence()
 
     def _take(self, flags: int) -> Item | None:
-        """The next message that the owner needs to know of; None where none is there (`flags`: for 20 ms), or after
-        so many others that the owner must look at the time."""
+        """Returns the owner's next message; None without one (`flags`: within 20 ms), or after so many others that it
+        must look at the time."""
         for _ in range(100):
             try:
                 item = self._receive(flags)
@@ -336,7 +325,6 @@ class ZmqEndpoint(Endpoint):
         return sender, view
 
     def _skip_rest(self, frame: Frame) -> None:
-        """Receive and drop the other frames of the message that `frame` belongs to."""
         while frame.more:
             frame = self._recv_part(RECV, False)
 

@@ -3,13 +3,11 @@
     an array of MessagePack: PROTOCOL, tag, field, field, ...
     the messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
 
-The second form has FLAT_BYTES in all, so that the tensor follows at once, aligned, in the same frame. No MessagePack
-begins with 0xC1.
-
-A tag is never used for another message; a change of any message's fields raises PROTOCOL.
+The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. A tag
+is never used for another message; a change of any message's fields raises PROTOCOL.
 
 Everything that is not exactly one valid message raises ProtocolError, on both sides, before it has any effect. msgspec
-checks each bound before it makes what the bound is about, so a hostile message costs at most a few times its bytes.
+checks each bound before it makes what it is about, so a hostile message costs at most a few times its bytes.
 """
 
 import struct
@@ -116,7 +114,7 @@ _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 
 
 def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
-    """Bytes that `decode` turns into an equal message; ProtocolError where a field is out of bounds."""
+    """Returns bytes that `decode` turns into an equal message; ProtocolError for a field out of bounds."""
     kind: Any = type(message)
     tag = _TAG_OF.get(kind)
     if tag is None:
@@ -141,7 +139,7 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER) -> Message:
-    """The message that `data` holds, entirely."""
+    """Returns the message in `data`; ProtocolError for anything else."""
     if len(data) > limit:
         raise ProtocolError(f"a message of {len(data)} bytes; at most {limit} are allowed")
     at = 3 if data[:1] == b"\xdc" else 1
@@ -169,7 +167,7 @@ def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER
 
 
 def tensors_of(message: Message) -> tuple[TensorHeader, ...]:
-    """The header of the tensor that travels with `message`, if one does."""
+    """Returns the header of the tensor that travels with `message`, if any."""
     header = getattr(message, "tensor", None)
     return () if header is None else (header,)
 
@@ -181,7 +179,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 @cache
 def _array(kind: Any, more: int = 0) -> bytes:
-    """The beginning of an array of all fields, and `more`."""
+    """Returns the beginning of an array of all fields and `more`."""
     count = len(kind.__struct_fields__) + more
     return bytes((0x90 + count,)) if count < 16 else struct.pack(">BH", 0xDC, count)
 
@@ -216,7 +214,7 @@ def _written_header(header: TensorHeader | None) -> bytes:
 
 @lru_cache(maxsize=64)
 def _read_header(data: bytes) -> TensorHeader | None:
-    """The header at the beginning of `data`, which ends in zeros."""
+    """Reads the header at the beginning of `data`, which ends in zeros."""
     if not any(data):
         return None
     dtype = _DTYPES.get(data[0])
@@ -234,7 +232,7 @@ PLACE_BYTES: Final = _PLACE.size
 
 
 def place_of(step: int, block: int, chunk: int) -> bytes:
-    """What a header has at PLACE_AT. ProtocolError where an integer is out of bounds."""
+    """Returns the bytes of a header at PLACE_AT. ProtocolError for an integer out of bounds."""
     try:
         return _PLACE.pack(step, block, chunk)
     except struct.error as error:

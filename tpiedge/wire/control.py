@@ -11,14 +11,12 @@ from tpiedge.wire.requests import GenerationRequest
 FinishReason = Literal["stop", "length", "cancel"]
 
 SPECULATE_AUTO: Final = 255
-"""`Assign.speculate`: as many drafted tokens as pay."""
+"""`Assign.speculate`: draft as many tokens as pay."""
 
 
-class Hello(f.Message, frozen=True):
-    """Node to master, first of all: who it is and what it runs."""
+class Hello(f.NodeMessage, frozen=True):
+    """Node to master, first of all."""
 
-    epoch: f.U32
-    rank: f.Rank
     pid: f.U32
     protocol: f.U32
     version: f.Name
@@ -27,9 +25,9 @@ class Hello(f.Message, frozen=True):
 
 
 class Carried(f.Wire, frozen=True):
-    """What the nodes of `epoch` left of their KV cache: `pages` pages, on every machine of those heads that its node
-    needs now. Rank 0 has those as well that other nodes lack: it sends to each rank its heads in `brought`. `private`:
-    their bits show who computed them, so that no other request is to find them."""
+    """The KV cache that the nodes of `epoch` left: `pages` pages, on every machine the heads that its node needs now.
+    Rank 0 sends each rank its missing heads in `brought`. `private`: the pages depend on the split, so they must not
+    enter the prefix cache."""
 
     epoch: f.U32
     pages: f.U32
@@ -37,22 +35,18 @@ class Carried(f.Wire, frozen=True):
     brought: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
-class Assign(f.Message, frozen=True):
+class Assign(f.NodeMessage, frozen=True):
     """Master to node: its part of the plan, among the ranks `nodes`.
 
-    `peer_keys` are the public keys of all nodes' data endpoints, its own included. `collective` is what the user wants,
-    or "auto"; unless it is "star", every node but the last listens for those of higher rank, and connects to those of
-    lower rank that Connect names. Partials travel as `wire`; keys and values are kept as `kv`. `grids`: of each layer
-    of a quantised model, the exponents of o and down (kernels/grid.py).
+    `peer_keys`: public keys of all data endpoints. Unless `collective` is "star", every node but the last listens for
+    higher ranks and connects to the lower ones that Connect names. Partials travel as `wire`; keys and values are kept
+    as `kv`. `grids`: each quantised layer's exponents of o and down (kernels/grid.py).
 
-    Up to `sequences` requests run at once. One takes at most `context_tokens` positions of the KV cache, all of them
-    together at most `capacity_tokens`. `speculate` is how many tokens a step may draft for one of them; 0: none.
-    `elastic`: the memory of positions that no request needs is wanted for weights, on some node. `carried`: what the
-    epoch before left, if anything.
+    Up to `sequences` requests run at once, each with at most `context_tokens` positions, together `capacity_tokens`.
+    `speculate`: drafted tokens per step. `elastic`: free KV memory is used for weights on some node. `carried`: what
+    the epoch before left.
     """
 
-    epoch: f.U32
-    rank: f.Rank
     nodes: Annotated[tuple[f.Rank, ...], Meta(max_length=f.MAX_NODES)]
     attention: f.UnitRange
     ffn: f.UnitRange
@@ -73,46 +67,38 @@ class Assign(f.Message, frozen=True):
     carried: Carried | None = None
 
 
-class Listening(f.Message, frozen=True):
-    """Node to master: where its data endpoint is."""
+class Listening(f.NodeMessage, frozen=True):
+    """Node to master: the address of its data endpoint."""
 
-    epoch: f.U32
-    rank: f.Rank
     endpoint: f.Name
 
 
-class Connect(f.Message, frozen=True):
-    """Master to node: where the data endpoints are that it connects to, by rank."""
+class Connect(f.EpochMessage, frozen=True):
+    """Master to node: the data endpoints to connect to, by rank."""
 
-    epoch: f.U32
     endpoints: Annotated[tuple[tuple[f.Rank, f.Name], ...], Meta(max_length=f.MAX_NODES)]
 
 
-class Loading(f.Message, frozen=True):
-    """Node to master: how far it is with its weights."""
+class Loading(f.NodeMessage, frozen=True):
+    """Node to master: progress of loading weights."""
 
-    epoch: f.U32
-    rank: f.Rank
     done_bytes: f.U64
     total_bytes: f.U64
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLink:
-    """The link between the nodes of two workers, as they measured it."""
+    """A measured link between two workers' nodes."""
 
     low: f.Rank
     high: f.Rank
     round_trip_s: f.Seconds
 
 
-class Ready(f.Message, frozen=True):
-    """Node to master: it can take steps. Rank 0 also says by which collective the
-    all-reduces of one token will go, and those of a whole chunk, and why where the user might wonder; and where there
-    was a choice, the links between workers, the slowest where they are very many."""
+class Ready(f.NodeMessage, frozen=True):
+    """Node to master: it can take steps. Rank 0 adds the collectives of one token and of a whole chunk, why if it may
+    surprise, and, where there was a choice, the (slowest) links between workers."""
 
-    epoch: f.U32
-    rank: f.Rank
     weight_bytes: f.U64
     load_s: f.Seconds
     collective: f.Name = ""
@@ -121,12 +107,9 @@ class Ready(f.Message, frozen=True):
     links: Annotated[tuple[WorkerLink, ...], Meta(max_length=f.MAX_ARRAY)] = ()
 
 
-class Heartbeat(f.Message, frozen=True):
-    """Node to master, regularly: that it lives and how far its engine is. Of rank 0 also how many of its positions are
-    computed of each request whose prompt is being read."""
+class Heartbeat(f.NodeMessage, frozen=True):
+    """Node to master, regularly: its engine's progress. Rank 0 adds the computed positions of prompts being read."""
 
-    epoch: f.U32
-    rank: f.Rank
     step: f.U64
     block: f.U32
     bytes_read: f.U64
@@ -134,7 +117,7 @@ class Heartbeat(f.Message, frozen=True):
 
 
 class PeerPulse(f.Wire, frozen=True):
-    """What the master last heard of `rank`."""
+    """The latest progress of `rank` that the master knows."""
 
     rank: f.Rank
     step: f.U64
@@ -143,97 +126,81 @@ class PeerPulse(f.Wire, frozen=True):
     state: f.Name
 
 
-class Pulse(f.Message, frozen=True):
+class Pulse(f.EpochMessage, frozen=True):
     """Master to nodes, regularly: how all nodes do."""
 
-    epoch: f.U32
     peers: Annotated[tuple[PeerPulse, ...], Meta(max_length=f.MAX_NODES)]
 
 
-class Lost(f.Message, frozen=True):
-    """Master to nodes: `rank` is gone and will not answer in this epoch."""
+class Lost(f.NodeMessage, frozen=True):
+    """Master to nodes: `rank` is gone for this epoch."""
 
-    epoch: f.U32
-    rank: f.Rank
     cause: f.Text
 
 
-class Generate(f.Message, frozen=True):
-    """Master to rank 0."""
+class Generate(f.EpochMessage, frozen=True):
+    """Master to rank 0: answer this request."""
 
-    epoch: f.U32
     request: GenerationRequest
 
 
-class Compile(f.Message, frozen=True):
-    """Master to rank 0: have the grammar compiled of a request that Generate will bring, unless Cancel ends it.
-    Compiled or Failed answers, and Finished a Cancel. Requests with the same `group` have the same grammar, which is
-    compiled once while one of them lasts; "": none has."""
+class Compile(f.EpochMessage, frozen=True):
+    """Master to rank 0: compile the grammar of a request that Generate will bring, unless Cancel ends it. Compiled or
+    Failed answers, and Finished a Cancel. Requests of one non-empty `group` share a grammar, compiled once while one of
+    them lasts."""
 
-    epoch: f.U32
     request: GenerationRequest
     group: f.Name
 
 
-class Compiled(f.Message, frozen=True):
-    """Rank 0 to master: the answer may begin. `processor_s`: what that took of a processor."""
+class Compiled(f.EpochMessage, frozen=True):
+    """Rank 0 to master: the answer may begin. `processor_s`: CPU time of compiling."""
 
-    epoch: f.U32
     request: f.Name
     processor_s: f.Seconds
 
 
-class Halt(f.Message, frozen=True):
-    """Master to rank 0: take no more steps. What the requests that run have in the KV cache is to be left for the epoch
-    `following`: by each rank on its machine its KV heads `kept`, by rank 0 those in `stored` too, and those of other
-    ranks, `sent` (rank, head). Halted answers."""
+class Halt(f.EpochMessage, frozen=True):
+    """Master to rank 0: take no more steps. Leave the running requests' KV cache for the epoch `following`: each rank
+    its KV heads `kept` on its machine, rank 0 also `stored`, and other ranks' `sent` (rank, head). Halted answers."""
 
-    epoch: f.U32
     following: f.U32
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
     stored: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_MOVES)]
     sent: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
-class Halted(f.Message, frozen=True):
-    """Rank 0 to master: nothing more is drawn, and `pages` pages are left for the epoch `following`; 0 if none are, and
-    `why` that is so."""
+class Halted(f.NodeMessage, frozen=True):
+    """Rank 0 to master: nothing more is drawn, and `pages` pages are left for the epoch `following`; if 0, `why`."""
 
-    epoch: f.U32
-    rank: f.Rank
     following: f.U32
     pages: f.U32
     why: f.Text
 
 
-class Resume(f.Message, frozen=True):
-    """Master to rank 0, after Halt: no epoch follows; go on."""
-
-    epoch: f.U32
+class Resume(f.EpochMessage, frozen=True):
+    """Master to rank 0, after Halt: no epoch follows."""
 
 
-class Token(f.Message, frozen=True):
+class Token(f.EpochMessage, frozen=True):
     """Rank 0 to master: the `index`-th token of the answer and the likeliest (id, log probability)."""
 
-    epoch: f.U32
     request: f.Name
     index: f.U32
     token: f.U32
     logprobs: Annotated[tuple[tuple[f.U32, f.Finite], ...], Meta(max_length=33)]
 
 
-class PromptScores(f.Message, frozen=True):
-    """Rank 0 to master: log probabilities of the prompt's own tokens, from position `first` on, and at each position
-    the likeliest (id, log probability), as many at one as at another."""
+class PromptScores(f.EpochMessage, frozen=True):
+    """Rank 0 to master: log probabilities of the prompt's own tokens from position `first` on, and at each position
+    equally many likeliest (id, log probability)."""
 
-    epoch: f.U32
     request: f.Name
     first: f.U32
     scores: Annotated[tuple[f.Finite, ...], Meta(max_length=f.MAX_ARRAY)]
     likeliest: Annotated[tuple[tuple[f.U32, f.Finite], ...], Meta(max_length=32 * f.MAX_ARRAY)] = ()
 
     def since(self, position: int) -> "PromptScores":
-        """The part from that position on, which is one of these."""
         known = position - self.first
         each = len(self.likeliest) // len(self.scores)
         return structs.replace(
@@ -241,24 +208,20 @@ class PromptScores(f.Message, frozen=True):
         )
 
 
-class Embedding(f.Message, frozen=True):
-    """Rank 0 to master: what the request's pooling makes of the hidden states of its prompt, after the final norm."""
+class Embedding(f.EpochMessage, frozen=True):
+    """Rank 0 to master: the pooled hidden states of the prompt, after the final norm."""
 
-    epoch: f.U32
     request: f.Name
     values: Annotated[tuple[f.Finite, ...], Meta(max_length=f.MAX_HIDDEN)]
 
 
 AnswerPart = Token | PromptScores | Embedding
-"""What comes of a request before its end."""
 
 
-class Finished(f.Message, frozen=True):
-    """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps. The keys and values of the first
-    `cached_tokens` positions of the prompt had been kept from earlier requests. `processor_s`: what its grammar took of
-    a processor, beside what Compiled said."""
+class Finished(f.EpochMessage, frozen=True):
+    """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps; the first `cached_tokens` positions
+    of the prompt came from earlier requests. `processor_s`: the grammar's CPU time, beside Compiled's."""
 
-    epoch: f.U32
     request: f.Name
     reason: FinishReason
     prompt_tokens: f.U32
@@ -268,55 +231,44 @@ class Finished(f.Message, frozen=True):
     processor_s: f.Seconds = 0.0
 
 
-class Failed(f.Message, frozen=True):
-    """Node to master: an error of class `kind` ended the request, or (request "") the node itself. `processor_s`: as of
-    Finished."""
+class Failed(f.NodeMessage, frozen=True):
+    """Node to master: an error of class `kind` ended the request, or (if "") the node. `processor_s`: as Finished."""
 
-    epoch: f.U32
-    rank: f.Rank
     request: f.Name
     kind: f.Name
     message: f.Text
     processor_s: f.Seconds = 0.0
 
 
-class Accused(f.Message, frozen=True):
-    """Rank 0 to master, before its Failed: on the tensor plane the node `accused` broke the protocol."""
+class Accused(f.NodeMessage, frozen=True):
+    """Rank 0 to master, before its Failed: the node `accused` broke the protocol on the tensor plane."""
 
-    epoch: f.U32
-    rank: f.Rank
     accused: f.Rank
     cause: f.Text
 
 
-class Cancel(f.Message, frozen=True):
-    """Master to rank 0."""
+class Cancel(f.EpochMessage, frozen=True):
+    """Master to rank 0: end this request."""
 
-    epoch: f.U32
     request: f.Name
 
 
-class AskStats(f.Message, frozen=True):
-    """Master to node. `timeline`, to rank 0: the next step in which answers alone are computed is to be recorded by all
-    nodes, which answer with StepSpans."""
+class AskStats(f.EpochMessage, frozen=True):
+    """Master to node. `timeline`, to rank 0: record the next step with answers alone; all nodes send its StepSpans."""
 
-    epoch: f.U32
     timeline: bool = False
 
 
-class Stats(f.Message, frozen=True):
-    """Node to master: what it has used since its counters were reset.
+class Stats(f.NodeMessage, frozen=True):
+    """Node to master: what it used since its counters were reset.
 
-    `attention_s` and `ffn_s` are parts of `compute_s`. Of weights that are streamed: `reads` from disk, `load_s` while
-    at least one was under way, `prefetch_hits` blocks that had been read ahead when they were needed, `stalls` that
-    were waited for, which cost `weight_wait_s`; they pass through `window_bytes` of the `weight_bytes`. Of what other
-    nodes sent: `dropped` messages came too late, `refused` messages and connections are such as no honest node makes.
-    The KV cache takes `kv_bytes`, and `kv_reserved_bytes` when it is full. Of its `kv_pages` `kv_pages_used` are in
-    use, by requests that run or for later ones. Of `drafted` tokens `accepted` ones were right.
+    `attention_s` and `ffn_s` are parts of `compute_s`. Streamed weights: `reads` from disk, `load_s` with at least one
+    under way, `prefetch_hits` blocks that were read ahead, `stalls` that were waited for, for `weight_wait_s`;
+    `window_bytes` is the ring's part of `weight_bytes`. `dropped` messages of nodes came late, `refused` messages and
+    connections are not an honest node's. The KV cache takes `kv_bytes`, when full `kv_reserved_bytes`; `kv_pages_used`
+    of `kv_pages` are in use, also for later requests. `accepted` of `drafted` tokens were right.
     """
 
-    epoch: f.U32
-    rank: f.Rank
     peak_rss_bytes: f.U64
     weight_bytes: f.U64
     kv_bytes: f.U64
@@ -345,13 +297,10 @@ class Stats(f.Message, frozen=True):
     kv_reserved_bytes: f.U64
 
 
-class StepSpans(f.Message, frozen=True):
-    """Node to master: what it did in a step of `tokens` positions. Each span is (start, end) in microseconds since the
-    first one began: its own arithmetic, its parts in all-reduces, and its waiting for weights, which may be within
-    the arithmetic."""
+class StepSpans(f.NodeMessage, frozen=True):
+    """Node to master: a step of `tokens` positions as spans (start, end) in microseconds since the first began:
+    arithmetic, parts in all-reduces, and waits for weights, perhaps within the arithmetic."""
 
-    epoch: f.U32
-    rank: f.Rank
     step: f.U64
     tokens: f.U32
     compute: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_SPANS)]
@@ -359,7 +308,5 @@ class StepSpans(f.Message, frozen=True):
     disk: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_SPANS)]
 
 
-class Shutdown(f.Message, frozen=True):
+class Shutdown(f.EpochMessage, frozen=True):
     """Master to node: finish and exit."""
-
-    epoch: f.U32

@@ -1,10 +1,8 @@
-"""Messages with data: of the tensor plane, between rank 0 and the other nodes inside one step, and of the files plane,
-where a worker asks for bytes of a pack and the master answers.
+"""Messages with data: of the tensor plane, inside one step, and of the files plane, where a worker fetches a pack.
 
-`block` counts the blocks of a sweep from 0, `chunk` the chunks of a step from 0. `sender` is a rank; the
-transport knows better who sent a message, and the receiver compares. In messages about files `epoch` is a number that
-the worker draws for one transfer, `number` counts its requests: an answer says which request it belongs to, and
-whatever belongs to no open request is dropped.
+`block` counts a sweep's blocks from 0, `chunk` a step's chunks. The receiver compares `sender`, a rank, with the
+transport's. For files `epoch` is a random number of one transfer and `number` counts its requests; answers to no open
+request are dropped.
 """
 
 from typing import Annotated, Literal
@@ -14,15 +12,12 @@ from msgspec import Meta
 from tpiedge.wire import fields as f
 
 CANCEL = 1
-"""Bit of `flags`: rank 0 wants the work to end; every node sees it after the same block."""
+"""Bit of `flags`: rank 0 ends the work; every node sees it after the same block."""
 
 
 class Segment(f.Wire, frozen=True):
-    """New positions [start, start + length) of the sequence in slot `slot` of the KV cache.
-
-    Of the last `wanted` positions rank 0 uses the final hidden states: the last FFN, and so the logits, are computed
-    for these alone.
-    """
+    """New positions [start, start + length) of the sequence in slot `slot` of the KV cache. The last FFN and the logits
+    are computed for the last `wanted` of them alone."""
 
     slot: f.U32
     start: f.U32
@@ -31,8 +26,8 @@ class Segment(f.Wire, frozen=True):
 
 
 class TableChange(f.Wire, frozen=True):
-    """The pages of a sequence, before the step: the first `kept` of its slot's table stay, `pages` follow, and `filled`
-    positions of them all hold keys and values."""
+    """A sequence's pages before the step: the first `kept` of its slot's table stay, `pages` follow, and `filled`
+    positions of them hold keys and values."""
 
     slot: f.U32
     kept: f.U32
@@ -40,16 +35,11 @@ class TableChange(f.Wire, frozen=True):
     filled: f.U32
 
 
-class StepPlan(f.Message, frozen=True):
-    """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time; the first `apart_tokens` of
-    them at most sixteen at a time.
+class StepPlan(f.EpochMessage, frozen=True):
+    """Rank 0 announces a step of `tokens` new positions, in chunks of `chunk_tokens`; the first `apart_tokens` at most
+    sixteen at a time. `tables` change first; `discarded` pages are freed. All-reduces of more than `small_bytes` (as
+    f32) use `bulk_collective`. `recorded`: each node sends the master its StepSpans."""
 
-    `tables` change first; the memory of the `discarded` pages goes back. All-reduces of more than `small_bytes` (as
-    f32) go by `bulk_collective`, the others by `collective`; partials travel as `wire`. `recorded`: each node tells the
-    master what it did in it, and when.
-    """
-
-    epoch: f.U32
     step: f.U64
     segments: Annotated[tuple[Segment, ...], Meta(max_length=f.MAX_SEGMENTS)]
     chunk_tokens: f.U32
@@ -64,84 +54,71 @@ class StepPlan(f.Message, frozen=True):
     recorded: bool = False
 
 
-class LeavePages(f.Message, frozen=True):
-    """Rank 0 to every node, in place of a step: leave these pages for the epoch that follows, each rank on its machine
-    those of its KV heads `kept`; and send rank 0 those in `sent` (rank, head)."""
+class LeavePages(f.EpochMessage, frozen=True):
+    """Rank 0 to every node, in place of a step: leave these pages for the next epoch, each rank its KV heads `kept` on
+    its machine, and send rank 0 those in `sent` (rank, head)."""
 
-    epoch: f.U32
     step: f.U64
     pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
     sent: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
-class Hidden(f.Message, frozen=True):
-    """The embedded tokens of a chunk [tokens, hidden], from rank 0 to every node."""
+class Hidden(f.EpochMessage, frozen=True):
+    """Rank 0 to every node: the embedded tokens of a chunk [tokens, hidden]."""
 
-    epoch: f.U32
     step: f.U64
     chunk: f.U32
     tensor: f.TensorHeader
 
 
-class Partial(f.Message, frozen=True):
-    """A node's summand of an all-reduce; no tensor where its share of the block is empty."""
+class BlockMessage(f.EpochMessage, frozen=True):
+    """Belongs to a block of a chunk; `place_of` in `codec.py` writes its fields."""
 
-    epoch: f.U32
     step: f.U64
     block: f.U32
     chunk: f.U32
+
+
+class Partial(BlockMessage, frozen=True):
+    """A node's summand of an all-reduce; no tensor for an empty share."""
+
     flags: f.U8
     sender: f.Rank
     tensor: f.TensorHeader | None
 
 
-class Reduced(f.Message, frozen=True):
-    """The sum of all partials, on its way from rank 0 to every node."""
+class Reduced(BlockMessage, frozen=True):
+    """Rank 0 to every node: the sum of all partials."""
 
-    epoch: f.U32
-    step: f.U64
-    block: f.U32
-    chunk: f.U32
     flags: f.U8
     tensor: f.TensorHeader
 
 
-class Gathered(f.Message, frozen=True):
+class Gathered(BlockMessage, frozen=True):
     """A node's part of a gather to rank 0."""
 
-    epoch: f.U32
-    step: f.U64
-    block: f.U32
-    chunk: f.U32
     sender: f.Rank
     tensor: f.TensorHeader
 
 
-class Slice(f.Message, frozen=True):
-    """A part of a summand or of a sum, in an all-reduce of several hops, counted from 0; no tensor where the sender has
-    nothing to add."""
+class Slice(BlockMessage, frozen=True):
+    """A part of a summand or sum in an all-reduce of several hops, counted from 0; no tensor: nothing to add."""
 
-    epoch: f.U32
-    step: f.U64
-    block: f.U32
-    chunk: f.U32
     flags: f.U8
     hop: f.U8
     sender: f.Rank
     tensor: f.TensorHeader | None
 
 
-class Survey(f.Message, frozen=True):
-    """Rank 0 to every node, before the first step: `turn` measures its links to the ranks below it while the others
-    answer; with a `turn` of 0 the survey is over."""
+class Survey(f.EpochMessage, frozen=True):
+    """Rank 0 to every node, before the first step: `turn` measures its links to lower ranks; 0: the survey is over."""
 
-    epoch: f.U32
     turn: f.Rank
 
 
 class MeasuredLink(f.Wire, frozen=True):
-    """The link of a node to `rank`, measured by echoes."""
+    """The link of a node to `rank`, by echoes."""
 
     rank: f.Rank
     round_trip_s: f.Seconds
@@ -151,11 +128,9 @@ class MeasuredLink(f.Wire, frozen=True):
         f.check_rates(self.bytes_per_s)
 
 
-class LinkReport(f.Message, frozen=True):
-    """Node to rank 0, after its turn in a survey: its links to those ranks below it that it can reach, and on which
-    machine, with how many cores, it runs."""
+class LinkReport(f.EpochMessage, frozen=True):
+    """Node to rank 0, after its turn: its links to reachable lower ranks, its machine and its cores."""
 
-    epoch: f.U32
     sender: f.Rank
     host: f.Name
     cores: f.U32
@@ -163,19 +138,14 @@ class LinkReport(f.Message, frozen=True):
 
 
 Digest = Annotated[str, Meta(max_length=64)]
-"""A sha256 in hexadecimal digits, or empty."""
 
 FilePart = Literal["manifest", "hashes", "blob"]
-"""What is asked for: a pack's manifest, the table of hashes of one of its blobs, or the blob."""
 
 
-class Fetch(f.Message, frozen=True):
-    """Worker to master: bytes [offset, offset + length) of a file of the pack `pack` (its manifest's sha256).
+class Fetch(f.EpochMessage, frozen=True):
+    """Worker to master: send bytes [offset, offset + length) of a file of `pack` (its manifest's sha256), or fewer at
+    the end of a manifest or table."""
 
-    Of a manifest or a table the answer may be shorter, where it ends before.
-    """
-
-    epoch: f.U32
     number: f.U32
     pack: Digest
     part: FilePart
@@ -184,18 +154,16 @@ class Fetch(f.Message, frozen=True):
     length: f.U32
 
 
-class FileChunk(f.Message, frozen=True):
-    """Master to worker: the bytes asked for, in a tensor of one dimension; the whole file has `total`."""
+class FileChunk(f.EpochMessage, frozen=True):
+    """Master to worker: the bytes, in a tensor of one dimension; the whole file has `total`."""
 
-    epoch: f.U32
     number: f.U32
     total: f.U64
     tensor: f.TensorHeader
 
 
-class FetchFailed(f.Message, frozen=True):
-    """Master to worker: why there is no answer to a request."""
+class FetchFailed(f.EpochMessage, frozen=True):
+    """Master to worker: why a request has no answer."""
 
-    epoch: f.U32
     number: f.U32
     message: f.Text

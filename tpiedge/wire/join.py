@@ -1,7 +1,6 @@
-"""Messages by which a worker joins: read by every version, whatever protocol the rest speaks.
+"""Messages by which a worker joins, read by every version whatever protocol the rest speaks.
 
-Their fields never change (a change needs a new tag), so that master and worker can tell each other which versions
-they are. They carry no epoch: who joins is not part of one yet.
+Their fields never change (a change needs a new tag), so master and worker can name their versions. They have no epoch.
 """
 
 from typing import Annotated, Literal
@@ -12,7 +11,7 @@ from tpiedge.wire.fields import U32, Blob, Key, Message, Name, Text
 
 JOIN_TAGS = range(64, 80)
 JOIN_PROTOCOL = 0
-"""Stands in these messages where others have PROTOCOL."""
+"""Takes the place of PROTOCOL in these messages."""
 
 RefusalKind = Literal[
     "secret", "expired", "used", "limited", "protocol", "torch", "numbers", "revoked", "unexpected", "denied"
@@ -20,10 +19,10 @@ RefusalKind = Literal[
 
 
 class Enrol(Message, frozen=True):
-    """Worker to master, first of all. `secret` is that of a token; "" for a key that is known already.
+    """Worker to master, first of all. `secret`: of a token; "" for a known key.
 
-    `name`: the computer's, for people. `nonce`: of this process, so that a restart shows. `torch`: the release it
-    computes with. `numbers`: the byte order and the format of its floats.
+    `name`: the computer's. `nonce`: of this process, so a restart shows. `torch`: its release. `numbers`: byte order
+    and float format.
     """
 
     protocol: U32
@@ -39,7 +38,7 @@ class Enrol(Message, frozen=True):
 
 
 class Enrolled(Message, frozen=True):
-    """Master to worker: it belongs to `cluster` now, as `name`."""
+    """Master to worker: it belongs to `cluster` as `name`."""
 
     name: Name
     cluster: Name
@@ -48,14 +47,14 @@ class Enrolled(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Master to worker, before the connection is cut: why, in words for people."""
+    """Master to worker, before the connection is cut; `message` is for people."""
 
     kind: RefusalKind
     message: Text
 
 
 class Knock(Message, frozen=True):
-    """Worker to master, without a token: it would like to be paired."""
+    """Worker to master, without a token: asks to be paired."""
 
     protocol: U32
     version: Name
@@ -71,13 +70,13 @@ class Challenge(Message, frozen=True):
 
 
 class Reveal(Message, frozen=True):
-    """Worker to master: that it knows the code which it shows."""
+    """Worker to master: proves that it knows the code which it shows."""
 
     proof: Blob
 
 
 class Verdict(Message, frozen=True):
-    """Master to worker: that the user typed the code into the master which has the key it said; or why not."""
+    """Master to worker: proves that the user typed the code into the master of that key; or why not."""
 
     proof: Blob
     message: Text

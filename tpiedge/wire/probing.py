@@ -1,4 +1,4 @@
-"""A link, measured by echoes: a few empty ones, then some with a payload."""
+"""Measures a link by echoes: a few empty ones, then some with a payload."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ _SHORTEST_S = 1e-6
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """`bytes_per_s` is that of the direction from the peer that answers; what the connection adds counts in both."""
+    """`bytes_per_s`: from the answering peer to this one."""
 
     round_trip_s: float
     bytes_per_s: float
@@ -20,10 +20,11 @@ class LinkSpeed:
 
 @dataclass
 class Probing:
-    """One measurement: `begin`, then `heard` for every Echo until it gives the LinkSpeed. Times are the caller's clock.
+    """One measurement: `begin`, then `heard` for every Echo until it returns the LinkSpeed. Times are the caller's
+    clock.
 
-    With several payloads the quickest counts: a connection that was idle begins slowly. A payload that adds less than
-    by what the empty ones differ counts as if it added that much: more is not known of it.
+    The quickest payload counts, as an idle connection begins slowly. Payload time below the noise of the empty echoes
+    counts as that noise.
     """
 
     payload_bytes: int = MAX_BLOB
@@ -35,13 +36,13 @@ class Probing:
     _payload_trips: list[float] = field(default_factory=list)
 
     def begin(self, now: float) -> Probe:
-        """The next probe to send."""
+        """Returns the next probe to send."""
         self._number += 1
         self._sent = now
         return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0, b"")
 
     def heard(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
-        """The next probe, or the result; None for an echo that was not asked for."""
+        """Returns the next probe, or the result; None for an echo that was not asked for."""
         if echo.number != self._number:
             return None
         took_s = max(now - self._sent, _SHORTEST_S)

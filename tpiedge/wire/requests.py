@@ -1,4 +1,4 @@
-"""What the master asks rank 0 to generate."""
+"""A request for generation, as the master sends it to rank 0."""
 
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
@@ -9,19 +9,15 @@ from tpiedge.wire.fields import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKEN
 
 SCOPE_CHARACTERS: Final = 32
 GrammarKind = Literal["json", "lark", "regex"]
-"""A JSON schema, a context-free grammar as llguidance or llama.cpp take it, or a regular expression."""
+"""A JSON schema, a context-free grammar of llguidance or llama.cpp, or a regular expression."""
 Pooling = Literal["none", "mean", "last"]
-"""What becomes of the final hidden states of a prompt's positions: nothing, their mean, or the last one."""
+"""The vector made of a prompt's final hidden states: none, their mean, or the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn; unless told otherwise, the likeliest one.
-
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
-
-    `logprobs`: how many of the most likely tokens come back with their log probability.
-    """
+    """How the next token is drawn: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token; `logprobs` is
+    the number of likeliest tokens returned with their log probability."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
     top_k: U32 = 0
@@ -37,10 +33,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer may be: the texts that `text` describes. It comes from a client, and nobody has read it.
+    """The texts that an answer may be. `text` comes unread from a client.
 
-    `begins`: in place of that, the answer is free, but for what follows this token each time that it is drawn, to the
-    first place where `text` may end. `thoughts`: the tokens that open and close thoughts, in which it does not begin.
+    `begins`: the answer is free, except after each of this token, up to the first place where `text` may end.
+    `thoughts`: the tokens that open and close thoughts, in which the grammar does not begin.
     """
 
     kind: GrammarKind
@@ -53,13 +49,10 @@ class Grammar:
 class GenerationRequest:
     """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
 
-    `keep_prefix`: the KV cache of the prompt may be kept for a later request of the same `scope` that starts alike. A
-    scope is an opaque text that stands for a client (`api/guard.py`); an empty one is one for all that have none.
-    `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
-    `answer_ids`: the first tokens of the answer, which an earlier epoch drew; they count as part of `max_tokens` and do
-    not come back.
-    `pooling`: in place of an answer, of which there is no token, a vector made of the prompt comes back (`Embedding`).
-    `grammar`: the answer is one of its texts, or, where `max_tokens` end it, the beginning of one.
+    `keep_prefix`: the prompt's KV cache may serve later requests of the same `scope`, an opaque name of a client
+    (`api/guard.py`); "" is shared by all without one. `prompt_scores`: return the prompt's log probabilities.
+    `answer_ids`: the answer's tokens from an earlier epoch; they count in `max_tokens` and are not returned. `pooling`:
+    return a vector (`Embedding`) instead of an answer. `grammar`: restricts the answer, which `max_tokens` may cut off.
     """
 
     id: Name

@@ -142,7 +142,7 @@ class Agent:
     # --- what it offers
 
     def _make_offer(self) -> None:
-        """Offers this machine, measured once by the first standby node; blocks up to _REPORT_S for that."""
+        """Offers this machine, measured once by the fork server; blocks up to _REPORT_S for that."""
         if self._report is None:
             report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
@@ -233,14 +233,12 @@ class Agent:
                 self._prefetch.order(message)
             case MasterPulse():
                 self._at_rest = message.state == "serving" and not message.busy
-                if self._running is not None and message.state == "serving" and message.epoch == self._epoch:
-                    self._slot.serves()
 
     # --- the life of an epoch
 
     def _prepare(self, order: Prepare) -> None:
         try:
-            self._slot.warm_ahead()
+            self._slot.warm()
         except ResourceError as error:
             self._cannot(order.epoch, error)
             return
@@ -297,13 +295,13 @@ class Agent:
             pack=str(part.shards.path),
         )
         try:
-            pid = self._slot.start(bootstrap, order.planned_bytes)
+            self._slot.start(bootstrap, order.planned_bytes)
         except ResourceError as error:
             part.close()
             self._cannot(epoch, error)
             return
         self._running = part
-        self._send(Spawned(epoch, order.rank, pid))
+        self._send(Spawned(epoch, order.rank, self._slot.pid or 0))
         heads, tiles = format_range(*order.attention), format_range(*order.ffn)
         _log.debug(
             "epoch %d: rank %d of %d, heads %s, FFN tiles %s", epoch, order.rank, order.ranks, heads, tiles

@@ -70,7 +70,6 @@ class Cluster:
         self.plan("star" if way == "star" else "mesh", 1)
 
     def plan(self, collective: str, step: int, **changes: Any) -> None:
-        """Begin a step."""
         fields = {"collective": collective, "bulk_collective": collective, "wire": self.wire, **changes}
         plan = StepPlan(1, step, (), 1, 1, **fields)
         self.together(lambda one: one.next_plan() if one.rank else one.announce(plan))
@@ -81,7 +80,6 @@ class Cluster:
         return [self.network.hub(), *(self.network.spoke(rank) for rank in range(1, self.size))]
 
     def meet(self) -> "Cluster":
-        """Every link is made, and has nothing under way."""
         self.reduce(1000)
         for calls in self.calls:
             while not calls.empty():
@@ -111,7 +109,6 @@ class Cluster:
         flags: int = 0,
         given: torch.Tensor | None = None,
     ) -> None:
-        """A part, by hand."""
         array = (part(rank, block) if given is None else given).numpy()
         codec: Any = CODECS[self.wire] if array.dtype.kind == "f" else INTEGERS  # type: ignore[index]
         sender = rank if sender is None else sender
@@ -122,11 +119,9 @@ class Cluster:
         self.endpoints[rank].send(message, (codec.encode(array),), f"node-{to}", WAIT_S)
 
     def outcome(self, rank: int) -> int:
-        """What the next fast call of `rank` came to."""
         return self.calls[rank].get(timeout=WAIT_S)[0]
 
     def outcomes(self, rank: int) -> list[int]:
-        """The outcomes of all calls so far."""
         calls = self.calls[rank]
         return [calls.get()[0] for _ in range(calls.qsize())]
 
@@ -143,7 +138,6 @@ class Cluster:
         return list(endpoint._ends) if self.way == "mesh" else [endpoint]
 
     def end(self, rank: int, peer: int) -> Any:
-        """The hub or spoke of `rank` that has the link to `peer`."""
         return self.endpoints[rank]._end(f"node-{peer}") if self.way == "mesh" else self.endpoints[rank]
 
     def close(self) -> None:
@@ -175,7 +169,6 @@ class Ear:
         monkeypatch.setattr(native_reducer, "transport_library", lambda: listening)
 
     def forget(self) -> None:
-        """What was received so far."""
         while self._heard.acquire(blocking=False):
             pass
 

@@ -47,7 +47,6 @@ def test_a_late_peer_is_waited_for_in_python(make: Any, way: str, size: int, lat
 
 
 def ahead(cluster: Cluster, ear: Ear, then: Callable[[], None]) -> "Future[torch.Tensor]":
-    """Rank 0 has the part of block 0 of all but rank 3, and of rank 1 what `then` sends, in the middle of its call."""
     cluster.patient(0)
     for rank in (1, 2):
         cluster.send(rank, 0, 0)
@@ -64,17 +63,17 @@ def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(
     make: Any, ear: Ear, way: str, wire: str
 ) -> None:
     cluster = make(way, 4, wire)
-    before = cluster.endpoints[0].bytes_received
+    before = cluster.endpoints[0].counters.bytes_received
     results = [ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)]
     assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
     frame = 64 + wire_bytes(wire, *SHAPE)
     # Counted once, when it is used.
-    assert cluster.endpoints[0].bytes_received - before == 3 * frame
+    assert cluster.endpoints[0].counters.bytes_received - before == 3 * frame
     for rank in (2, 3):
         cluster.send(rank, 0, 1)
     results.append(cluster.start(0, 1).result(WAIT_S))
     assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, False)
-    assert cluster.endpoints[0].bytes_received - before == 6 * frame
+    assert cluster.endpoints[0].counters.bytes_received - before == 6 * frame
     for block, result in enumerate(results):
         heard = [rounded(wire, part(rank, block).numpy()) for rank in range(4)]
         expected = rounded(wire, heard[0] + heard[1] + heard[2] + heard[3])

@@ -38,7 +38,7 @@ def test_the_steady_state_is_one_call_with_the_bits_of_python(
 
 @every_way
 def test_what_a_hub_has_received_is_counted_per_connection(make: Any, way: str, size: int) -> None:
-    """Otherwise it would end connections of which it believes that nobody receives what comes."""
+    """Otherwise the hub would end connections as if their messages waited."""
     cluster = make(way, size).meet()
     hub = cluster.ends(0)[0]
     before = [peer.flow.taken for peer in hub._known.values()]

@@ -1,10 +1,12 @@
 """A page of somebody else in a real browser, beside a server that needs no key, can neither use it nor read of it."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,10 +34,29 @@ class _Page(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class _Server(ThreadingHTTPServer):
+    """Ends what browsers connected ahead of use, which they would send their next request on."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Page)
+        self._connections: list[socket.socket] = []
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self._connections.append(connection)
+        return connection, address
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 @contextlib.contextmanager
 def _hostile(browser: Browser, host: str) -> Iterator[int]:
     """The port from which the browser got the page; nobody listens there any more."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+    with _Server() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         browser.driver.get(f"http://{host}:{server.server_port}/")

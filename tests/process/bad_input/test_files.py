@@ -10,8 +10,6 @@ import pytest
 
 from tests.process.bad_input.refusal import RESOURCE, change_config, run_model, the_line
 
-# The model's files.
-
 
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -36,11 +34,10 @@ def test_a_header_bomb(fails, cache, model):
     assert "the header claims 4611686018427387904 bytes" in fails(*run_model(model))
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors"])
 @pytest.mark.fault("F2", "refused in one line")
-def test_an_index_that_points_outside(fails, cache, model, name):
+def test_an_index_that_points_outside(fails, cache, model):
     (model / "model.safetensors").rename(model.parent / "secret.safetensors")
-    index = {"weight_map": {"model.norm.weight": name}}
+    index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "is not a plain file name" in fails(*run_model(model))
 
@@ -85,9 +82,6 @@ def test_a_broken_tokenizer(fails, text_model, tmp_path, content):
     )
 
 
-# A damaged pack.
-
-
 @pytest.fixture
 def pack(tpiedge, model, tmp_path):
     assert tpiedge("pack", model, "--out", tmp_path / "pack").status == 0
@@ -95,16 +89,13 @@ def pack(tpiedge, model, tmp_path):
 
 
 def flip_byte(path, offset):
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.mark.fault("F5", "blob and matrix are named; nothing is answered")
 def test_a_damaged_unit_is_named(fails, tpiedge, pack):
-    """By --verify, and by the node that loads it. (The embedding is read by row and not covered here.)"""
     manifest = json.loads((pack / "manifest.json").read_text())["manifest"]
     blob = pack / "blobs" / manifest["blobs"]["layers"][1]
     flip_byte(blob, blob.stat().st_size - 5000)  # in the last matrix: down
@@ -117,40 +108,25 @@ def test_a_damaged_unit_is_named(fails, tpiedge, pack):
     assert ended.out == ""
 
 
-# A full disk.
-
-
 @pytest.fixture
-def tiny_disk(tmp_path):
-    """Mounts a file system of the given limits."""
+def disk(tmp_path, request):
+    if os.geteuid() != 0:
+        pytest.skip("root: needed to mount a small file system")
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = []
-
-    def mount(limits):
-        if os.geteuid() != 0:
-            pytest.skip("root: needed to mount a small file system")
-        made = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if made.returncode:
-            pytest.skip(f"mounts: cannot mount a small file system here: {made.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
+    command = ["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"mounts: cannot mount a small file system here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("limits", ["size=300k", "size=1m,nr_inodes=5"], ids=["no space", "no files"])
+@pytest.mark.parametrize(
+    "disk", ["size=300k", "size=1m,nr_inodes=5"], ids=["no space", "no files"], indirect=True
+)
 @pytest.mark.fault("F6", "one line; nothing is left")
-def test_a_full_disk(fails, model, tiny_disk, limits):
-    """Without space it is seen beforehand, without free file entries in the middle of writing."""
-    disk = tiny_disk(limits)
+def test_a_full_disk(fails, model, disk):
     before = shutil.disk_usage(disk).used
     change_config(model, num_hidden_layers=1)
     line = fails(*run_model(model), "--cache", disk, status=RESOURCE)

@@ -12,26 +12,20 @@ from tests.process.bad_input.refusal import run_model
         (("--nodes", 2, "--shares", "0,0"), "to nobody"),
         (("--nodes", 2, "--shares", "1,much"), "'much' is not a weight"),
         (("--nodes", 0), "--nodes 0 is out of range"),
-        (("--nodes", "two"), "'two' is not a whole number"),
         (("--precision", "q9"), "'q9' is not one of 'f32', 'bf16'"),
-        (("--memory", "lots"), "not a size: 'lots'"),
         (("--memory", "10MB"), "10MB is less than any node can work with: give 64MB or more"),
         (("--memory", 512), "512 has no unit: did you mean 512MB?"),
         (("--temperature", 9), "--temperature is 9.0: give a number from 0.0 to 2.0"),
         (("--window", "9" * 5000), "99999999999999999999 blocks are out of range: 1 to 10000"),
         (("--max-tokens", 0), "--max-tokens 0 is out of range"),
-        (("--top-p", 2), "--top-p is 2.0"),
-        (("--seed", -1), "--seed is -1"),
         (("--logprobs", 21, "--json"), "--logprobs is 21"),
         (("--logprobs", 5), "need --json"),
         (("--logit-bias", "x"), "'x' is not a token id and a bias"),
-        (("--speculate", 16), "'16' is none of 'auto', 'off' or a number from 1 to 15"),
-        (("--colour", "red"), "No such option"),
     ],
     ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else "",
 )
 def test_impossible_flags(fails, cache, references, flags, expected):
-    """Refused before anything is packed, which takes many minutes with a large model."""
+    """Refuses before packing."""
     assert expected in fails(*run_model(references("openllama").folder), *flags)
     assert not cache.exists()
 

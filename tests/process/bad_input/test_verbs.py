@@ -14,10 +14,10 @@ FAILED, PEER = 1, 3
 BIG = 10**24
 NOWHERE = "no.such.host.invalid"
 CLOSED = "127.0.0.1:1"
+OF_PEERS = ("no master announced itself within 5 s", "connection refused")
 
 
 def leaves(command, words=()):
-    """Also the groups that do something by themselves."""
     if not isinstance(command, click.Group) or command.invoke_without_command:
         yield words, command
     if isinstance(command, click.Group):
@@ -31,7 +31,6 @@ LEAVES = dict(leaves(cli))
 
 @pytest.fixture(autouse=True)
 def state(tmp_path, tmp_path_factory, monkeypatch):
-    """Nothing of the user's is read, nothing is left where the tests run."""
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("TPIEDGE_STATE", str(folder))
     monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
@@ -40,7 +39,6 @@ def state(tmp_path, tmp_path_factory, monkeypatch):
 
 
 def filled(words):
-    """The verb with something for each of its arguments."""
     command = LEAVES[words]
     arguments = [param for param in command.params if isinstance(param, click.Argument) and param.required]
     values = [param.type.choices[0] if isinstance(param.type, click.Choice) else "x" for param in arguments]
@@ -70,20 +68,15 @@ def test_a_value_that_the_type_of_a_flag_refuses(fails, tmp_path, flag, value, e
     assert list(tmp_path.iterdir()) == []
 
 
+# tests/unit/cli/test_settings.py has more of them; here is how a command and one of a group end.
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [
-        (b"garbage [[[", "is not valid TOML"),
-        (b"[zebra]\n", "there is no table [zebra]"),
-        (b"#" * (1 << 20) + b"##", "is larger than 1 MiB"),
-        (None, "cannot read the settings file"),
-    ],
-    ids=["garbage", "unknown table", "large", "missing"],
+    [(b"[zebra]\n", "there is no table [zebra]"), (b"#" * (1 << 20) + b"##", "is larger than 1 MiB")],
+    ids=["unknown table", "large"],
 )
 def test_settings_that_cannot_be_read(fails, tmp_path, content, expected):
     path = tmp_path / "settings.toml"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     for words in (("ls",), ("nodes", "approve", "x")):
         line = fails(*words, "--config", path)
         assert expected in line
@@ -91,72 +84,53 @@ def test_settings_that_cannot_be_read(fails, tmp_path, content, expected):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected", "status"),
+    ("arguments", "expected"),
     [
-        (("nodez",), "Did you mean 'nodes'", USER),
-        (("run", "--model", "demo", "--prompt", "x", "--seed", BIG), f"--seed is {BIG}", USER),
-        (("run", "--model", "demo", "--prompt", "x", "--memory", f"{BIG}GB"), "a computer can have", USER),
-        (("run", "--model", "demo", "--prompt", "x", "--cache", "/dev/null"), "cannot write to", USER),
-        (("bench", "allreduce", "--nodes", ""), "not a list of numbers", USER),
-        (("pack", "demo", "--out", "/dev/null"), "/dev/null is not a pack", USER),
-        (("run",), "no MODEL is given: 'demo', a name of `tpiedge ls`", USER),
-        (("master", "demo", "--model", "demo"), "give the model once", USER),
-        (("unpack", "/nowhere", "out"), "no model '/nowhere'", USER),
-        (("config", "show", "runn"), "did you mean run?", USER),
-        (("doctor", "--connect", "host:99999"), "not an address: 'host:99999'", USER),
-        (("pull", "../../etc"), "no name of a model on the hub", USER),
-        (("rm", "/", "--yes"), "no model '/': give", USER),
-        (("shards", "rm", ""), "there are: none", USER),
-        (("shards", "limit", "5"), "5 has no unit: did you mean 5GB?", USER),
-        (("token", "create", "--expires", "999999999d"), "366 days", USER),
-        (("token", "revoke", ""), "'tpiedge token ls' shows", USER),
-        (("nodes",), "start one with 'tpiedge master MODEL'", USER),
-        (("chat", "--prompt", "x", "--url", "http://[bad"), "is not a URL", USER),
-        (("chat", "--prompt", "x", "--url", f"http://{CLOSED}"), "no master answers at", USER),
-        (("chat", "--prompt", "x", "--url", f"http://{CLOSED}", "--api-key", "a\nb"), "characters", USER),
-        (("testbed", "up", "nope"), "there is no testbed 'nope': give a file (./NAME.toml) or one of", USER),
-        (("testbed", "down"), "name a testbed, or say --all", USER),
-        (
-            ("testbed", "link", "nope", "x", "--latency", "5"),
-            "'5' is not a time; write it like 0.25 ms",
-            USER,
-        ),
-        (("worker",), "no master announced itself within 5 s", PEER),
-        (("worker", "--connect", NOWHERE), f"the host {NOWHERE} is not known here", USER),
-        (("worker", "--connect", CLOSED), "connection refused", PEER),
-        (("worker", "--token", ""), "not a token", USER),
-        (("worker", "--token-file", "missing"), "no token in missing within 0 s", USER),
-        (("worker", "--connect", CLOSED, "--model-dir", "missing"), "does not exist", USER),
-        (("master", "--model", "demo", "--http", "0.0.0.0:80"), "--insecure", USER),
-        (("master", "demo", "--listen", "127.0.0.1:7070", "--announce"), "no other machine hears of", USER),
-        (("master", "--model", "demo", "--context", BIG), "is out of range", USER),
-        (
-            ("master", "nope", "--context", 100, "--kv-tokens", 99),
-            "--kv-tokens 99 is less than the context",
-            USER,
-        ),
-        (
-            ("master", "--model", "demo", "--api-key-file", "missing"),
-            "there is no file missing with API keys",
-            USER,
-        ),
-        (
-            ("master", "--model", "demo", "--tls-cert", "no", "--tls-key", "no"),
-            "cannot read the certificate no",
-            USER,
-        ),
-        (("master", "--model", "demo", "--cors-origin", "*"), "lets every web page in", USER),
-        (("master", "--model", "demo", "--trusted-proxy", "pi.local"), "is not an address like 127", USER),
-        (
-            ("master", "--model", "demo", "--public-name", "https://a.b"),
-            "is not a name like ai.example",
-            USER,
-        ),
-        (("master", "--model", "demo", "--token-file", "."), "is a directory", USER),
+        (("nodez",), "Did you mean 'nodes'"),
+        (("run", "demo", "--prompt", "x", "--seed", BIG), f"--seed is {BIG}"),
+        (("run", "demo", "--prompt", "x", "--memory", f"{BIG}GB"), "a computer can have"),
+        (("run", "demo", "--prompt", "x", "--cache", "/dev/null"), "cannot write to"),
+        (("bench", "allreduce", "--nodes", ""), "not a list of numbers"),
+        (("pack", "demo", "--out", "/dev/null"), "/dev/null is not a pack"),
+        (("run",), "no MODEL is given: 'demo', a name of `tpiedge ls`"),
+        (("master", "demo", "--model", "demo"), "give the model once"),
+        (("unpack", "/nowhere", "out"), "no model '/nowhere'"),
+        (("config", "show", "runn"), "did you mean run?"),
+        (("doctor", "--connect", "host:99999"), "not an address: 'host:99999'"),
+        (("pull", "../../etc"), "no name of a model on the hub"),
+        (("rm", "/", "--yes"), "no model '/': give"),
+        (("shards", "rm", ""), "there are: none"),
+        (("shards", "limit", "5"), "5 has no unit: did you mean 5GB?"),
+        (("token", "create", "--expires", "999999999d"), "366 days"),
+        (("token", "revoke", ""), "'tpiedge token ls' shows"),
+        (("nodes",), "start one with 'tpiedge master MODEL'"),
+        (("chat", "--prompt", "x", "--url", "http://[bad"), "is not a URL"),
+        (("chat", "--prompt", "x", "--url", f"http://{CLOSED}"), "no master answers at"),
+        (("chat", "--prompt", "x", "--url", f"http://{CLOSED}", "--api-key", "a\nb"), "characters"),
+        (("testbed", "up", "nope"), "there is no testbed 'nope': give a file (./NAME.toml) or one of"),
+        (("testbed", "down"), "name a testbed, or say --all"),
+        (("testbed", "link", "nope", "x", "--latency", "5"), "'5' is not a time; write it like 0.25 ms"),
+        (("worker",), "no master announced itself within 5 s"),
+        (("worker", "--connect", NOWHERE), f"the host {NOWHERE} is not known here"),
+        (("worker", "--connect", CLOSED), "connection refused"),
+        (("worker", "--token", ""), "not a token"),
+        (("worker", "--token-file", "missing"), "no token in missing within 0 s"),
+        (("worker", "--connect", CLOSED, "--model-dir", "missing"), "does not exist"),
+        (("master", "demo", "--http", "0.0.0.0:80"), "--insecure"),
+        (("master", "demo", "--listen", "127.0.0.1:7070", "--announce"), "no other machine hears of"),
+        (("master", "demo", "--context", BIG), "is out of range"),
+        (("master", "nope", "--context", 100, "--kv-tokens", 99), "--kv-tokens 99 is less than the context"),
+        (("master", "demo", "--api-key-file", "missing"), "there is no file missing with API keys"),
+        (("master", "demo", "--tls-cert", "no", "--tls-key", "no"), "cannot read the certificate no"),
+        (("master", "demo", "--cors-origin", "*"), "lets every web page in"),
+        (("master", "demo", "--trusted-proxy", "pi.local"), "is not an address like 127"),
+        (("master", "demo", "--public-name", "https://a.b"), "is not a name like ai.example"),
+        (("master", "demo", "--token-file", "."), "is a directory"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
-def test_impossible_input(fails, arguments, expected, status):
+def test_impossible_input(fails, arguments, expected):
+    status = PEER if expected in OF_PEERS else USER
     line = fails(*arguments, status=status)
     assert expected in line, line
 

@@ -77,7 +77,6 @@ class Node:
         return self.prepare.epoch
 
     def partial(self, **changes: object) -> Partial:
-        """What is awaited of it now, but for `changes`."""
         fields = {
             "epoch": self.epoch, "step": self.step, "block": self.block, "chunk": 0, "flags": 0,
             "sender": self.rank, "tensor": TensorHeader("f32", self.shape),
@@ -89,12 +88,10 @@ class Node:
         self.tensors.send(message, [np.full(message.tensor.shape, value, np.float32)])
 
     def links(self, *ranks: int, sender: int | None = None) -> LinkReport:
-        """As if it had measured links to these."""
         links = tuple(MeasuredLink(rank, 1e-3, 1e8) for rank in ranks)
         return LinkReport(self.epoch, self.rank if sender is None else sender, "mallory", 1, links)
 
     def raw(self, *frames: bytes) -> None:
-        """Past every check of the sender."""
         self.tensors._socket.send_multipart(frames)
 
     def close(self) -> None:

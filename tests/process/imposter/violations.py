@@ -13,12 +13,10 @@ def _truncated(node: Node) -> None:
 
 
 def _announcing(node: Node) -> None:
-    """A header of a tensor of 2 GiB, and 16 bytes of it."""
     node.raw(encode(node.partial(tensor=TensorHeader("f32", (1 << 16, 1 << 13)))) + bytes(16))
 
 
 def _largest(node: Node) -> None:
-    """Exactly as large as a frame may be."""
     header = TensorHeader("f32", (1 << 12, MAX_TENSOR_BYTES >> 14))
     frame = encode(node.partial(tensor=header)) + bytes(MAX_TENSOR_BYTES)
     assert len(frame) == TENSOR.frame_limit
@@ -37,7 +35,6 @@ def _as_rank_zero(node: Node) -> None:
 
 
 def _of_no_hop(node: Node) -> None:
-    """Slices that no collective asks for."""
     part = Slice(node.epoch, node.step, 0, 0, 0, 200, node.rank, None)
     node.raw(encode(part))
     node.raw(encode(part))

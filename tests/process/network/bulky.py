@@ -15,12 +15,10 @@ CONTEXT = 256
 
 
 def build_bulky_model(folder: Path) -> Path:
-    """60 MB, of which each of three machines gets a third."""
     return build_text_model(folder, hidden_size=256, intermediate_size=3072, num_hidden_layers=6)
 
 
 def reference_text(model: Path) -> str:
-    """What one node answers to PROMPT."""
     ended = run_command(
         "run", "--model", model, "--raw", "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0,
         "--threads", 1,
@@ -31,12 +29,10 @@ def reference_text(model: Path) -> str:
 
 
 def worker_of(status: dict, name: str = "worker1") -> dict:
-    """Its line of the status; {} before it has come."""
     return next((node for node in status["nodes"] if node["host"] == name), {})
 
 
 def fetched(status: dict) -> float:
-    """How much of its share worker1 has, while it fetches."""
     worker = worker_of(status)
     return worker["fetched_bytes"] / worker["fetch_total_bytes"] if worker.get("fetch_total_bytes") else 0.0
 

@@ -30,13 +30,11 @@ class Recording:
     others: list[bytes]
 
     def find(self, needle: bytes) -> list[str]:
-        """Where it occurs, in words."""
         assert len(needle) >= 6, "so short a needle is found by accident"
         found = [str(direction) for direction, stream in self.streams.items() if needle in stream]
         return found + ["a packet that is no TCP" for packet in self.others if needle in packet]
 
     def sent_from(self, port: int) -> int:
-        """Bytes that the server at `port` sent."""
         return sum(len(stream) for direction, stream in self.streams.items() if direction[1] == port)
 
 
@@ -72,7 +70,6 @@ class Capture:
                 assert dropped == 0, f"{dropped} packets were not captured"
 
     def recording(self) -> Recording:
-        """After `stop`. Fails if a byte of a stream is missing."""
         segments: dict[Direction, dict[int, bytes]] = {}
         starts: dict[Direction, int] = {}
         others = []
@@ -125,7 +122,6 @@ def _tcp_of(packet: bytes) -> tuple[Direction, int, bool, bytes] | None:
 
 
 def _joined(parts: dict[int, bytes], start: int) -> bytes:
-    """By sequence number; what was sent twice counts once."""
     stream = bytearray()
     for offset, data in sorted(((sequence - start) % _SEQUENCE, data) for sequence, data in parts.items()):
         if offset == _SEQUENCE - 1:  # a probe of an idle connection: the byte before the next one

@@ -33,19 +33,16 @@ def _leak_check() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def expected(_session_cache) -> str:
-    """The text that one node gives, and every cluster must."""
     return text_of_one_node(PROMPT, TOKENS)
 
 
 @pytest.fixture(scope="package")
 def bulky(_leak_check: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose shipment takes a while."""
     return build_bulky_model(tmp_path_factory.mktemp("bulky") / "bulky")
 
 
 @pytest.fixture(scope="package")
 def bulky_text(bulky: Path, _session_cache: None) -> str:
-    """What one node answers with it, and every cluster must."""
     return reference_text(bulky)
 
 
@@ -79,15 +76,12 @@ def observed(clusters: Callable[..., NetworkCluster], namespaces: Namespaces) ->
 
 @pytest.fixture
 def cluster(observed: Observed) -> NetworkCluster:
-    """Three machines that serve."""
     observed.cluster.wait_ready(3)
     return observed.cluster
 
 
 @pytest.fixture
 def exact(expected: str) -> Callable[[NetworkCluster], None]:
-    """Fails unless the cluster answers as one node does."""
-
     def check(cluster: NetworkCluster) -> None:
         assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
 

@@ -61,7 +61,6 @@ class Namespaces:
         self.close()
 
     def close(self) -> None:
-        """Everything in them goes with the last process. Idempotent."""
         while self._fds:
             os.close(self._fds.popitem()[1])
 
@@ -125,7 +124,6 @@ class Namespaces:
 
     @contextlib.contextmanager
     def also_addressed(self, name: str, address: str) -> Iterator[None]:
-        """The machine has one more address."""
         self._batch(name, f"addr add {address}/24 dev eth0")
         try:
             yield
@@ -167,7 +165,6 @@ class Namespaces:
 
     @contextlib.contextmanager
     def slow(self, name: str, megabits: int) -> Iterator[None]:
-        """The machine receives at most so much per second."""
         self.run(BRIDGE, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", f"{megabits}mbit",
                  "burst", "128kb", "latency", "50ms")  # fmt: skip
         try:
@@ -176,7 +173,6 @@ class Namespaces:
             self.run(BRIDGE, "tc", "qdisc", "del", "dev", name, "root")
 
     def received_bytes(self, name: str) -> int:
-        """What the machine's device has received, headers included."""
         (device,) = json.loads(self.run(name, "ip", "-s", "-j", "link", "show", "eth0"))
         return int(device["stats64"]["rx"]["bytes"])
 
@@ -209,7 +205,6 @@ class Namespaces:
 
 @contextlib.contextmanager
 def within(fd: int) -> Iterator[None]:
-    """This thread is in the namespace for the length of the block."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         enter(fd)
@@ -235,7 +230,6 @@ def new_namespace() -> int:
 
 
 def enter(fd: int) -> None:
-    """This thread is in the namespace from now on."""
     _check(_libc().setns(fd, _CLONE_NEWNET))
 
 

@@ -43,11 +43,9 @@ class Proxy:
 
     @property
     def pending(self) -> bool:
-        """Whether something is still to be changed or repeated."""
         return bool(self._flips or self._repeats)
 
     def close(self) -> None:
-        """Cut everything. Idempotent."""
         with self._lock:
             self._closing = True
             for one in self._sockets:
@@ -79,7 +77,6 @@ class Proxy:
                 self._start(self._pump, master, worker, port, None)
 
     def _pump(self, source: socket.socket, sink: socket.socket, port: int, heard: bytearray | None) -> None:
-        """`heard` takes what passes to the master."""
         with contextlib.suppress(OSError):
             while part := source.recv(_PART):
                 if heard is not None:

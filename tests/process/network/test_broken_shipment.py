@@ -66,7 +66,6 @@ def test_a_shipment_goes_on_where_it_was_cut(
 
 
 def _check_loss(cluster: NetworkCluster) -> None:
-    """Seen in time, and the master says so at once to whoever asks."""
     started = time.monotonic()
     lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _TOLD_S)
     assert time.monotonic() - started < _TOLD_S
@@ -85,11 +84,9 @@ class Shipment:
     worker: Worker
 
     def wait_for(self, part: float) -> dict:
-        """Until it has so much of its share."""
         return self.cluster.wait_until(lambda status: fetched(status) > part)
 
     def check_resumed(self, held: int) -> None:
-        """What it holds is not shipped again."""
         status = self.cluster.wait_until(lambda status: fetched(status) > 0, _BACK_S)
         assert worker_of(status)["fetched_bytes"] >= held
 
@@ -98,7 +95,6 @@ class Shipment:
 def serving(
     namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory, bulky: Path
 ) -> Iterator[NetworkCluster]:
-    """The master and worker2: so slow, as they say, that a third machine is worth any round trip on a full link."""
     cluster = NetworkCluster(
         tmp_path_factory.mktemp("serving"), namespaces, "--min-workers", 1, "--context", CONTEXT,
         model=str(bulky),
@@ -111,7 +107,6 @@ def serving(
 
 @pytest.fixture
 def shipment(serving: NetworkCluster, namespaces: Namespaces, bulky_text: str) -> Iterator[Shipment]:
-    """Has begun. Afterwards it arrives, and all three machines answer as one does."""
     serving.wait_ready(2)
     with namespaces.slow("worker1", _MEGABITS):
         worker = serving.join("worker1", bytes_per_s=SLOW)
@@ -124,7 +119,6 @@ def shipment(serving: NetworkCluster, namespaces: Namespaces, bulky_text: str) -
 
 
 def forget(cluster: NetworkCluster, worker: Worker) -> None:
-    """The next one of this name has another key and an empty disk. (Who is lost too often has to wait.)"""
     _administer(cluster, "revoke", worker)
     worker.process.wait()
     shutil.rmtree(worker.cache)
@@ -145,9 +139,8 @@ def kill(cluster: NetworkCluster) -> AbstractContextManager[None]:
 
 
 def freeze(cluster: NetworkCluster) -> AbstractContextManager[None]:
-    """As a laptop whose lid is closed."""
     agent = cluster.workers["worker1"].agent
-    family = [*agent.children(), agent]
+    family = [*agent.children(recursive=True), agent]
     for process in family:
         process.suspend()
     return _finally(lambda: [process.resume() for process in family])
@@ -172,7 +165,6 @@ FAULTS: dict[str, Callable[[NetworkCluster], AbstractContextManager[None]]] = {
 @pytest.mark.parametrize("names", [("killed", "frozen"), ("reset", "deaf")], ids="+".join)
 @pytest.mark.fault("P1", "the others serve; the shipment goes on where it stopped")
 def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[str, ...]) -> None:
-    """One fault after the other, of the same shipment."""
     cluster = shipment.cluster
     part = 0.0
     for name in names:
@@ -221,7 +213,6 @@ def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment, namespaces
 
 
 def check_rank_zero_lost(shipment: Shipment) -> None:
-    """The shipment does not notice."""
     before, status = len(shipment.cluster.master.log), shipment.cluster.status()
     shipment.cluster.rank_zero().kill()
     said = words_of_loss(0, ".*killed by SIGKILL")

@@ -39,7 +39,6 @@ _CUTS: dict[str, Cut] = {
 
 @pytest.fixture(scope="module")
 def whole(observed: Observed) -> str:
-    """The long answer without a cut."""
     observed.cluster.wait_ready(3)
     return observed.cluster.whole(PROMPT, _LONG)
 
@@ -68,7 +67,7 @@ def test_a_cut_is_seen_said_and_mended(cluster: NetworkCluster, whole: str, exac
 
 @pytest.mark.fault("P8", "inside an all-reduce: seen within 2 s; the answer goes on, and is exact")
 def test_a_cut_inside_an_all_reduce(observed: Observed, cluster: NetworkCluster, whole: str, exact) -> None:
-    """Another node holds it up, so that the one that is cut off waits in it; and is heard, so that it is not lost."""
+    """Another node delays the all-reduce, so that the cut node waits in it; its messages keep it from being lost."""
     rank = cluster.node("worker1")["rank"]
     with cluster.streaming(PROMPT, _LONG) as stream:
         with contextlib.ExitStack() as cut:
@@ -92,17 +91,14 @@ class _Watch:
         self._before, self._meanwhile = len(cluster.master.log), Meanwhile()
 
     def check_loss(self, rank: int) -> None:
-        """Seen in time, and said with the node and what is known of the cause."""
         found = self._said(_SILENT)
         assert int(found[1]) == rank
         assert 1.5 <= float(found[2]) <= _SEEN_S * self._meanwhile.patience()
 
     def check_broken(self, rank: int) -> None:
-        """The master's own system was told, so it is not silence that says so."""
         assert int(self._said(_BROKEN)[1]) == rank
 
     def _said(self, words: re.Pattern[str]) -> re.Match[str]:
-        """Soon after the cut, which has begun. The first that was said since this watch began."""
         took_s = wait_for(lambda: words.search(self._new), START_S)
         assert took_s < (_SEEN_S + _SLACK_S) * self._meanwhile.patience()
         found = words.search(self._new)

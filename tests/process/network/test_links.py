@@ -32,14 +32,12 @@ Start = Callable[..., NetworkCluster]
 
 @pytest.fixture(scope="module")
 def namespaces() -> Iterator[Namespaces]:
-    """Other machines than those of the other tests, whose cluster would lose the links that are cut here."""
     with machines() as made:
         yield made
 
 
 @pytest.fixture
 def start(namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """The master and two workers, which serve; ended with the test."""
     made: list[NetworkCluster] = []
 
     def begin(*options: object) -> NetworkCluster:
@@ -66,7 +64,6 @@ def ways(cluster: NetworkCluster) -> tuple[str, str, str]:
 def test_a_link_between_workers_that_is_cut_leaves_the_star(
     start: Start, exact: Callable[[NetworkCluster], None]
 ) -> None:
-    """Whoever gave up is back at once, and nobody is left out."""
     cluster = start("--collective", "mesh")
     assert ways(cluster) == ("mesh", "mesh", "")
     exact(cluster)

@@ -32,14 +32,12 @@ _RESPONSE, _PTR, _IN = 0x8400, 12, 1
 
 @pytest.fixture(scope="module")
 def namespaces() -> Iterator[Namespaces]:
-    """Other machines than those of the other tests, whose workers would find these masters."""
     with machines() as made:
         yield made
 
 
 @pytest.fixture
 def start(namespaces: Namespaces, tmp_path: Path):
-    """Starts `tpiedge worker` without an address on a machine, with `options`."""
     started: list[Process] = []
 
     def begin(machine: str, *options: object) -> Process:
@@ -63,7 +61,6 @@ def _worker(folder: Path, machine: str) -> list[object]:
 def _announcing(
     namespaces: Namespaces, machine: str, name: str, port: int = PORT, cluster: str = CLUSTER
 ) -> Iterator[str]:
-    """A master of the `name` is announced from the machine; none is there."""
     with contextlib.ExitStack() as stack:
         with namespaces.inside(machine):
             address = Address(namespaces.addresses[machine], port)
@@ -136,7 +133,6 @@ def test_a_master_whose_names_are_contested_serves_and_says_that_it_is_not_annou
 
 @contextlib.contextmanager
 def _repeating(mdns: zeroconf.Zeroconf, *names: str) -> Iterator[None]:
-    """Somebody says again and again that there are masters of these full names."""
     done = threading.Event()
 
     def noise() -> None:

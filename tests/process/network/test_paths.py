@@ -47,7 +47,6 @@ def test_a_machine_whose_address_changes_is_taken_back(cluster: NetworkCluster, 
 
 
 def check_taken_back(cluster: NetworkCluster, epoch: int, exact: Exact) -> int:
-    """In a new epoch, whose number it returns."""
     cluster.wait_until(lambda status: status["epoch"] > epoch, _BACK_S)
     status = cluster.wait_ready(3, _BACK_S)
     exact(cluster)
@@ -70,18 +69,15 @@ def test_a_router_that_forgets_connections(cluster: NetworkCluster, exact: Exact
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Path:
-    """What a machine knows of names, for `by_name`."""
     return tmp_path / "hosts"
 
 
 def by_name(hosts: Path) -> tuple[object, ...]:
-    """`tpiedge` where names mean what the file says."""
     mounted = f'mount --bind {hosts} /etc/hosts && exec "$0" "$@"'
     return ("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, COMMAND)
 
 
 def joined_by_name(cluster: NetworkCluster, hosts: Path, *addresses: str) -> Worker:
-    """A master, and a worker that has joined it by a name that means these addresses."""
     hosts.write_text("".join(f"{address} {_NAME}\n" for address in addresses))
     cluster.start_master()
     port = cluster.address.port
@@ -143,7 +139,7 @@ def test_the_name_of_the_master_means_several_addresses(
 def test_large_packets_that_vanish_are_seen_and_the_answer_comes_once_they_pass(
     cluster: NetworkCluster, exact: Exact
 ) -> None:
-    """Heartbeats pass, so nobody is silent."""
+    """Heartbeats still pass."""
     before, worker = len(cluster.master.log), cluster.workers["worker1"]
     unsaid = worker.log.count(NARROW)
     # Of the links that break, another worker's may be told of first.

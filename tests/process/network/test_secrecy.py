@@ -26,7 +26,7 @@ def test_three_machines_answer_exactly(observed: Observed, expected: str) -> Non
 
 
 def test_the_eavesdropper_hears_what_is_said_in_the_open(observed: Observed) -> None:
-    """Without this, that nothing else is found would mean nothing. The marker crosses the border of two packets."""
+    """Proves that the search would find plain text. The marker crosses the border of two packets."""
     assert len(observed.recording.find(MARKER)) == 1
 
 
@@ -66,7 +66,6 @@ def test_the_secret_of_the_token_is_not_on_the_wire(observed: Observed) -> None:
 
 @pytest.mark.fault("W6", "who records all packets finds no weights")
 def test_no_weights_are_on_the_wire(observed: Observed) -> None:
-    """Neither from the blobs as they are on disk, at several places of every layer."""
     pack = _masters_pack()
     for layer in range(pack.num_layers):
         blob = pack.blob_path(layer).read_bytes()
@@ -77,7 +76,6 @@ def test_no_weights_are_on_the_wire(observed: Observed) -> None:
 
 
 def _masters_pack() -> Pack:
-    """Where `tpiedge master` keeps it, unless it is told otherwise."""
     (manifest,) = Path(os.environ["TPIEDGE_CACHE"]).glob("packs/demo-*/manifest.json")
     return Pack.open(manifest.parent)
 

@@ -67,7 +67,6 @@ def _payloads() -> list[bytes]:
 @pytest.mark.fault("W1", "connections are closed within seconds, and the answer under way goes on")
 @pytest.mark.fault("W7", "a hundred of them on every port are closed within seconds, and members are served")
 def test_garbage_is_thrown_out(cluster: NetworkCluster, namespaces: Namespaces, exact) -> None:
-    """On every port, beside a hundred callers who say nothing, while an answer is given."""
     master = psutil.Process(cluster.master.pid)
     files = master.num_fds()
     with cluster.streaming(PROMPT, _LONG) as stream, _callers(cluster, namespaces) as callers:
@@ -81,7 +80,6 @@ def test_garbage_is_thrown_out(cluster: NetworkCluster, namespaces: Namespaces, 
 
 @contextlib.contextmanager
 def _callers(cluster: NetworkCluster, namespaces: Namespaces) -> Iterator[list[socket.socket]]:
-    """Connections from a worker's machine, on which everything has been sent."""
     with contextlib.ExitStack() as stack:
         callers = []
         for offset in _PORTS:
@@ -95,7 +93,6 @@ def _callers(cluster: NetworkCluster, namespaces: Namespaces) -> Iterator[list[s
 
 
 def _connected(address: Address) -> socket.socket:
-    """Between two epochs nobody listens for data."""
     deadline = time.monotonic() + _CLOSED_S
     while True:
         try:
@@ -107,7 +104,6 @@ def _connected(address: Address) -> socket.socket:
 
 
 def _wait_closed(callers: list[socket.socket], deadline: float) -> list[str]:
-    """Who is still connected at the deadline."""
     waiting = {caller.fileno(): caller for caller in callers}
     poller = select.poll()
     for number in waiting:
@@ -131,7 +127,6 @@ def _has_ended(caller: socket.socket) -> bool:
 def test_a_master_with_another_key_is_refused(
     cluster: NetworkCluster, namespaces: Namespaces, tmp_path
 ) -> None:
-    """Somebody who takes the master's place on the way, with a key of his own."""
     place = Address(namespaces.addresses[BRIDGE], cluster.port)
     with namespaces.inside(BRIDGE):
         impostor = ZmqHub(
@@ -148,7 +143,6 @@ def test_a_master_with_another_key_is_refused(
 
 @pytest.fixture(scope="module")
 def proxy(observed, namespaces: Namespaces) -> Iterator[Proxy]:
-    """Everything that worker1 says to its master, and hears of it, goes through the middle."""
     cluster = observed.cluster
     cluster.wait_ready(3)
     _leave(cluster)
@@ -169,7 +163,6 @@ def _leave(cluster: NetworkCluster) -> None:
 
 @pytest.fixture(scope="module")
 def story(proxy: Proxy, observed) -> str:
-    """The long answer, without faults."""
     observed.cluster.wait_ready(3)
     return observed.cluster.whole(PROMPT, _STORY)
 
@@ -178,7 +171,6 @@ def story(proxy: Proxy, observed) -> str:
 def test_what_was_recorded_is_worth_nothing(
     proxy: Proxy, cluster: NetworkCluster, namespaces: Namespaces, exact
 ) -> None:
-    """Whole connections of a worker, each from its first byte on: all that it said when it joined and computed."""
     exact(cluster)
     epoch = cluster.status()["epoch"]
     recorded = [(port, bytes(heard)) for port, all_heard in proxy.heard.items() for heard in all_heard]
@@ -201,7 +193,6 @@ def test_what_was_recorded_is_worth_nothing(
 def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
     proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool
 ) -> None:
-    """By the one through whose hands all passes, in the middle of an answer."""
     check_broken_link(proxy, cluster, story, exact, offset, lambda port: proxy.repeat(port, to_worker))
 
 
@@ -214,14 +205,12 @@ def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
 def test_a_flipped_bit_breaks_the_link_and_nothing_else(
     proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool, at: int
 ) -> None:
-    """`at`: in what CURVE seals, or in the length before it."""
     check_broken_link(proxy, cluster, story, exact, offset, lambda port: proxy.flip(port, to_worker, at))
 
 
 def check_broken_link(
     proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, harm: Callable[[int], None]
 ) -> None:
-    """`harm` is done to the worker's connection to this port."""
     port = cluster.port + offset
     links = proxy.connections[port]
     with cluster.streaming(PROMPT, _STORY) as stream:

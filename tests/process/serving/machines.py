@@ -135,8 +135,9 @@ class Worker:
 
     @property
     def node(self) -> psutil.Process:
-        """Its part of the serving cluster. One that stands by for the next is younger."""
-        return min(self.agent.children(), key=lambda child: child.create_time())
+        """Its part of the serving cluster, which its fork server has forked."""
+        (server,) = self.agent.children()
+        return max(server.children(), key=lambda child: child.create_time())
 
     @property
     def log(self) -> str:

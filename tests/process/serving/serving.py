@@ -227,11 +227,6 @@ class Serving:
                     json={"name": node["name"]},
                 )
 
-    def wait_stood_by(self) -> None:
-        """Until each machine has a process that stands by for the next epoch, beside its node."""
-        parents = [self.master, *(worker.process for worker in self.workers.values())]
-        wait_for(lambda: all(len(parent.children()) >= 2 for parent in parents), START_S)
-
     def losses(self) -> int:
         """How often what served has ended so far, but for the next plan: on a busy machine for other reasons, too."""
         return self.master.log.count("stopped serving: ")

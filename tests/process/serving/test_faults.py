@@ -96,7 +96,7 @@ def test_in_the_middle_of_an_answer(cluster: Serving, victim: Worker, whole: str
             took_s = wait_for(lambda: re.search(words, cluster.master.log[before:]), START_S)
             assert took_s < NOTICED_S * meanwhile.patience()
         finally:
-            for process in (*victim.agent.children(), victim.agent):
+            for process in (*victim.agent.children(recursive=True), victim.agent):
                 process.resume()
         stream.join(ANSWER_S)
     assert (stream.error, stream.text) == (None, whole)

@@ -109,7 +109,6 @@ def test_hundreds_of_clients_leave_nothing_behind(cluster: Serving, exact: Calla
     over = False
     while not over:
         epoch, logged = cluster.wait_ready(2)["epoch"], len(cluster.master.log)
-        cluster.wait_stood_by()  # what stands by has pipes
         with contextlib.suppress(psutil.NoSuchProcess):  # its epoch has ended: why is asked below
             leave_nothing_behind(cluster)
             over = cluster.status()["epoch"] == epoch

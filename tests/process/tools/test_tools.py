@@ -21,7 +21,7 @@ SHORTEST = {
     "bench_metrics": "--tokens 500 --repeats 1",
     "bench_shapes": "--packs OUT --shapes tinyllama --precision q4 --nodes 1 --tokens 1",
     "bench_speculation": "PACK --cases resident --tokens 4 --repeats 1 --threads 1",
-    "bench_standby": "PACK --repeats 1 --threads 1",
+    "bench_node_start": "PACK --repeats 1 --threads 1",
     "demo_held_out": "OUT/text",
     "fuzz": "--inputs 2 --findings OUT",
     "make_golden": "--check",
@@ -33,7 +33,7 @@ SHORTEST = {
 OTHERS = {
     "abuse": "test: tests/process/test_abuse.py",
     "bench_decode_cost": "four clusters of three machines",
-    "bench_pause": "a cluster of three machines with processes that stand by",
+    "bench_pause": "a cluster of three machines",
     "bench_peers": "llama.cpp, accelerate and AirLLM are built and installed",
     "bench_view": "a cluster that is looked at for many answers",
     "check_docs": "test: Makefile",

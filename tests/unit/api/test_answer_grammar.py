@@ -10,7 +10,7 @@ from tpiedge.api.errors import ApiError
 
 __all__ = ["service"]
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "thing", "schema": {"type": "object"}, "strict": True}}
 
 
 @pytest.fixture(autouse=True)
@@ -18,15 +18,11 @@ def _needs_llguidance() -> None:
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
 
 
-def described(schema=SCHEMA, **more):
-    return {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True} | more}
-
-
 def test_without_the_library_a_line_says_what_to_install(service, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("tpiedge.engine.sampling.find_spec", lambda name: None)
     with pytest.raises(ApiError, match=r"pip install 'tpiedge\[grammar\]'") as raised:
-        chat(service, response_format=described())
+        chat(service, response_format=FORM)
     assert raised.value.status == 400
     assert chat(service, response_format={"type": "text"})[0].grammar is None
 

@@ -298,34 +298,10 @@ def test_a_schema_of_too_many_parts_is_refused() -> None:
 
 
 WORDS = [
-    "type",
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "required",
-    "items",
-    "prefixItems",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "then",
-    "$ref",
-    "$id",
-    "$anchor",
-    "$defs",
-    "enum",
-    "const",
-    "propertyNames",
-    "unevaluatedProperties",
-    "dependentSchemas",
-    "discriminator",
-    "pattern",
-    "format",
-    "uniqueItems",
-    "propertyName",
-]
+    "type", "properties", "patternProperties", "additionalProperties", "required", "items", "prefixItems", "allOf",
+    "anyOf", "oneOf", "not", "if", "then", "$ref", "$id", "$anchor", "$defs", "enum", "const", "propertyNames",
+    "unevaluatedProperties", "dependentSchemas", "discriminator", "pattern", "format", "uniqueItems", "propertyName",
+]  # fmt: skip
 VALUES = st.sampled_from(
     [None, True, False, 1, "a", "object", "#", "#/$defs/a", "#a", "^a", "(?=a)", "https://[x"]
 )
@@ -351,17 +327,13 @@ def test_any_object_makes_a_schema_or_is_too_large(schema: dict[str, Any]) -> No
 
 
 def _references(schema: object) -> list[str]:
-    """Of a schema that may be nonsense: only those that stand alone as a text."""
     if isinstance(schema, list):
         return [one for part in schema for one in _references(part)]
     if not isinstance(schema, dict):
         return []
     named_words = ("$defs", "properties", "patternProperties")
-    own = (
-        [schema["$ref"]]
-        if isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#/$defs/")
-        else []
-    )
+    reference = schema.get("$ref")
+    own = [reference] if isinstance(reference, str) and reference.startswith("#/$defs/") else []
     inner = [value for key, value in schema.items() if key not in ("const", "enum", "required", *named_words)]
     named = [schema[key] for key in named_words if isinstance(schema.get(key), dict)]
     parts = [*inner, *(part for several in named for part in several.values())]

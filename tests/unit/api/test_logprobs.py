@@ -6,7 +6,7 @@ from tests.unit.model.vocabularies import TOKENIZERS
 from tpiedge.api.asked import FormatName, Reply
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.openai_format import OpenAIFormat
-from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.api.transcript import Transcript
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
 
@@ -18,35 +18,17 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return TOKENIZERS[request.param]
 
 
-def pieces_of(
-    tokenizer: Tokenizer, ids: list[int], *others: int, stops: tuple[str, ...] = ()
-) -> list[TextPiece]:
-    """Each token is the most probable one, before `others`."""
-    transcript = Transcript(tokenizer, stops)
-    found = []
+def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:
+    """Returns the answer's text and its log probabilities. Each token is the most probable one, before `others`."""
+    transcript, pieces = Transcript(tokenizer, ()), []
     for index, token in enumerate(ids):
         scores = tuple((one, -0.5 - rank) for rank, one in enumerate([token, *others]))
-        piece = transcript.feed(Token(1, "r-1", index, token, scores))
-        if piece is not None:
-            found.append(piece)
-            if piece.last is not None:
-                return found
-    last = transcript.feed(Finished(1, "r-1", "length", 1, len(ids), 0, len(ids)))
-    assert last is not None
-    return [*found, last]
-
-
-def openai(tokenizer: Tokenizer | None, form: FormatName = "completion", top: int = 2) -> OpenAIFormat:
-    reply = Reply(form, False, False, top, (), False)
-    return OpenAIFormat(AnswerHead("r-1", 0, "babbler", reply, 1, (0,), tokenizer))
-
-
-def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:
-    """(the answer's text, its log probabilities)."""
-    pieces = pieces_of(tokenizer, ids, *others)
-    whole: dict = openai(tokenizer, "chat" if chat else "completion").whole(
-        [pieces], [Transcript(tokenizer, ())]
-    )
+        pieces.append(transcript.feed(Token(1, "r-1", index, token, scores)))
+    pieces.append(transcript.feed(Finished(1, "r-1", "length", 1, len(ids), 0, len(ids))))
+    form: FormatName = "chat" if chat else "completion"
+    reply = Reply(form, False, False, 2, (), False)
+    written = OpenAIFormat(AnswerHead("r-1", 0, "babbler", reply, 1, (0,), tokenizer))
+    whole: dict = written.whole([[piece for piece in pieces if piece is not None]], [transcript])
     (choice,) = whole["choices"]
     return choice["message"]["content"] if chat else choice["text"], choice["logprobs"]
 

@@ -21,8 +21,6 @@ MOST_VALUES = 400_000
 
 
 class InstantTemplate(ChatTemplate):
-    """The rendering itself is tested elsewhere, and takes a process."""
-
     def __init__(self):
         super().__init__({}, {})
 
@@ -51,7 +49,6 @@ def chat(service, **fields):
 
 
 def vain(service, **fields):
-    """Names of the fields without an effect."""
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
     return CHAT.asked(values, service, "chatcmpl-1").ignored
 
@@ -150,12 +147,9 @@ def test_nesting_has_a_limit(level):
         parse_object(nested(MAX_DEPTH + 1), MOST_VALUES)
 
 
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
+    SCALARS | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,30 +27,13 @@ READERS: Final[dict[str, Callable[[dict[str, object], Service, str], object]]] =
         "/v1/messages/count_tokens", values, service
     ),
 }
-JUNK: Final = st.sampled_from(
-    [
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1.5,
-        10**30,
-        "",
-        "x",
-        [],
-        {},
-        [[]],
-        [{}],
-        [None],
-        {"type": "x"},
-        [{"type": "text"}],
-    ]
-)
+JUNK: Final = st.sampled_from([
+    None, True, False, 0, -1, 1.5, 10**30, "", "x", [], {}, [[]], [{}], [None], {"type": "x"}, [{"type": "text"}],
+])  # fmt: skip
 
 
 def bodies() -> dict[str, list[dict[str, Any]]]:
-    """What clients send, by path, each once."""
+    """Returns different bodies that clients send, by path."""
     found: dict[str, dict[str, dict[str, Any]]] = {path: {} for path in READERS}
     for path in CORPUS.glob("*.json"):
         for one in json.loads(path.read_text(encoding="utf-8"))["requests"]:
@@ -62,7 +46,6 @@ BODIES: Final = bodies()
 
 
 def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The ways to all values within."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
         yield (*before, key)
@@ -93,10 +76,9 @@ def test_a_request_with_something_else_in_it_is_read_or_refused(
 
 
 def refusal_of(read: Callable[..., object], body: dict[str, object], service: Service) -> ApiError | None:
-    try:
-        read(body, service, "name")
-    except ApiError as error:
-        return error
-    except AnsweredAtOnce:
-        return None
+    with suppress(AnsweredAtOnce):
+        try:
+            read(body, service, "name")
+        except ApiError as error:
+            return error
     return None

@@ -32,8 +32,6 @@ def tool(name="weather", parameters=CITY, **more):
 
 
 class TellingTemplate(InstantTemplate):
-    """Keeps what it was told."""
-
     def __init__(self, text):
         super().__init__()
         self._text = text
@@ -42,13 +40,11 @@ class TellingTemplate(InstantTemplate):
         return self._text
 
     def render(self, messages, *, add_generation_prompt=True, tools=None, variables=None):
-        self.messages, self.tools = messages, tools
         return super().render(messages) + ("<think>\n" if "opens" in self._text else "")
 
 
 @pytest.fixture(params=TEMPLATES)
 def knowing(service, request):
-    """Whose template knows tools."""
     template = TellingTemplate(TEMPLATES[request.param])
     made = FakeService(service.tokenizer, template, vocab_size=VOCABULARY)
     made.form = request.param
@@ -56,7 +52,6 @@ def knowing(service, request):
 
 
 def texts_of(form, call):
-    """(an answer's JSON)"""
     key = "parameters" if form == "llama3" else "arguments"
     value = {"name": call[0], key: call[1]}
     return [value] if form == "mistral" else value
@@ -71,7 +66,7 @@ def test_a_call_that_is_required_is_a_grammar(knowing, choice, name, several):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     tools = [tool(), tool("link", LINKED)]
     request, reply = chat(knowing, tools=tools, tool_choice=choice, parallel_tool_calls=several)
-    assert reply.several == several
+    assert reply.speech.several == several
     text = request.grammar.text
     assert request.grammar.kind == "lark"
     assert knowing.form != "hermes" or ('"\\n" call)*' in text) == several
@@ -104,7 +99,6 @@ def test_arguments_are_an_object(knowing, parameters):
 
 
 def test_tools_that_are_too_many_for_a_grammar_are_told(service, monkeypatch):
-    """Where one token opens a call, so that it would be kept to them."""
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     monkeypatch.setattr(Tokenizer, "token_id", lambda self, mark: 5 if mark == "<tool_call>" else None)
     made = FakeService(
@@ -159,14 +153,14 @@ def test_all_texts_of_a_request_are_bounded_together():
 )
 def test_thoughts_are_looked_for_where_the_template_knows_them(service, template, thinking):
     made = FakeService(service.tokenizer, TellingTemplate(template), vocab_size=VOCABULARY)
-    assert chat(made)[1].thinking == thinking
+    assert chat(made)[1].speech.thinking == thinking
 
 
 def test_an_answer_of_a_form_has_no_thoughts(service):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     made = FakeService(service.tokenizer, TellingTemplate("opens <think>"), vocab_size=VOCABULARY)
     free, formed = chat(made), chat(made, response_format={"type": "json_object"})
-    assert formed[1].thinking == ""
+    assert formed[1].speech.thinking == ""
     begun, closed = (
         service.tokenizer.decode(one.prompt_ids, skip_special=False) for one, _ in (free, formed)
     )

@@ -18,8 +18,6 @@ Reply = Callable[[httpx.Request], httpx.Response]
 
 
 class Breaking(httpx.SyncByteStream):
-    """The events from `first` to before `last`, and then no end."""
-
     def __init__(self, first: int, last: int, *, numbered: bool = True) -> None:
         self._lines = [
             (f"id: {number}\n" if numbered else "") + f"data: {EVENTS[number - 1]}\n\n"
@@ -49,8 +47,6 @@ def unreachable(request: httpx.Request) -> httpx.Response:
 
 
 class Master:
-    """Answers each request by the next of `replies`."""
-
     def __init__(self, *replies: Reply) -> None:
         self.asked: list[tuple[str, str, str | None]] = []
         self.notes: list[str] = []
@@ -79,15 +75,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_break_is_mended_after_the_last_whole_event() -> None:
     master = Master(
-        begun(1, 3),
-        unreachable,
-        refusal(503, "shutting_down"),
-        begun(3, 3),
-        unreachable,
-        begun(3, 5),
-        refusal(429),
-        refusal(503, "too_many_connections"),
-        begun(5, 6),
+        *(begun(1, 3), unreachable, refusal(503, "shutting_down"), begun(3, 3), unreachable, begun(3, 5)),
+        *(refusal(429), refusal(503, "too_many_connections"), begun(5, 6)),
     )
     assert master.events() == list(EVENTS[:-1])
     path = f"{PATH}/cmpl-1"
@@ -96,8 +85,6 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
 
 
 def test_a_ping_that_is_an_event_moves_no_number() -> None:
-    """Anthropic's: the stream breaks again behind it, and goes on after the last event with a number."""
-
     def only_pings(_request: httpx.Request) -> httpx.Response:
         def lines() -> Iterator[bytes]:
             yield b"event: ping\ndata: ping\n\n"

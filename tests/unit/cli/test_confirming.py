@@ -11,7 +11,6 @@ from tpiedge.errors import UserError
 
 @pytest.fixture
 def pack(tmp_path: Path) -> Path:
-    """A pack of the cache, which is damaged."""
     folder = tmp_path / "packs" / "one"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("not JSON")

@@ -12,8 +12,6 @@ from tpiedge.errors import ContextFull, PeerError, UserError
 
 
 class Keys:
-    """A keyboard on which nobody types."""
-
     def __init__(self, interactive: bool) -> None:
         self.interactive = interactive
 
@@ -26,8 +24,6 @@ class Keys:
 
 
 class Parrot:
-    """Says `answer`, or raises it; notes what it was asked."""
-
     name = "parrot"
 
     def __init__(self) -> None:

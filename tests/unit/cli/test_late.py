@@ -25,7 +25,6 @@ NAMES = ("late_walk", "late_talk")
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfiguredGroup:
-    """With two commands, `late_walk` and `late_talk`, each in a module of its name."""
     monkeypatch.syspath_prepend(tmp_path)
     made = ConfiguredGroup("root")
     for name in NAMES:

@@ -37,7 +37,6 @@ def fill(folder: Path, pulled: str = "acme/tiny") -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a pulled model and a pack, which is damaged."""
     fill(tmp_path / "cache")
     monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

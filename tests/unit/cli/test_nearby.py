@@ -1,5 +1,4 @@
-"""Which of the masters that announce themselves a worker joins, and what it says where there is none; and what a
-master says that cannot be announced."""
+"""Which of the masters that announce themselves a worker joins, and what a master says that cannot be announced."""
 
 import sys
 import threading
@@ -25,7 +24,6 @@ WAIT_S = 10.0
 
 @pytest.fixture
 def found(monkeypatch):
-    """What each look finds, the first ones first; the last one again and again."""
     looks = []
     monkeypatch.setattr(mdns, "masters_nearby", lambda _limit_s: looks.pop(0) if len(looks) > 1 else looks[0])
     return looks
@@ -52,8 +50,6 @@ def said():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """There is somebody to ask, who answers so."""
-
     def answering(*answers):
         waiting = list(answers)
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -68,7 +64,6 @@ def at(host):
 
 
 def announces(name, host, key):
-    """Somebody says that the master of the key is there."""
     return AnnouncedMaster(name, at(host), PROTOCOL, cluster_name(key))
 
 
@@ -137,8 +132,6 @@ def test_nobody_there(found, there, said, announced, known, words):
 
 @pytest.fixture
 def announce(monkeypatch):
-    """A master is announced by what the test gives, in place of the network."""
-
     def begin(by, say):
         monkeypatch.setattr(mdns, "announced", by)
         return nearby.announcing(DESK.address, HOME, say)

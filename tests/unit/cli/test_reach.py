@@ -8,8 +8,6 @@ from tpiedge.errors import PeerError, UserError
 
 
 class Ending(httpx.SyncByteStream):
-    """An event, and then the end of the server."""
-
     def __iter__(self):  # type: ignore[no-untyped-def]
         yield b'data: {"choices": []}\n\n'
         raise httpx.RemoteProtocolError("peer closed connection")

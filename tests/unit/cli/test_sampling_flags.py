@@ -12,7 +12,6 @@ USUAL = Sampling(temperature=0.8, top_p=0.95)
 
 
 def drawn(*flags: str) -> tuple[Sampling, Sampling]:
-    """How an answer is drawn with the flags, and how one of a chat is."""
     found: list[Sampling] = []
 
     @click.command()

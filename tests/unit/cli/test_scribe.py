@@ -14,8 +14,6 @@ _WAIT_S = 10.0
 
 
 class Screen:
-    """A terminal that may be held."""
-
     def __init__(self) -> None:
         self.text = ""
         self.moves = threading.Event()

@@ -1,5 +1,4 @@
-"""Settings of verbs: a variable counts before the file, the verb's own before what is common to all; unknown names and
-wrong values are told with their place and with what was meant; secrets are never shown."""
+"""Settings of verbs: which value counts, what is refused and where it is from; secrets are never shown."""
 
 import json
 import re
@@ -9,20 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tpiedge.cli import settings
 from tpiedge.cli.main import cli
 from tpiedge.cli.options import MEMORY
-from tpiedge.cli.settings import (
-    ConfiguredGroup,
-    SettingsFile,
-    check_values,
-    config,
-    find_settings,
-    problems,
-    read_settings,
-    resolve,
-    unused_variables,
-    verbs_of,
-)
 from tpiedge.errors import UserError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -44,12 +32,10 @@ VERBS = {
 
 @pytest.fixture
 def read(tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Reads a file of this content."""
-
-    def made(content: str | bytes) -> SettingsFile:
+    def made(content: str | bytes) -> settings.SettingsFile:
         path = tmp_path / "t.toml"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return read_settings(path)
+        return settings.read_settings(path)
 
     return made
 
@@ -81,18 +67,22 @@ def test_what_is_no_settings_file(read, content: bytes, expected: str) -> None: 
 
 def test_which_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpiedge.cli.settings.user_config_path", lambda _: tmp_path / "home")
-    assert find_settings(None, {}) is None
+    assert settings.find_settings(None, {}) is None
     named, own, given = tmp_path / "named.toml", tmp_path / "home" / "config.toml", tmp_path / "given.toml"
     own.parent.mkdir()
     for path in (named, own, given):
         path.write_text("")
     variable = {"TPIEDGE_CONFIG": str(named)}
-    found = [find_settings(None, {}), find_settings(None, variable), find_settings(given, variable)]
+    found = [
+        settings.find_settings(None, {}),
+        settings.find_settings(None, variable),
+        settings.find_settings(given, variable),
+    ]
     assert [file and file.path for file in found] == [own, named, given]
     with pytest.raises(UserError, match=r"^cannot read the settings file .*: No such file"):
-        find_settings(tmp_path / "no.toml", {})
+        settings.find_settings(tmp_path / "no.toml", {})
     with pytest.raises(UserError, match=r"^TPIEDGE_CONFIG: cannot read"):
-        find_settings(None, {"TPIEDGE_CONFIG": str(tmp_path / "no.toml")})
+        settings.find_settings(None, {"TPIEDGE_CONFIG": str(tmp_path / "no.toml")})
 
 
 OWN, COMMON = "TPIEDGE_BENCH_DECODE_CACHE", "TPIEDGE_CACHE"
@@ -121,17 +111,15 @@ def test_which_value_counts(read, environment: dict[str, str], changed: dict[str
         "cache": ("/common", f"{file.path}:2 [common] cache"),
     }
     for one, usual in ((file, of_file), (None, {})):
-        found = resolve("bench.decode", VERBS["bench.decode"], environment, one)
+        found = settings.resolve("bench.decode", VERBS["bench.decode"], environment, one)
         assert {key: (item.value, item.origin) for key, item in found.items()} == usual | changed
 
 
 def test_variables_that_set_nothing_are_told_with_what_they_nearly_are() -> None:
     port = "TPIEDGE_RUN_PORT_7070_TCP"  # as container engines set them
     environment = {"TPIEDGE_RUN_MAX_TOKNS": "3", port: "x", STOP: "x", "PATH": "/bin"}
-    assert unused_variables(VERBS, environment) == {
-        "TPIEDGE_RUN_MAX_TOKNS": "TPIEDGE_RUN_MAX_TOKENS",
-        port: "",
-    }
+    found = settings.unused_variables(VERBS, environment)
+    assert found == {"TPIEDGE_RUN_MAX_TOKNS": "TPIEDGE_RUN_MAX_TOKENS", port: ""}
 
 
 @pytest.mark.parametrize(
@@ -143,15 +131,12 @@ def test_variables_that_set_nothing_are_told_with_what_they_nearly_are() -> None
         ("[common]\ncash = 'x'", "2: [common] has no key cash; did you mean cache?"),
         ("[common]\nnodes = 3", "2: [common] has no key nodes"),
         ("nodes = 1", "1: nodes stands before the first table: put it below one, like [run]"),
-        (
-            '[common]\ncache = "/c"\nstate = "/s"\n[run]\nnodes = 3\nstop = ["a"]\n[bench.decode]\ntokens = 4\n',
-            "",
-        ),
+        ('[common]\ncache = "/c"\nstate = "/s"\n[run]\nstop = ["a"]\n[bench.decode]\ntokens = 4\n', ""),
     ],
 )
 def test_unknown_names(read, text: str, expected: str) -> None:  # type: ignore[no-untyped-def]
     file = read(text)
-    found = "\n".join(problems(file, VERBS))
+    found = "\n".join(settings.problems(file, VERBS))
     assert found.startswith(f"{file.path}:{expected}" if expected else "")
     assert (found == "") == (expected == "")
     assert "\n" not in found
@@ -176,20 +161,20 @@ def test_unknown_names(read, text: str, expected: str) -> None:  # type: ignore[
     ],
 )
 def test_a_value_counts_as_if_it_had_been_typed(read, setting: str, complaint: str) -> None:  # type: ignore[no-untyped-def]
-    found = list(check_values(cli, read(f"[run]\n{setting}\n")))
+    found = list(settings.check_values(cli, read(f"[run]\n{setting}\n")))
     assert len(found) == bool(complaint)
     assert complaint in "".join(found)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.name)
 def test_the_examples_fit_the_verbs_with_and_without_what_is_commented_out(read, path: Path) -> None:  # type: ignore[no-untyped-def]
-    verbs, text = verbs_of(cli), path.read_text()
+    verbs, text = settings.verbs_of(cli), path.read_text()
     assert set(re.findall(r"^#? ?\[([a-z.]+)\]", text, re.MULTILINE)) <= {*verbs, "common"}
     for one in (text, COMMENTED.sub("", text)):
         file = read(one)
-        assert list(problems(file, verbs)) == []
+        assert list(settings.problems(file, verbs)) == []
         # Folders of the examples are not on this computer.
-        assert [line for line in check_values(cli, file) if "does not exist" not in line] == []
+        assert [line for line in settings.check_values(cli, file) if "does not exist" not in line] == []
 
 
 @click.command()
@@ -207,8 +192,8 @@ def master(**values: object) -> None:
 
 
 def invoke(*arguments: object, **environment: str) -> Result:
-    root = ConfiguredGroup("tpiedge")
-    for command in (master, config):
+    root = settings.ConfiguredGroup("tpiedge")
+    for command in (master, settings.config):
         root.add_command(command)
     return CliRunner().invoke(root, [str(argument) for argument in arguments], env=environment)
 

@@ -18,7 +18,6 @@ FLAGS = ("parallel", "kv_tokens", "speculate", "collective", "wire")
 
 
 def invoke(verb: str, *arguments: str) -> Result:
-    """`tpiedge master` or `tpiedge run` with a body that only tells its flags."""
     root = ConfiguredGroup("tpiedge")
     for command in map(copy.copy, (master, run)):
         command.callback = lambda **values: click.echo(json.dumps([values.get(name) for name in FLAGS]))
@@ -34,28 +33,14 @@ def test_without_a_word_links_decide_nothing_is_rounded_and_there_are_as_many_gu
     assert json.loads(invoke("run", *words).output) == [None, None, 0, "auto", "int8"]
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "words"),
-    [
-        *(
-            ("--speculate", word, "is none of 'auto', 'off' or a number from 1")
-            for word in ("16", "0", "\u00b2", "")
-        ),
-        ("--collective", "gossip", "'auto', 'star', 'mesh'"),
-        ("--wire", "f16", "'f32', 'bf16', 'int8'"),
-        ("--parallel", "0", "0 is not in the range 1<=x<="),
-    ],
-)
-def test_other_words_are_refused_with_what_there_is(flag: str, value: str, words: str) -> None:
-    answer = invoke("master", flag, value)
+@pytest.mark.parametrize("word", ["16", "0", "\u00b2", ""])
+def test_other_words_are_refused_with_what_there_is(word: str) -> None:
+    answer = invoke("master", "--speculate", word)
     assert answer.exit_code == 2
-    assert words in " ".join(answer.output.split())
+    assert "is none of 'auto', 'off' or a number from 1" in " ".join(answer.output.split())
 
 
 def test_every_verb_has_our_types_and_can_be_configured() -> None:
-    """An empty path, and a number that is NaN, are refused by these types, and settings are read by --config. What a
-    group takes before a subcommand, the subcommand takes as well."""
-
     def flags(command: click.Command) -> set[str]:
         return {flag for param in command.params if isinstance(param, click.Option) for flag in param.opts}
 

@@ -11,12 +11,7 @@ from tpiedge.cli.conversation import Screen, WordWrap
 _BACK = re.compile(r"\x1b\[(\d+)D\x1b\[K")
 
 
-def one_cell(_mark: str) -> int:
-    return 1
-
-
 def screen(written: str) -> list[str]:
-    """The lines of a terminal on which this was written."""
     lines = [""]
     at = 0
     while at < len(written):
@@ -35,7 +30,7 @@ def screen(written: str) -> list[str]:
 
 
 def shown(text: str, columns: int, pieces: int = 1) -> list[str]:
-    wrap = WordWrap(columns, one_cell)
+    wrap = WordWrap(columns, lambda _mark: 1)
     return screen("".join(wrap.push(text[at : at + pieces]) for at in range(0, len(text), pieces)))
 
 

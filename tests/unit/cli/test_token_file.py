@@ -17,7 +17,6 @@ HERE = Address("192.168.1.20", 7070)
 
 @pytest.fixture
 def state(tmp_path):
-    """The master's folder."""
     return tmp_path / "state"
 
 
@@ -47,7 +46,6 @@ def test_what_cannot_be_read_or_written(tmp_path, state):
 
 @pytest.fixture
 def left_behind(tmp_path, state):
-    """The token of a master that was killed: nothing of it was undone."""
     with offered(tmp_path / "token", state, KEY, HERE):
         kept = {path: path.read_bytes() for path in (tmp_path / "token", *state.glob("*.json"))}
     for path, data in kept.items():
@@ -86,7 +84,6 @@ def test_each_start_invites_one_worker_until_the_master_ends(state):
 
 
 def test_a_token_for_a_given_address_needs_nothing_of_a_master(tmp_path):
-    """Whatever a master that ran here left."""
     note = tmp_path / "master" / "admin.json"
     note.parent.mkdir(mode=0o700)
     note.write_text("damaged")

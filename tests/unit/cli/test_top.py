@@ -7,44 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.cli.top import (
-    event_line,
-    link_lines,
-    machine_row,
-    notes,
-    picture_lines,
-    request_row,
-    screen_lines,
-    step_line,
-    summary,
-)
+from tpiedge.cli import top
 
 NOON = datetime(2026, 3, 5, 12, 0, 7)
 MACHINE: dict[str, Any] = {
-    "name": "w-12",
-    "host": "attic",
-    "rank": 1,
-    "state": "serving",
-    "why": "22 GB/s of weights",
-    "left_out_s": 0,
-    "silent_s": 0,
-    "share": {"heads": 0.333, "ffn": 0.5},
+    **{"name": "w-12", "host": "attic", "rank": 1, "state": "serving", "why": "22 GB/s of weights"},
+    **{"left_out_s": 0, "silent_s": 0, "share": {"heads": 0.333, "ffn": 0.5}, "fetching": None, "links": []},
     "memory": {"budget_bytes": 2_000_000_000, "planned_bytes": 500_000_000},
     "disk": {"held_bytes": 2_700_000, "read_bytes_per_s": None, "why": ""},
-    "fetching": None,
     "link": {"round_trip_s": 0.0014, "bytes_per_s": 30_000_000},
-    "links": [],
     "step": {"compute_s": 0.006, "wait_s": 0.002, "network_s": 0.002, "disk_s": 0.0},
 }
 SPARE = MACHINE | {
-    "name": "w-34",
-    "host": "cellar\x1b[2J",
-    "rank": None,
-    "state": "spare",
-    "why": "too slow",
-    "link": None,
-    "links": [],
-    "step": None,
+    **{"name": "w-34", "host": "cellar\x1b[2J", "rank": None, "state": "spare", "why": "too slow"},
+    **{"link": None, "step": None},
 }
 REQUEST = {
     **{"id": "cmpl-1", "sender": {"kind": "key", "name": "phone"}, "state": "paused", "age_s": 75},
@@ -57,10 +33,8 @@ TOTALS = {
     **{"kv_pages": 16, "kv_pages_used": 5},
 }
 SPANS = {
-    "compute": [[0.0, 0.005], [0.01, 0.0149]],
-    "wait": [[0.0149, 0.0199]],
-    "network": [[0.005, 0.007]],
-    "disk": [],
+    **{"compute": [[0.0, 0.005], [0.01, 0.0149]], "wait": [[0.0149, 0.0199]]},
+    **{"network": [[0.005, 0.007]], "disk": []},
 }
 TIMELINE = {
     **{"step": 48, "at": NOON.timestamp(), "tokens": 1, "took_s": 0.02},
@@ -74,7 +48,7 @@ PICTURE = {
 
 
 def test_the_cluster_in_a_line() -> None:
-    assert summary(PICTURE) == (
+    assert top.summary(PICTURE) == (
         "demo: ready; 1 running, 2 queued; 3.2 tokens/s; 40% of 10 guesses came true; KV cache 5 of 16 pages"
     )
     starting = PICTURE | {
@@ -82,32 +56,32 @@ def test_the_cluster_in_a_line() -> None:
         "reason": "loading the weights",
         "totals": TOTALS | {"tokens_per_s": None, "drafted": 0, "kv_pages": 0},
     }
-    assert summary(starting) == "demo: not ready: loading the weights; 1 running, 2 queued"
+    assert top.summary(starting) == "demo: not ready: loading the weights; 1 running, 2 queued"
 
 
 def test_a_machine_and_one_without_a_part() -> None:
-    assert machine_row(MACHINE) == (
+    assert top.machine_row(MACHINE) == (
         "w-12 (attic)", "1", "serving", "33%", "50%", "0.5/2.0 GB", "10 ms", "60%", "20%", "20%", "0%",
         "1.4 ms, 30.0 MB/s", "2.7 MB",
     )  # fmt: skip
-    assert machine_row(SPARE) == ("w-34 (cellar [2J)", "-", "spare", *"--------", "-", "2.7 MB")
+    assert top.machine_row(SPARE) == ("w-34 (cellar [2J)", "-", "spare", *"--------", "-", "2.7 MB")
     fetching = MACHINE | {"fetching": {"done_bytes": 1, "total_bytes": 4}}
-    assert machine_row(fetching)[2] == "serving, fetched 25%"
-    assert machine_row(MACHINE | {"silent_s": 4})[2] == "serving, silent for 4.0 s"
+    assert top.machine_row(fetching)[2] == "serving, fetched 25%"
+    assert top.machine_row(MACHINE | {"silent_s": 4})[2] == "serving, silent for 4.0 s"
 
 
 def test_requests_events_and_what_is_asked_of_the_user() -> None:
-    assert request_row(REQUEST) == ("cmpl-1", "phone", "paused", "1 min 15 s", "12", "3 of 90", "0.5")
-    assert request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[3::3] == ("-", "-")
-    assert list(notes(PICTURE)) == [
+    assert top.request_row(REQUEST) == ("cmpl-1", "phone", "paused", "1 min 15 s", "12", "3 of 90", "0.5")
+    assert top.request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[3::3] == ("-", "-")
+    assert list(top.notes(PICTURE)) == [
         "w-34 (cellar [2J): too slow",
         "cmpl-1 pauses for 2.0 s: attic was lost",
         "laptop (192.0.2.7) waits to join: type the code that it shows: tpiedge nodes approve CODE",
     ]
-    assert event_line(EVENT, NOON.date()) == "12:00:07 attic was lost: silent for 1.6 s"
-    assert event_line(EVENT, date(2026, 3, 6)) == "2026-03-05 12:00:07 attic was lost: silent for 1.6 s"
+    assert top.event_line(EVENT, NOON.date()) == "12:00:07 attic was lost: silent for 1.6 s"
+    assert top.event_line(EVENT, date(2026, 3, 6)) == "2026-03-05 12:00:07 attic was lost: silent for 1.6 s"
     plain = EVENT | {"kind": "serving", "machine": "", "detail": ""}
-    assert event_line(plain, NOON.date()) == "12:00:07 the plan serves"
+    assert top.event_line(plain, NOON.date()) == "12:00:07 the plan serves"
 
 
 @pytest.mark.parametrize(
@@ -120,31 +94,30 @@ def test_requests_events_and_what_is_asked_of_the_user() -> None:
     ],
 )
 def test_who_sent_a_request(sender: dict[str, str] | None, said: str) -> None:
-    assert request_row(REQUEST | {"sender": sender})[1] == said
+    assert top.request_row(REQUEST | {"sender": sender})[1] == said
 
 
 def test_how_far_a_prompt_is_read() -> None:
     reading = {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 0.0, "left_s": None}
-    assert request_row(REQUEST | {"reading": reading})[4] == "300 of 900"
-    assert request_row(REQUEST | {"reading": reading | {"left_s": 4}})[4] == "300 of 900, 4.0 s left"
+    assert top.request_row(REQUEST | {"reading": reading})[4] == "300 of 900"
+    assert top.request_row(REQUEST | {"reading": reading | {"left_s": 4}})[4] == "300 of 900, 4.0 s left"
 
 
 def test_a_cell_of_a_step_shows_what_took_most_of_it() -> None:
     (machine,) = TIMELINE["machines"]
-    assert step_line(machine, 0.02, 8) == "##~ ##.."
-    assert step_line(machine, 0.02, 5) == "#~##."
-    lines = list(picture_lines(PICTURE, NOON.date()))
+    assert top.step_line(machine, 0.02, 8) == "##~ ##.."
+    assert top.step_line(machine, 0.02, 5) == "#~##."
+    lines = list(top.picture_lines(PICTURE, NOON.date()))
     at = lines.index("step 48 at 12:00:07: 20 ms (# compute, . wait, ~ network, d disk)")
     assert lines[at + 1].startswith("w-12 (attic)  ####")
     assert len(lines[at + 1].removeprefix("w-12 (attic)  ")) == 60
     assert not [
-        line for line in picture_lines(PICTURE | {"timeline": None}, NOON.date()) if "step 48" in line
+        line for line in top.picture_lines(PICTURE | {"timeline": None}, NOON.date()) if "step 48" in line
     ]
 
 
 def linked(hosts: list[str], unknown: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """A picture of a master and workers on these hosts, of ranks 1, 2 and so on. A round trip between two of them takes
-    as many ms as the lower rank has tens and the higher one ones; one is unknown."""
+    """Ranks 1, 2 and so on; a round trip takes as many ms as the lower rank has tens and the higher one ones."""
     ranks = range(1, len(hosts) + 1)
     workers = [
         MACHINE
@@ -168,7 +141,7 @@ def linked(hosts: list[str], unknown: tuple[int, int] = (0, 0)) -> dict[str, Any
 def test_every_round_trip_stands_once_below_and_beside_their_ranks(workers: int, columns: int) -> None:
     names = [f"h{rank}" for rank in range(1, workers + 1)]
     found, header = [], []
-    for line in link_lines(linked(names, unknown=(1, 3)), columns):
+    for line in top.link_lines(linked(names, unknown=(1, 3)), columns):
         words = line.split()
         if line.startswith("between workers"):
             header = [int(word) for word in words[2:]]
@@ -185,7 +158,7 @@ def test_every_round_trip_stands_once_below_and_beside_their_ranks(workers: int,
 
 @pytest.mark.parametrize(("width", "height"), [(80, 3), (80, 10), (120, 24), (40, 200)])
 def test_a_screen_has_what_it_has_room_for(width: int, height: int) -> None:
-    lines = screen_lines(linked(["raspberrypi-in-the-cellar"] * 9), "no master answers", (width, height))
+    lines = top.screen_lines(linked(["raspberrypi-in-the-cellar"] * 9), "no master answers", (width, height))
     assert len(lines) < height
     assert max(map(len, lines)) < width
     assert lines[1] == "no master answers"

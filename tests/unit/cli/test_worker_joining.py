@@ -21,8 +21,6 @@ KEYS = CurveKeys.generate()
 
 
 class Network:
-    """`met` is what each try meets; None is the master. `unknown`: so often its name means nothing first."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.met: list[TpiedgeError | None] = []
         self.unknown = 0
@@ -35,7 +33,6 @@ class Network:
         monkeypatch.setattr(joining, "enrol", lambda *_: self.enrolled())
 
     def join(self, *, found: bool, wait: bool = True) -> Address:
-        """The address of the master that it is a member of."""
         master = joining._Master(NAMED, KEYS.public, "", found)
         deadline = math.inf if wait else time.monotonic()
         with ExitStack() as stack:

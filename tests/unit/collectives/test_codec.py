@@ -19,7 +19,6 @@ HALF = 0.5 + 127 * 2.0**-22
 
 
 def through(codec: Codec, array: F32Array) -> F32Array:
-    """What others get of `array`."""
     encoded = codec.encode(array)
     assert memoryview(encoded).nbytes == codec.header(array.shape, array.itemsize).nbytes
     return codec.decode(bytes(encoded), array.shape)
@@ -41,7 +40,6 @@ def test_f32_keeps_every_bit(values: list[int]) -> None:
 
 
 def random_bits() -> F32Array:
-    """Of all signs and exponents: NaN, infinities and denormals among them; and what lies around every tie."""
     seeded = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, np.uint32)
     ties = (seeded[:4096] & np.uint32(0xFFFF0000)) | np.uint32(0x8000)
     special = np.array(

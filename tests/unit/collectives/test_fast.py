@@ -12,8 +12,6 @@ from tpiedge.transport.native_reducer import DONE, Exchange, Reduce
 
 
 class Endpoint:
-    """Its calls come to `outcome`."""
-
     def __init__(self) -> None:
         self.outcome = DONE
         self.calls = 0
@@ -39,7 +37,6 @@ class Rank:
         self._fast = FastPath(channel)
 
     def calls(self, count: int, rows: int = 1, block: int = 0) -> int:
-        """How many of `count` all-reduces were tried in one call."""
         before = self.endpoint.calls
         own = np.zeros((rows, 4), np.float32)
         for _ in range(count):

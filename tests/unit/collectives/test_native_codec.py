@@ -41,7 +41,6 @@ def check(name: str, array: F32Array) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("columns", [1, 7, 64, 65, 1000])
 def test_all_sorts_of_bits(name: str, columns: int) -> None:
-    """NaNs, infinities and denormals among them, in nearly every group or in hardly any."""
     random = np.random.default_rng(columns)
     bits = random.integers(0, 1 << 32, (200, columns), np.uint32)
     check(name, bits.view(np.float32))
@@ -52,7 +51,6 @@ def test_all_sorts_of_bits(name: str, columns: int) -> None:
 
 @given(st.binary(min_size=2 * (100 + 8), max_size=2 * (100 + 8)))
 def test_whatever_bytes_come(data: bytes) -> None:
-    """A scale may be anything."""
     unpacked = codec.native_decode("int8", data, (2, 100))
     assert unpacked is not None
     decoded = in_python(lambda: CODECS["int8"].decode(data, (2, 100)))

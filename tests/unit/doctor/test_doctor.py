@@ -35,10 +35,6 @@ def kernels(isa, switch=""):
     return computer.judge_arithmetic(0, f'{{"torch": "2.9", "isa": {isa}}}', "", switch)[1]
 
 
-def clock(date):
-    return network.judge_skew(date, NOW, "pi:8080")
-
-
 @pytest.mark.parametrize(
     ("finding", "result", "words"),
     [
@@ -95,8 +91,9 @@ def test_judgements(finding, result, words):
 )
 @pytest.mark.fault("P13", "`tpiedge doctor` tells of clocks that differ")
 def test_the_clock_of_the_master(date, result, found):
-    assert result_of(clock(date)) == result
-    assert found in clock(date).found
+    skew = network.judge_skew(date, NOW, "pi:8080")
+    assert result_of(skew) == result
+    assert found in skew.found
 
 
 @pytest.mark.fault("P11", "`tpiedge doctor` tells of an unusual MTU")
@@ -169,10 +166,7 @@ def test_findings_come_in_order_without_the_check_that_hangs():
     two = [computer.ok("a", "1"), computer.ok("a", "2")]
     found = computer.examine({"a": lambda: two, "b": hangs, "c": breaks}, 0.2)
     release.set()
-    assert [(item.check, item.verdict) for item in found] == [
-        *[("a", "ok")] * 2,
-        ("b", "warn"),
-        ("c", "warn"),
-    ]
+    verdicts = [(item.check, item.verdict) for item in found]
+    assert verdicts == [("a", "ok"), ("a", "ok"), ("b", "warn"), ("c", "warn")]
     assert found[2].found == "no answer within 0.2 s"
     assert "OSError: no such device" in found[3].found

@@ -21,17 +21,14 @@ Model = Callable[[Sequence[int]], int]
 
 
 def wandering(ids: Sequence[int]) -> int:
-    """A model whose text hardly repeats."""
     return (7 * ids[-1] + 3 * len(ids) + sum(ids)) % 1009
 
 
 def repeating(ids: Sequence[int]) -> int:
-    """A model that says the same three tokens again and again."""
     return ids[-3]
 
 
 def nearly_repeating(ids: Sequence[int]) -> int:
-    """A model of which a guess is right most of the time."""
     return ids[-3] if len(ids) % 5 else ids[-3] + 1
 
 
@@ -123,7 +120,6 @@ class Engine:
         return batch
 
     def step(self) -> Batch:
-        """Plans, computes and draws one step, and ends what has all its tokens."""
         batch = self.plan()
         self.check(batch)
         self.node.compute(batch)
@@ -136,7 +132,6 @@ class Engine:
         return batch
 
     def run(self, most: int = 500) -> list[Batch]:
-        """All steps until nothing is left."""
         batches: list[Batch] = []
         while not self.batcher.idle:
             batches.append(self.step())
@@ -153,7 +148,6 @@ class Engine:
         return [sequence for sequence in self.batcher.sequences if sequence.slot >= 0]
 
     def answer(self, sequence: RunningSequence) -> list[int]:
-        """What the model says to the prompt when nothing else runs."""
         ids = list(sequence.request.prompt_ids)
         for _ in range(sequence.request.max_tokens):
             ids.append(self.model(ids))
@@ -185,7 +179,6 @@ class Engine:
         assert not held & set(batch.discarded)
 
     def check_pages(self) -> None:
-        """Law 5, and that sequences have only those pages in common that nobody writes to any more."""
         running, size = self.running, self.pool.positions
         holders = Counter(page for sequence in running for page in sequence.pages)
         assert self.pool.held == len(holders)
@@ -291,7 +284,6 @@ def test_who_keeps_no_prefix_neither_finds_nor_leaves_pages(scores: bool) -> Non
 
 
 def test_answers_and_prompts_share_a_step() -> None:
-    """Prompts take as many tokens as make a step 4.8 times as long as one without."""
     engine = Engine(64, cost=cost_of((1, 1.0), (32, 4.0), (64, 8.0)))
     first = engine.add([1, 2, 3], 9)
     alone = engine.step()
@@ -312,7 +304,6 @@ def test_the_nearest_to_its_first_token_goes_first_and_the_oldest_always_goes_on
 
 
 def test_a_plan_names_no_more_pages_than_a_message_holds() -> None:
-    """Many begin with a long text that is kept, while answers leave prompts little of a step; then the answers end."""
     engine = Engine(3000, sequences=16, step_tokens=512, size=1, cost=cost_of((1, 1.0), (2, 9.0)))
     text = [*range(1000)]
     engine.add(text, 1)
@@ -383,7 +374,6 @@ COSTS: list[Callable[[], StepCost]] = [StepCost, flat, rising]
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_whatever_comes_everybody_ends_with_the_own_answer(data: st.DataObject) -> None:
-    """Few pages and slots, texts that begin alike, some that are ended early: checked after every step."""
     draw = data.draw
     pages = draw(st.integers(4, 14), "pages")
     engine = Engine(

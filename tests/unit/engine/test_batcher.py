@@ -51,18 +51,15 @@ class World(Engine):
 
     @property
     def names(self) -> list[str]:
-        """The requests that have ended."""
         return [one.request.id for one in self.ended]
 
 
 def shape(batch: Batch | None) -> list[tuple[str, int, int]]:
-    """(request, start, tokens) of every piece."""
     assert batch is not None
     return [(piece.sequence.request.id, piece.start, len(piece.ids)) for piece in batch.pieces]
 
 
 def test_a_prompt_alone_leaves_others_a_second_or_is_computed_beside_a_sweep() -> None:
-    """Where weights stream, a step of one row takes as long as one of hundreds: no prompt is cut into many of them."""
     for least_s, tokens in ((0.01, 256), (1.5, 400)):
         world = World(pages=400, step_tokens=400)
         for rows, seconds in ((1, least_s), (64, least_s + 0.1), (256, least_s + 0.99), (400, least_s + 1.4)):
@@ -88,7 +85,6 @@ def test_another_client_finds_nothing_and_waits_for_nothing() -> None:
 
 
 def test_what_is_forced_is_drafted_before_anything_was_won() -> None:
-    """However little a sequence may lose; a guess from its text is not."""
     world = World(speculate=4)
     for rows in (1, 2, 4, 8) * 3:
         world.cost.measured(rows, 1.0 + 0.1 * rows)
@@ -102,7 +98,6 @@ def test_what_is_forced_is_drafted_before_anything_was_won() -> None:
 
 
 def test_an_answer_that_is_not_drawn_takes_no_part_until_it_is() -> None:
-    """The others go on, with what its prompt has computed; nothing of it is computed twice."""
     world = World()
     late = world.ask("late", [1] * 9)
     batch = world.batcher.plan()
@@ -121,7 +116,6 @@ def test_an_answer_that_is_not_drawn_takes_no_part_until_it_is() -> None:
 
 
 def test_an_answer_that_is_not_drawn_gives_up_its_pages_for_older_ones() -> None:
-    """It is computed anew then."""
     world = World(pages=3)
     world.ask("old", [1] * 6, 6)
     world.step()

@@ -21,7 +21,6 @@ ANY = 100
 
 
 def answered(one: RunningSequence) -> GenerationRequest:
-    """The request for what is missing."""
     asked, answer = one.request, tuple(one.ids[one.prompt_tokens :])
     return replace(asked, answer_ids=answer)
 
@@ -118,7 +117,6 @@ def test_every_page_is_accounted_for(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("page", [-1, 2])
 def test_sequences_in_pages_that_were_not_left_are_not_taken(tmp_path: Path, page: int) -> None:
-    """A disk may flip a bit of the header, which reads as another number then."""
     locker = Locker(tmp_path, b"key")
     with ExitStack() as stack:
         LeftFile(locker, 1, FileHeader([], [], 2, [CarriedSequence("a", "", 8, "", (0, page))]), stack)

@@ -41,7 +41,6 @@ class Stream:
         return self.guess(self) if self.guess else self.lookup.draft(MOST)
 
     def step(self, guess: Guess, drafted: int) -> None:
-        """As the engine does it: the drafts that are right, and one token more."""
         rest = self.answer[self.done :]
         right = 0
         while right < min(drafted, len(rest)) and guess.ids[right] == rest[right]:
@@ -74,13 +73,11 @@ def run(streams: Iterable[Stream], curve: Curve, *, noise: float = 0.0) -> float
 
 
 def without(streams: Iterable[Stream], curve: Curve) -> float:
-    """Seconds of a run that drafts nothing."""
     lengths = [len(stream.answer) for stream in streams]
     return sum(curve(sum(length > step for length in lengths)) for step in range(max(lengths)))
 
 
 def with_fixed(stream: Stream, curve: Curve, drafted: int) -> float:
-    """Seconds of a run that drafts this many of each guess."""
     seconds = 0.0
     while stream.done < len(stream.answer):
         guess = stream.guessed()
@@ -91,19 +88,16 @@ def with_fixed(stream: Stream, curve: Curve, drafted: int) -> float:
 
 
 def text(tokens: int, seed: int = 1) -> list[int]:
-    """Tokens as frequent as words are."""
     draw = random.Random(seed)
     return [min(int(draw.paretovariate(0.7)), 30_000) for _ in range(tokens)]
 
 
 def edited(original: Sequence[int], every: int) -> list[int]:
-    """One token in `every` is another one, at random."""
     draw = random.Random(every)
     return [40_000 + i if draw.random() < 1 / every else token for i, token in enumerate(original)]
 
 
 def wrong(stream: Stream) -> Guess:
-    """Looks like a long match, and never is one."""
     return Guess((50_000,) * MOST, 40)
 
 
@@ -111,7 +105,6 @@ def wrong(stream: Stream) -> Guess:
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("every", [1000, 40, 12])
 def test_a_copied_text_is_nearly_as_fast_as_with_the_best_number(every: int, name: str, noise: float) -> None:
-    """The best fixed number, which depends on the text and on what steps take, and is not known before."""
     prompt, curve = text(300), CURVES[name]
     answer = edited(prompt, every)
     best = min(with_fixed(Stream(prompt, answer), curve, drafted) for drafted in range(MOST + 1))
@@ -144,7 +137,6 @@ def test_nothing_is_drafted_before_a_step_was_measured() -> None:
 def test_what_is_lost_is_bounded_at_every_moment(
     right: list[bool], name: str, length: int, matched: int
 ) -> None:
-    """Whenever guesses turn wrong: each token's guess is right or wrong as it is drawn here, again and again."""
     curve = CURVES[name]
     answer = list(range(1, 401))
 

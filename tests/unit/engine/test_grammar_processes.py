@@ -54,14 +54,12 @@ def walker(tmp_path: Path) -> Iterator[Walker]:
 
 
 def until(constraint: Constraint, known: Callable[[], bool]) -> None:
-    """Waits for news of the constraint until that is so, or for at most LIMIT_S each."""
     while not known():
         await_any([constraint], LIMIT_S)
 
 
 @contextmanager
 def ending(pids: Sequence[int]) -> Iterator[None]:
-    """All these processes end within, or soon after."""
     with ExitStack() as files:
         opened = [os.pidfd_open(pid) for pid in pids]
         for fd in opened:
@@ -76,7 +74,6 @@ def pids_of(processes: Sequence[psutil.Process]) -> list[int]:
 
 
 def first_process() -> psutil.Process:
-    """The one that reads the tokenizer."""
     living = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
     (found,) = [one for one in living if "tpiedge.engine.grammar_child" in one.cmdline()]
     return found
@@ -85,7 +82,6 @@ def first_process() -> psutil.Process:
 @pytest.mark.parametrize("killed", ["parent", "first"])
 @pytest.mark.fault("P20", "no process of a grammar is left")
 def test_no_process_outlives_its_parent(walker: Walker, tmp_path: Path, killed: str) -> None:
-    """Not even one that is stopped, which reads no end of file: the kernel ends it."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -112,7 +108,6 @@ def test_no_process_outlives_its_parent(walker: Walker, tmp_path: Path, killed: 
 
 
 def test_a_group_has_one_process_that_ends_with_its_last_request(walker: Walker) -> None:
-    """Busy or not. An answer that is refused hurts none of the others. With the last of them it is forgotten."""
     grammars = walker._grammars
     request = GenerationRequest("r", (1,), 99, stop_ids=(END,), grammar=LETTERS)
     with closing(walker.begin(Grammar("regex", "b"))) as other:
@@ -158,7 +153,6 @@ def test_a_grammar_that_is_being_compiled_ends_with_its_request(walker: Walker) 
 
 
 def follow(walker: Walker, constraint: Constraint, kill: Callable[[], None]) -> list[int]:
-    """The least token each time, to the answer's end; `kill` happens after the third."""
     told: list[int] = []
     while True:
         until(constraint, constraint.known)
@@ -173,7 +167,6 @@ def follow(walker: Walker, constraint: Constraint, kill: Callable[[], None]) -> 
 
 
 def kill_grammar() -> None:
-    """Kills the process as the OOM killer would."""
     (grammar,) = first_process().children()
     with ending([grammar.pid]):
         grammar.kill()
@@ -200,7 +193,6 @@ def test_an_answer_goes_on_where_a_process_was_killed(walker: Walker, kill: Call
 
 @pytest.mark.fault("P22", "begun again once: the same answer")
 def test_guesses_beside_a_killed_process_are_asked_of_the_next(walker: Walker) -> None:
-    """The next process may have begun before the answer says to it what it is about."""
     with closing(walker.begin(LETTERS)) as constraint:
         until(constraint, constraint.known)
         (first, *_) = sorted(walker.allowed(constraint)[0])

@@ -44,7 +44,6 @@ class Walker:
         return self._grammars.begin(request, again=bool(answer))
 
     def allowed(self, constraint: Constraint, *, shared: bool = False) -> list[set[int]]:
-        """Of the next position, and after each guess."""
         return [
             set(np.flatnonzero(np.unpackbits(mask, count=self._rows, bitorder="little")).tolist())
             for mask in constraint.masks(shared=shared)
@@ -56,7 +55,6 @@ EVERY = pytest.mark.parametrize("walker", [*KINDS, "fewer rows", "more rows"], i
 
 @pytest.fixture
 def walker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Walker]:
-    """`fewer rows`, `more rows`: of the model than its tokenizer has tokens."""
     kind = getattr(request, "param", "byte-level")
     backend = KINDS[kind if kind in KINDS else "byte-level"]()
     backend.save(str(tmp_path / "tokenizer.json"))
@@ -69,9 +67,8 @@ def walker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Walker]:
 
 @EVERY
 def test_allowed_tokens_are_those_whose_texts_are(walker: Walker) -> None:
-    """Bytes of unfinished characters included, special tokens never; the end only where the text may end."""
     with closing(walker.begin(Grammar("regex", "(ab|世)+"))) as constraint:
-        ((first, *_),) = [walker.allowed(constraint)]
+        first, *_ = walker.allowed(constraint)
         texts = {token: walker.tokenizer.token_bytes(token) or b"" for token in first}
         assert END not in first
         assert not first & walker.tokenizer.special_ids
@@ -113,7 +110,6 @@ def test_forced_tokens_are_the_only_ones(walker: Walker) -> None:
 
 
 def test_each_request_has_its_own_end(walker: Walker) -> None:
-    """Whatever that of the first request was."""
     first, second = walker.begin(Grammar("regex", "a?")), walker.begin(Grammar("regex", "a?"), stop=1)
     with closing(first), closing(second):
         assert END in walker.allowed(first)[0]
@@ -123,7 +119,6 @@ def test_each_request_has_its_own_end(walker: Walker) -> None:
 
 
 def test_a_long_answer_so_far_holds_nobody(walker: Walker) -> None:
-    """It is more than fits on the way to a process that has not begun to read."""
     one = next(token for token in range(400) if walker.tokenizer.token_bytes(token) == b"a")
     with closing(walker.begin(Grammar("regex", "a*"), [one] * 60_000)) as constraint:
         assert not constraint.ready()
@@ -153,7 +148,6 @@ class Process:
         self.link = GrammarLink(session, watch)
 
     def hear(self) -> tuple[bytes, bytes]:
-        """The next frame."""
         length, letter, _ = HEAD.unpack(self._link.recv(HEAD.size, socket.MSG_WAITALL))
         return letter, self._link.recv(length, socket.MSG_WAITALL) if length else b""
 
@@ -164,7 +158,6 @@ class Process:
         self.say(b"m", int(cost_s * 1e6).to_bytes(4, "little") + bytes(3))
 
     def end(self, status: int | None = None, spent_s: float = 0.0) -> None:
-        """With an exit status, negative of a signal; without one whoever was to tell it has ended, too."""
         self._link.close()
         if status is not None:
             self._fate.send(FATE.pack(status, int(spent_s * 1e6)))
@@ -172,7 +165,6 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it is to end."""
         return bool(select.select([self._fate], [], [], 0)[0]) and not self._fate.recv(1)
 
     def close(self) -> None:
@@ -192,10 +184,10 @@ class Child:
         request = GenerationRequest("r", (1,), 99, stop_ids=(END,), grammar=grammar)
         self.constraint = Constraint(self.grammar, request, (END, 16), self.clock.now, again=again)
         assert not self.constraint.ready()
-        assert json.loads(self.hear()[1]) == {"kind": "regex", "text": "a*", "again": again}
+        assert json.loads(self.process.hear()[1]) == {"kind": "regex", "text": "a*", "again": again}
         if compiled:
             self.compile()
-            assert json.loads(self.hear()[1])["again"] == again
+            assert json.loads(self.process.hear()[1])["again"] == again
 
     def _fork(self) -> GrammarLink:
         self.processes.append(Process())
@@ -209,15 +201,6 @@ class Child:
     def process(self) -> Process:
         return self.processes[-1]
 
-    def hear(self) -> tuple[bytes, bytes]:
-        return self.process.hear()
-
-    def say(self, letter: bytes, body: bytes = b"") -> None:
-        self.process.say(letter, body)
-
-    def mask(self, cost_s: float) -> None:
-        self.process.mask(cost_s)
-
     def close(self) -> None:
         self.constraint.close()
         for one in self.processes:
@@ -226,8 +209,6 @@ class Child:
 
 @pytest.mark.parametrize(("again", "limit_s"), [(False, 20.0), (True, 30.0)])
 def test_the_time_of_a_grammar_begins_when_its_process_is_ready(again: bool, limit_s: float) -> None:
-    """However long the tokenizer took; and one of which an answer has begun has more of it. A grammar that reaches no
-    limit of its own in that time had no processor."""
     with closing(Child(again=again, compiled=False)) as child:
         child.clock.advance(24.9)
         assert not child.constraint.ready()
@@ -260,24 +241,23 @@ def test_a_process_that_ends_by_what_it_does_is_the_grammar_s_fault(status: int,
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM, None])
 def test_an_answer_whose_process_is_killed_goes_on_in_another_one(status: int | None) -> None:
-    """From its tokens so far, and with the guesses that were asked; then it may be asked anew."""
     with closing(Child()) as child:
-        child.mask(0.0)
+        child.process.mask(0.0)
         assert child.constraint.ready()
         child.constraint.accept([5, 6])
         child.constraint.guess([7])
-        child.mask(0.0)  # which nobody has taken when the process is gone
+        child.process.mask(0.0)  # which nobody has taken when the process is gone
         child.process.end(status, 1.5)
         assert not child.constraint.known()
         assert not child.constraint.known()
         assert child.constraint.take_spent() == (0.0 if status is None else 1.5)
-        assert json.loads(child.hear()[1])["text"] == "a*"
+        assert json.loads(child.process.hear()[1])["text"] == "a*"
         child.compile()
-        assert json.loads(child.hear()[1])["answer"] == [5, 6]
-        assert child.hear() == (b"d", array("I", [7]).tobytes())
-        child.mask(0.0)
+        assert json.loads(child.process.hear()[1])["answer"] == [5, 6]
+        assert child.process.hear() == (b"d", array("I", [7]).tobytes())
+        child.process.mask(0.0)
         assert not child.constraint.known()
-        child.say(b"d", bytes(4 + 3))
+        child.process.say(b"d", bytes(4 + 3))
         assert child.constraint.known()
         assert len(list(child.constraint.masks(shared=True))) == 2
         child.process.end(status)
@@ -286,30 +266,28 @@ def test_an_answer_whose_process_is_killed_goes_on_in_another_one(status: int | 
 
 
 def test_guesses_that_were_given_up_do_not_count() -> None:
-    """An answer that gave up its pages is computed anew, with other guesses, before the first were answered."""
     with closing(Child()) as child:
-        child.mask(0.0)
+        child.process.mask(0.0)
         assert child.constraint.ready()
         child.constraint.guess([5])
         child.constraint.guess([6, 7])
-        child.say(b"d", bytes(4 + 3))
+        child.process.say(b"d", bytes(4 + 3))
         assert not child.constraint.known()
-        child.say(b"d", bytes(4 + 6))
+        child.process.say(b"d", bytes(4 + 6))
         assert len(list(child.constraint.masks(shared=True))) == 3
         child.constraint.guess([5])
         child.constraint.guess([])
-        child.say(b"d", bytes(4 + 3))
+        child.process.say(b"d", bytes(4 + 3))
         assert len(list(child.constraint.masks(shared=True))) == 1
 
 
 def steps(child: Child, cost_s: float, step_s: float, *, shared: bool, most: int = 1000) -> int:
-    """How many masks of that cost there are until the grammar is refused; at most so many."""
     if not child.constraint.ready():
-        child.mask(0.0)
+        child.process.mask(0.0)
     list(child.constraint.masks(shared=shared))
     for number in range(most):
         child.constraint.accept([5])
-        child.mask(cost_s)
+        child.process.mask(cost_s)
         child.clock.advance(step_s)
         try:
             list(child.constraint.masks(shared=shared))

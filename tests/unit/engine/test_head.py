@@ -47,7 +47,6 @@ class Tiles:
 
 @pytest.fixture
 def linear(bits: int | None) -> Iterator[Linear]:
-    """By torch where the head is not quantised."""
     with Linear(Arithmetic.F32, 1, kernel_library() if bits else None) as made:
         yield made
 

@@ -121,8 +121,6 @@ WRITTEN: dict[CallForm, tuple[str, list[str], list[str]]] = {
 
 
 class Model:
-    """Whose tokenizer has a token for each mark, some of them special."""
-
     def __init__(self, folder: Path) -> None:
         backend = byte_level()
         marks = {mark for one in CALL_MARKS.values() for mark in one.separating}
@@ -159,7 +157,6 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """One for all: its grammars have a process, which takes as long to start as a test."""
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     model = Model(tmp_path_factory.mktemp("model"))
     model.begin(model.grammar("hermes")).close()  # started here, the process is not a test's
@@ -168,7 +165,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 def draw(late: LateConstraint, ids: Sequence[int]) -> list[bool | None]:
-    """Whether each of the tokens, up to the first that is refused, is allowed; None where all tokens are."""
     found: list[bool | None] = []
     for token in ids:
         late.guess(())
@@ -182,7 +178,6 @@ def draw(late: LateConstraint, ids: Sequence[int]) -> list[bool | None]:
 
 @pytest.mark.parametrize("form", WRITTEN)
 def test_a_call_is_free_in_everything_but_what_it_calls(model: Model, form: CallForm) -> None:
-    """In the same answer, after free text, one after the other; the reader takes it for what it is."""
     opener, calls, _ = WRITTEN[form]
     with closing(model.begin(model.grammar(form))) as late:
         for call in calls:
@@ -226,9 +221,9 @@ ANSWERS: list[tuple[Grammar, str, str]] = [
 def test_an_answer_of_a_form_may_be_a_call_instead(
     model: Model, form: CallForm, answer: Grammar, good: str, bad: str
 ) -> None:
-    """A whole call, a whole answer of the form, and nothing else."""
     tools = replace(asked({"add": {"type": "object", "properties": {}}}), several=False)
     grammar = call_or_form_grammar(tools, form, answer, "response_format", model.service)
+    assert grammar is not None
     call = REQUIRED_CALLS[form]
     assert whole(model, grammar, call)
     assert whole(model, grammar, good)
@@ -252,7 +247,6 @@ REQUIRED_CALLS: dict[CallForm, str] = {
 
 
 def drawn(model: Model, grammar: Grammar, text: str, end: Sequence[int] = ()) -> list[bool]:
-    """Which of the text's tokens are allowed, up to the first that is not."""
     request = GenerationRequest("r", (1,), 999, stop_ids=(END,), grammar=grammar)
     found: list[bool] = []
     with closing(model.grammars.begin(request, again=False)) as constraint:
@@ -266,7 +260,6 @@ def drawn(model: Model, grammar: Grammar, text: str, end: Sequence[int] = ()) ->
 
 
 def whole(model: Model, grammar: Grammar, text: str) -> bool:
-    """Whether the grammar allows the text as a whole answer."""
     return False not in drawn(model, grammar, text, (END,))
 
 
@@ -302,39 +295,36 @@ def test_another_epoch_goes_on_where_one_ended(model: Model) -> None:
 
 
 def late_with(child: Child, answer: Sequence[int]) -> LateConstraint:
-    """Of an answer that an earlier epoch began; 7 begins the grammar."""
     grammar = Grammar("regex", "a*", begins=7)
     request = GenerationRequest("r", (1,), 99, stop_ids=(END,), answer_ids=tuple(answer), grammar=grammar)
-    child.mask(0.0)
+    child.process.mask(0.0)
     return LateConstraint(child.constraint, grammar, request)
 
 
 def test_an_answer_waits_until_its_calls_are_caught_up_with() -> None:
-    """One frame for each call; those that began and ended are not the last one's."""
     with closing(Child(again=True)) as child:
         late = late_with(child, [5, 7, 8, 9, 6, 7, 3, 4])
         for asked, kept in (([8, 9, 6, 7, 3, 4], 2), ([3, 4], 2)):
             assert not late.known()
-            assert child.hear() == (b"b", array("I", asked).tobytes())
+            assert child.process.hear() == (b"b", array("I", asked).tobytes())
             assert not late.ready()
-            child.say(b"f", kept.to_bytes(4, "little"))
-            child.mask(0.9)
+            child.process.say(b"f", kept.to_bytes(4, "little"))
+            child.process.mask(0.9)
         assert late.ready()
         assert draw(late, [5]) == [False]
     with closing(Child(again=True)) as child:
         late = late_with(child, [7, 7, 7])
         assert not late.ready()
-        child.say(b"f", bytes(4))
-        child.mask(0.0)
+        child.process.say(b"f", bytes(4))
+        child.process.mask(0.0)
         assert not late.ready()
-        child.say(b"f", (1).to_bytes(4, "little"))
-        child.mask(0.0)
+        child.process.say(b"f", (1).to_bytes(4, "little"))
+        child.process.mask(0.0)
         assert late.ready()
         assert draw(late, [5]) == [False]
 
 
 def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
-    """In the time that a grammar has of which an answer has begun, or at all; and nothing is asked in a step."""
     for why in ("time", "refusal", "end"):
         with closing(Child(again=True)) as child:
             late = late_with(child, [7, 5])
@@ -344,7 +334,7 @@ def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
             if why == "time":
                 child.clock.advance(0.4)
             elif why == "refusal":
-                child.say(b"e", b"too much")
+                child.process.say(b"e", b"too much")
             else:
                 child.process.end(-signal.SIGSEGV)
             assert late.ready()
@@ -363,7 +353,6 @@ def test_in_thoughts_no_call_begins(model: Model) -> None:
 def test_a_grammar_that_fails_leaves_the_answer_free(
     model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the log of the master's machine says so, without a word of the client's."""
     monkeypatch.setattr("tpiedge.engine.constraints._log", logging.getLogger("tpiedge.engine"))
     opener = model.ids(WRITTEN["hermes"][0])
     wrong = Grammar("lark", "start: nothing_of_that_name", begins=opener[0])

@@ -25,7 +25,6 @@ class Waits:
         self.unknown -= self._news_s is not None and self._news_s <= limit_s
 
     def step(self, unknown: int, *, lone: bool = False) -> float:
-        """How long a step waits for so many, first for what is forced, then for masks."""
         self.waited = []
         self.account.begin(lone=lone)
         for _ in range(2):

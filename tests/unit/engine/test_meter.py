@@ -8,31 +8,22 @@ from tpiedge.engine.meter import Meter
 from tpiedge.tracing.tracer import Tracer, read_part
 
 
-def a_step(meter: Meter) -> None:
-    """Records what rank 0 does in its second step."""
-    meter.step = 2
-    with meter.embedding_span:
-        pass
-    with meter.announce_span:
-        pass
-    with meter.broadcast_span:
-        pass
-    with meter.attention_span.of(3):
-        pass
-    with meter.reduce_span(6):
-        pass
-    with meter.ffn_span.of(3):
-        pass
-    with meter.reduce_span(7):
-        pass
-    with meter.head_span:
-        pass
-
-
 def test_every_lap_is_recorded_with_its_layer_and_step(tmp_path: Path) -> None:
     meter, tracer = Meter(), Tracer(20)
     meter.record(tracer, traced=True)
-    a_step(meter)
+    meter.step = 2
+    for begin in (
+        lambda: meter.embedding_span,
+        lambda: meter.announce_span,
+        lambda: meter.broadcast_span,
+        lambda: meter.attention_span.of(3),
+        lambda: meter.reduce_span(6),
+        lambda: meter.ffn_span.of(3),
+        lambda: meter.reduce_span(7),
+        lambda: meter.head_span,
+    ):
+        with begin():
+            pass
     tracer.write(tmp_path / "part", 0)
     events = read_part(tmp_path / "part").events
     assert [(event.lane, event.name, event.layer, event.step) for event in events] == [

@@ -66,7 +66,6 @@ def overlapped(recorder: Recorder, wire: WirePrecision = "f32") -> OverlappedRed
 def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_wait(
     chunks: int, blocks: int, data: st.DataObject
 ) -> None:
-    """Whether or not somebody settles in between: all ranks do the same."""
     recorder = Recorder()
     x_TH = torch.zeros(chunks, HIDDEN)
     one = overlapped(recorder)
@@ -85,7 +84,6 @@ def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_
 
 @pytest.mark.parametrize("cancel_at", [Tag(1, 0, 0), Tag(1, 0, 1), Tag(1, 1, 0)])
 def test_a_cancel_ends_the_step_where_every_node_sees_it(cancel_at: Tag) -> None:
-    """The rows of the sum that carries it stay as they were, and nothing after it is finished."""
     recorder = Recorder(cancel_at)
     x_TH = torch.zeros(2, HIDDEN)
     one = overlapped(recorder)
@@ -108,7 +106,6 @@ SUMS = {torch.int32: [8, -4, 3, 1 << 29], torch.int64: [8, -4, 3, NOT_A_NUMBER /
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", SUMS)
 def test_sums_of_a_grid_travel_as_integers(kind: torch.dtype, native: bool, wait: bool) -> None:
-    """They become numbers where they meet the rows; twice half of what is no number is none."""
     recorder = Recorder()
     x_TH = torch.full((1, HIDDEN), 0.5)
     (rows,) = chunk_rows(x_TH, 1)

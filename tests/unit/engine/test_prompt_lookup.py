@@ -16,7 +16,6 @@ def guess(text: Sequence[int], most: int = 3) -> Guess:
 
 
 def words(text: str) -> list[int]:
-    """A token per letter."""
     return [ord(letter) for letter in text]
 
 
@@ -56,13 +55,11 @@ def by_search(text: Sequence[int], most: int) -> Guess:
 
 @given(text=TEXTS, most=st.integers(1, 20))
 def test_it_is_the_latest_of_the_longest_matches(text: list[int], most: int) -> None:
-    """The texts are short enough that the search sees every place."""
     assert guess(text, most) == by_search(text, most)
 
 
 @given(text=TEXTS, asked=st.sets(st.integers(0, 60)))
 def test_guesses_on_the_way_are_at_least_as_good(text: list[int], asked: set[int]) -> None:
-    """A match that is followed is not given up for a shorter one; guesses are tokens of the text."""
     lookup = PromptLookup()
     for i, token in enumerate(text):
         lookup.append(token)

@@ -61,7 +61,6 @@ def test_wanted_rows_that_are_not_there_are_refused(segment: Segment) -> None:
 
 
 def test_rows_that_are_computed_apart_have_chunks_of_their_own() -> None:
-    """So that how many a product takes, which is torch's beyond sixteen, does not depend on a prompt beside them."""
     given = plan((0, 7, 1), (1, 3, 20), (2, 0, 50), chunk_tokens=40, apart=21, wanted=20)
     bounds = [(part.first_row, part.last_row) for part in chunks(given)]
     assert bounds == [(0, 16), (16, 21), (21, 61), (61, 71)]

@@ -19,23 +19,6 @@ def printed_by(program: str, *arguments: str) -> list[int]:
     return list(map(int, ended.stdout.split()))
 
 
-# A mapping of its own: what malloc has freed may stay resident, in a process that has done much for good.
-FORGETS = """
-import mmap
-from tpiedge.host.process import forget_peak_rss, peak_rss_bytes
-block = mmap.mmap(-1, 128 << 20)
-block.write(b"x" * len(block))
-block.close()
-before = peak_rss_bytes()
-forget_peak_rss()
-print(before - peak_rss_bytes())
-"""
-
-
-def test_a_peak_can_be_forgotten() -> None:
-    assert printed_by(FORGETS)[0] > 64 * MIB
-
-
 # As a flood leaves it: in the heap of a thread that still runs, its last block in use.
 FLOODED = """
 import os, threading

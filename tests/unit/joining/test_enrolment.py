@@ -42,7 +42,6 @@ class Enrolling:
         self.machine = Enrolment("c1", OWN, lambda: self.table, lambda secret: tokens.get(secret, "unknown"))
 
     def reply(self, message: Message, key: str = KEY) -> Enrolled | Refused:
-        """After its effects."""
         reply = self.machine.judge(peer_name(key), key, message, 1e9)
         if not isinstance(reply, Candidate):
             return reply
@@ -53,7 +52,6 @@ class Enrolling:
         return self.machine.decided(reply, outcome)
 
     def say(self, message: Message, key: str = KEY) -> str:
-        """The kind of the answer."""
         reply = self.reply(message, key)
         return "ok" if isinstance(reply, Enrolled) else reply.kind
 
@@ -112,7 +110,6 @@ def test_a_revoked_key_stays_out_and_spends_nothing() -> None:
 
 
 def test_the_disk_has_the_last_word_on_a_token() -> None:
-    """Another worker may have spent it meanwhile."""
     machine = Enrolment("c1", OWN, MemberTable, lambda _: "ok")
     candidate = machine.judge(NAME, KEY, enrol("good"), 1e9)
     assert isinstance(candidate, Candidate)
@@ -161,7 +158,6 @@ def test_the_disk_has_the_last_word_on_a_token() -> None:
 def test_who_would_not_fit_is_told_both_sides_and_the_way_out(
     message: Enrol, words: tuple[str, ...], known: bool
 ) -> None:
-    """A member that was updated meanwhile is no exception, and nobody's token is spent."""
     table = MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")) if known else None
     enrolling = Enrolling({"good": "ok"}, table)
     reply = enrolling.reply(message)
@@ -193,7 +189,6 @@ def test_the_code_pairs_both_sides() -> None:
 
 @pytest.mark.fault("W6", "pairing by code fails for both sides")
 def test_somebody_in_the_middle_gets_nothing_from_either_side() -> None:
-    """He answers the worker with his own key and knocks at the master with his own key, and passes all else on."""
     pairing, worker = PairingMaster(MASTER), PairingWorker(KEY, "pi")
     challenge = pairing.knock("w-m", OTHER, "m", worker.knock, 0.0)
     assert isinstance(challenge, Challenge)

@@ -109,7 +109,6 @@ def test_a_damaged_journal_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_worker_remembers_the_latest_addresses(tmp_path: Path) -> None:
-    """Of a master that gets another one every day."""
     book = TrustedMasters(tmp_path)
     for day in range(32):
         book.remember(Address(f"10.0.0.{day}", 7070), A.public)

@@ -22,7 +22,6 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(params=[1, 2])
 def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
-    """In int8 arithmetic."""
     with Linear.create(Arithmetic.INT8, request.param) as made:
         if not made.native:
             pytest.skip("native: the kernels are not built")
@@ -31,7 +30,6 @@ def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
 
 @pytest.fixture(params=AVAILABLE)
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """A pool of two threads for each instruction set."""
     opened_pool = Pool(open_library(request.param), 2)
     yield opened_pool
     opened_pool.close()

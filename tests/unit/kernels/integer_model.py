@@ -34,7 +34,6 @@ _ROPE = RopeConfig("default", 10000.0, 4096, 4096)
 
 
 def integers(seed: int, count: int) -> I64:
-    """Of 32 bits: splitmix64's."""
     z = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 20)) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
@@ -108,8 +107,6 @@ def _layer(bits: int, seed: int) -> Layer:
 
 
 class Node:
-    """What one node computes: these query heads and units of the FFN."""
-
     def __init__(
         self, model: Sequence[Layer], heads: Share, units: Share, kv: KVPrecision, grid: Grid, pool: Pool
     ) -> None:
@@ -181,7 +178,6 @@ def on_nodes(
     steps: Sequence[int],
     pool: Pool,
 ) -> Tensor:
-    """The same on nodes whose heads and FFN units end at these cuts, block by block, their integers added up."""
     model = layers(bits)
     nodes = [
         Node(model, Share(*heads), Share(*units), kv, grid, pool)
@@ -210,13 +206,11 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
 
 
 def add_steps(sums: Tensor, steps: Tensor) -> None:
-    """sums += steps, in int64, in place; what is NOT_A_NUMBER stays so."""
     lost = (sums == NOT_A_NUMBER) | (steps == NOT_A_NUMBER)
     sums += steps
     sums.masked_fill_(lost, NOT_A_NUMBER)
 
 
 def digest(x_TH: Tensor) -> str:
-    """Of f32, in little-endian order."""
     values: F32 = x_TH.numpy()
     return hashlib.sha256(values.astype("<f4").tobytes()).hexdigest()

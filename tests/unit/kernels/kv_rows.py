@@ -31,7 +31,6 @@ class QuantisedRows:
         return heads, positions, self.format.width
 
     def __getitem__(self, at: tuple[slice, slice]) -> Self:
-        """The rows of some heads and positions, a view."""
         return type(self)(self.format, self.data_KSB[at])
 
     def numbers(self) -> Tensor:
@@ -46,15 +45,12 @@ Rows: TypeAlias = Tensor | QuantisedRows
 def numbers_in_pages(span: Span, layout: PageLayout, *, values: bool) -> Tensor:
     """[K, S, d] f32: the keys or the values of a sequence, read a position at a time."""
     base, step = layout.store_PB.data_ptr(), layout.store_PB.stride(0)
+    part, row_bytes = layout.layer_offset + values * layout.value_bytes, layout.format.row_nbytes
     rows = []
     for position in range(span.stop):
         page_B = layout.store_PB[(int(span.table[position // layout.positions]) - base) // step]
-        first = (
-            layout.layer_offset + values * layout.value_bytes + position % layout.positions * layout.row_bytes
-        )
-        heads = (
-            page_B[first + head * layout.head_bytes :][: layout.row_bytes] for head in range(layout.kv_heads)
-        )
+        first = part + position % layout.positions * row_bytes
+        heads = (page_B[first + head * layout.head_bytes :][:row_bytes] for head in range(layout.kv_heads))
         rows.append(torch.stack(list(heads)))
     rows_KSB = torch.stack(rows, 1)
     if layout.format.quantised:
@@ -117,13 +113,11 @@ def _poisoned(scale: Tensor, bad: Tensor) -> Tensor:
 
 
 def _half_above(x: Tensor) -> Tensor:
-    """The least f16 that is not below x >= 0 (or -0)."""
     near = x.abs().half()
     return (near.view(torch.int16) + (near.float() < x).to(torch.int16)).view(torch.float16)
 
 
 def _half_below(x: Tensor) -> Tensor:
-    """The greatest f16 that is not above x >= 0 (or -0)."""
     near = x.abs().half()
     return (near.view(torch.int16) - (near.float() > x).to(torch.int16)).view(torch.float16)
 

@@ -20,8 +20,6 @@ _NO_NUMBER = 0xFF
 
 
 class PagedCache:
-    """Its memory is no number until it is written. `scattered`: a sequence's pages have no order."""
-
     def __init__(
         self,
         format_: KVFormat,
@@ -32,22 +30,11 @@ class PagedCache:
         pages: int = 16,
         scattered: bool = True,
     ) -> None:
-        value_bytes = positions * format_.row_nbytes
-        head_bytes = whole_pages(2 * value_bytes)
+        head_bytes = whole_pages(2 * positions * format_.row_nbytes)
         self.store_PB = torch.full((pages, layers * kv_heads * head_bytes), _NO_NUMBER, dtype=torch.uint8)
         self.positions = positions
         self.layouts = [
-            PageLayout(
-                format_,
-                kv_heads,
-                positions,
-                layer * kv_heads * head_bytes,
-                head_bytes,
-                format_.row_nbytes,
-                value_bytes,
-                self.store_PB,
-            )
-            for layer in range(layers)
+            PageLayout(format_, kv_heads, positions, layer, self.store_PB) for layer in range(layers)
         ]
         self._free = list(range(pages))
         if scattered:
@@ -55,17 +42,14 @@ class PagedCache:
 
     @property
     def layout(self) -> PageLayout:
-        """That of the first layer."""
         return self.layouts[0]
 
     def table(self, length: int) -> NDArray[np.int64]:
-        """New pages for a sequence of up to `length` positions."""
         numbers = [self._free.pop() for _ in range(-(-length // self.positions))]
         base, step = self.store_PB.data_ptr(), self.store_PB.stride(0)
         return np.array([base + number * step for number in numbers], dtype=np.int64)
 
     def spans(self, *spans: tuple[int, int, NDArray[np.int64]]) -> Spans:
-        """Of (tokens, start, table) each."""
         return Spans([Span(*span) for span in spans], self.positions)
 
     def rows(self, table: NDArray[np.int64], length: int, layer: int = 0) -> tuple[Tensor, Tensor]:
@@ -77,7 +61,6 @@ class PagedCache:
         return keys, values
 
     def write(self, table: NDArray[np.int64], keys_KSB: Tensor, values_KSB: Tensor, layer: int = 0) -> None:
-        """From position 0 on."""
         for kind, x_KSB in ((False, keys_KSB), (True, values_KSB)):
             for at in range(x_KSB.shape[1]):
                 self._row(table, at, layer, kind)[:] = x_KSB[:, at]
@@ -85,17 +68,14 @@ class PagedCache:
     def _row(self, table: NDArray[np.int64], at: int, layer: int, of_values: bool) -> Tensor:
         """A view [K, B]."""
         layout, store_PB = self.layouts[layer], self.store_PB
+        row_bytes = layout.format.row_nbytes
         page = (int(table[at // self.positions]) - store_PB.data_ptr()) // store_PB.stride(0)
-        first = layout.layer_offset + at % self.positions * layout.row_bytes + of_values * layout.value_bytes
-        return store_PB[page].as_strided(
-            (layout.kv_heads, layout.row_bytes),
-            (layout.head_bytes, 1),
-            store_PB[page].storage_offset() + first,
-        )
+        first = layout.layer_offset + at % self.positions * row_bytes + of_values * layout.value_bytes
+        offset = store_PB[page].storage_offset() + first
+        return store_PB[page].as_strided((layout.kv_heads, row_bytes), (layout.head_bytes, 1), offset)
 
 
 def format_of(x_KSd: Rows) -> KVFormat:
-    """How keys or values are stored."""
     if isinstance(x_KSd, QuantisedRows):
         return x_KSd.format
     precisions: dict[torch.dtype, KVPrecision] = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -112,7 +92,6 @@ def attend(
     window: int | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Attention of one span over these keys and values, which are put into scattered pages."""
     kv_heads, length, _ = k_KSd.shape
     cache = PagedCache(format_of(k_KSd), kv_heads, pages=-(-length // KEYS) + 3)
     table = cache.table(length)

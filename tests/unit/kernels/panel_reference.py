@@ -44,7 +44,6 @@ def random_matrix(
     transposed: bool,
     slack: int = 0,
 ) -> Quantised:
-    """With `slack` bytes between units, and something other than zeros in them."""
     blobs, parts = [], []
     for start in range(0, rows, rows_per_unit):
         count = min(rows_per_unit, rows - start)
@@ -73,7 +72,6 @@ def _matrix(
 
 
 def lay_out(codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16], bits: int) -> bytes:
-    """One unit, code by code."""
     outputs, inputs = codes.shape
     result = bytearray()
     for first in range(0, outputs, 16):
@@ -87,7 +85,6 @@ def lay_out(codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16], bits:
 
 
 def _lay_out_codes(codes: npt.NDArray[np.int64], bits: int) -> bytes:
-    """Of at most 16 outputs."""
     filled, step = -(-codes.shape[1] // 8) * 8, 32 // bits
     result = bytearray(filled * 16 * bits // 8)
     for r, row in enumerate(codes.tolist()):
@@ -102,7 +99,6 @@ KINDS = ["plain", "zeros", "outliers", "denormals", "ties", "no numbers"]
 
 
 def values(random: np.random.Generator, tokens: int, inputs: int, kind: str) -> F32:
-    """Activations of one of KINDS; the groups of what is not plain differ in it."""
     x = random.standard_normal((tokens, inputs)).astype(np.float32)
     if not inputs:
         return x
@@ -126,19 +122,16 @@ def values(random: np.random.Generator, tokens: int, inputs: int, kind: str) -> 
 
 
 def sides(w: PanelMatrix) -> tuple[int, int]:
-    """Outputs and inputs."""
     return (w.cols, w.rows) if w.transposed else (w.rows, w.cols)
 
 
 def share_of(w: PanelMatrix, start: int, stop: int) -> PanelMatrix:
-    """These units of a matrix, as a node would hold them."""
     first, last = (min(unit * w.rows_per_unit, w.rows) for unit in (start, stop))
     data_B = w.data_B[start * w.unit_nbytes : stop * w.unit_nbytes]
     return PanelMatrix(data_B, w.bits, last - first, w.cols, w.rows_per_unit, w.unit_nbytes, w.transposed)
 
 
 def quantise_activations(x: F32) -> tuple[npt.NDArray[np.int64], F32]:
-    """Of one token and unit: q of each input and dx of each group."""
     q, scales = np.zeros(len(x), np.int64), np.zeros(-(-len(x) // 32), np.float32)
     with np.errstate(all="ignore"):
         for group in range(len(scales)):
@@ -154,7 +147,6 @@ def quantise_activations(x: F32) -> tuple[npt.NDArray[np.int64], F32]:
 
 
 def product(x_TI: F32, w: Quantised) -> F32:
-    """Of a column-parallel matrix: [T, O]."""
     ((codes, scales),) = w.parts
     return np.stack(
         [np.zeros((sides(w.matrix)[0],), np.float32), *(_fold(row, codes, scales) for row in x_TI)]
@@ -162,7 +154,6 @@ def product(x_TI: F32, w: Quantised) -> F32:
 
 
 def sums(x_TI: F32, w: Quantised, exponent: int) -> I64:
-    """Of a row-parallel matrix, in steps of 2**exponent: [T, O]. The fold of each unit begins at 0."""
     result = np.zeros((len(x_TI), sides(w.matrix)[0]), np.int64)
     for t, row in enumerate(x_TI):
         parts = [_fold(part, *of_unit, exponent) for part, *of_unit in _units(row, w)]
@@ -171,14 +162,12 @@ def sums(x_TI: F32, w: Quantised, exponent: int) -> I64:
 
 
 def added(parts: Iterable[np.float32]) -> int:
-    """Each rounded to the nearest integer, halves to even."""
     steps = [float(part) for part in parts]
     numbers = all(abs(step) <= 1 << 46 for step in steps)  # false of what is no number
     return sum(map(round, steps)) if numbers else NOT_A_NUMBER
 
 
 def _fold(x_I: F32, codes: I64, scales: npt.NDArray[np.float16], exponent: int = 0) -> F32:
-    """Of one token and unit, in steps of 2**exponent, each operation rounded once: [O]."""
     y_O = np.zeros(len(codes), np.float32)
     q, dx = quantise_activations(x_I)
     with np.errstate(all="ignore"):
@@ -191,7 +180,6 @@ def _fold(x_I: F32, codes: I64, scales: npt.NDArray[np.float16], exponent: int =
 
 
 def fused(a: F32, b: F32, c: F32) -> F32:
-    """a * b + c, rounded once: the product is exact in f64, and the sum's error decides where f64 is a tie of f32."""
     with np.errstate(all="ignore"):
         exact = a.astype(np.float64) * b
         total = exact + c

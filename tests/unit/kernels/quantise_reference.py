@@ -14,7 +14,6 @@ _CODES = {8: (-127, 127), 4: (-8, 7)}
 def quantise_by_numpy(
     values_OI: Array, shape: PanelShape, search: bool, out: Array
 ) -> QuantisationError | None:
-    """None where some output cannot be quantised."""
     panels = out.reshape(shape.panels, shape.panel_nbytes)
     w_PGir = _by_groups(values_OI, shape.panels)
     with np.errstate(all="ignore"):
@@ -39,7 +38,6 @@ def _by_groups(values_OI: Array, panels: int) -> Array:
 
 
 def _choose(w_PGir: Array, bits: int, search: bool) -> tuple[Array, Array, Array]:
-    """Scales (f16), codes less their offset (f32) and sums of squared errors (f32)."""
     at = np.abs(w_PGir).argmax(2)[:, :, None]
     extreme = np.take_along_axis(w_PGir, at, 2)[:, :, 0]
     first, *others = _DIVISORS[bits]
@@ -74,7 +72,6 @@ def _better(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) 
 
 
 def _fitting(w_PGir: Array, code_PGir: Array) -> Array:
-    """The scales of the least squared error for given codes."""
     over, under = (np.zeros((*w_PGir.shape[:2], PANEL), np.float32) for _ in range(2))
     for i in range(GROUP):
         over += w_PGir[:, :, i] * code_PGir[:, :, i]
@@ -91,7 +88,6 @@ def _pack(codes: Array, bits: int) -> Array:
 
 
 def wide(values: Array) -> Array:
-    """f32 of f32, f16 or the bits of bf16 as uint16."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

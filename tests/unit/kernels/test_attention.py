@@ -23,7 +23,6 @@ def naive(q: Tensor, k: Tensor, v: Tensor, kv: tuple[int, ...], first: int, wind
 
 
 def cache(kv_heads: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
-    """A view of the first positions of a preallocated cache whose rest is not a number."""
     whole = torch.full((kv_heads, length + 7, width), torch.nan, dtype=dtype)
     whole[:, :length] = torch.randn(kv_heads, length, width)
     return whole[:, :length]

@@ -19,7 +19,6 @@ WINDOWS = [None, 1, 5, 64, 70]
 
 
 def stored(x_KSd: Tensor, precision: str) -> tuple[Rows, Tensor]:
-    """As a cache keeps it, with rows beyond the last position that are no numbers; and what it stands for."""
     if precision in ("f32", "bf16"):
         whole = torch.full((x_KSd.shape[0], x_KSd.shape[1] + 7, x_KSd.shape[2]), math.nan)
         whole = whole.to(torch.float32 if precision == "f32" else torch.bfloat16)
@@ -58,10 +57,6 @@ def test_equals_the_definition(pool: Pool, kv: tuple[int, ...], window: int | No
 
 @pytest.mark.parametrize("precision", STORED)
 def test_of_a_long_prompt_after_others(pool: Pool, precision: str) -> None:
-    _compare_a_long_prompt(pool, precision)
-
-
-def _compare_a_long_prompt(pool: Pool | None, precision: str) -> None:
     kv, tokens, before = kv_of_heads(0, 4, 2), 130, 75
     (k, k_KSd), (v, v_KSd) = (stored(torch.randn(2, before + tokens, 64), precision) for _ in "kv")
     q = torch.randn(tokens, 4, 64) * 4

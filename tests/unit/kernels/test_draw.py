@@ -37,7 +37,6 @@ NUMBERS = st.sampled_from([0.0, TINY, 0.5, ALMOST_ONE]) | st.floats(0, ALMOST_ON
 
 @st.composite
 def made_scores(draw_from: st.DrawFn, vocabularies: st.SearchStrategy[int]) -> Scores:
-    """Flat and peaked ones, with and without equals, some of them masked."""
     rng = np.random.default_rng(draw_from(st.integers(0, 2**32)))
     scores = rng.standard_normal(draw_from(vocabularies))
     scores *= draw_from(st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 4.0, 100.0, 1e37]))
@@ -67,14 +66,12 @@ def around(border: float) -> Iterator[float]:
 
 
 def borders(scores_V: Scores, filters: Filters, at: float) -> Iterator[float]:
-    """Numbers at which another token begins to be drawn, and their neighbours."""
     _, masses = survivors(scores_V, filters)
     cumulative = np.cumsum(masses)
     yield from around(float(cumulative[int(at * len(masses))]) / float(cumulative[-1]))
 
 
 def on_borders(scores_V: Scores, filters: Filters, at: float) -> Iterator[Filters]:
-    """Filters beside and on which a token more or less survives."""
     ids, masses = survivors(scores_V, replace(filters, top_p=1.0, min_p=0.0))
     order = np.argsort(-scores_V[ids], kind="stable")
     place, sums = int(at * len(ids)), np.cumsum(masses[order])

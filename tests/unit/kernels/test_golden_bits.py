@@ -63,7 +63,6 @@ def test_neither_threads_nor_chunks_nor_the_width_of_sums_change_them(
 def test_no_cut_of_the_units_over_nodes_changes_them(
     bits: int, kv: KVPrecision, heads: tuple[int, ...], units: tuple[int, ...]
 ) -> None:
-    """Every second instruction set, with sums that some nodes have narrow and some wide."""
     for number, isa in enumerate(AVAILABLE[::2]):
         grid = Grid.among(GRID.exponent, len(heads) - 1) if number % 2 else Grid(GRID.exponent, 1 << 18)
         with opened(isa, Arithmetic.INT8) as linear:

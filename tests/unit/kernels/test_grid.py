@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.test_linear import open_library
@@ -44,7 +43,6 @@ def pool() -> Iterator[Pool]:
 
 
 def nearest(value: int) -> float:
-    """The nearest f32, halves to even."""
     low = np.float32(math.ldexp(value >> max(0, value.bit_length() - 24), max(0, value.bit_length() - 24)))
     around = [low, np.nextafter(low, np.float32(-np.inf)), np.nextafter(low, np.float32(np.inf))]
     return float(min(around, key=lambda one: (abs(Fraction(float(one)) - value), one.view(np.int32) & 1)))
@@ -67,12 +65,9 @@ def test_a_sum_is_rounded_to_f32_once(value: int, exponent: int) -> None:
 def test_native_and_torch_add_wide_sums_with_the_same_bits(
     pool: Pool, values: list[int], exponent: int, x: float
 ) -> None:
-    _compare(pool, torch.tensor([values]), exponent, x)
-
-
-def _compare(pool: Pool, sums: Tensor, exponent: int, x: float, kind: torch.dtype | None = None) -> None:
+    sums = torch.tensor([values])
     one, other = torch.full(sums.shape, x), torch.full(sums.shape, x)
-    add_sums(one, sums.to(kind or sums.dtype), Grid(exponent), pool)
+    add_sums(one, sums, Grid(exponent), pool)
     add_sums(other, sums, Grid(exponent), None)
     np.testing.assert_array_equal(one.numpy(), other.numpy())
     assert torch.equal(one.isnan(), (sums.long() < -MOST) | (sums.long() > MOST))

@@ -12,7 +12,6 @@ COUNTS = range(64, 513, 64)
 
 
 def padding(format_: KVFormat, positions: int) -> float:
-    """The part of the 4 KiB pieces around so many positions that nothing is in."""
     used = 2 * positions * format_.row_nbytes
     return -used % 4096 / (used + -used % 4096)
 

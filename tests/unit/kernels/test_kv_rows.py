@@ -21,7 +21,6 @@ FORMATS = ["q8", "q4"]
 
 
 def test_bytes_of_q8_are_as_described() -> None:
-    """127 steps of 1/2, then a short group whose scale is rounded upwards."""
     x = torch.zeros(1, 1, 34)
     x[0, 0, :4] = torch.tensor([63.5, -63.5, 0.25, 0.75])  # halves go to the even code
     x[0, 0, 32:] = torch.tensor([1.0, -0.5])
@@ -33,7 +32,6 @@ def test_bytes_of_q8_are_as_described() -> None:
 
 
 def test_bytes_of_q4_are_as_described() -> None:
-    """Steps of 2 from -10 on in a whole group; in the short one of 3 numbers the second half is one of two."""
     x = torch.full((1, 1, 35), -10.0)
     x[0, 0, :3] = torch.tensor([20.0, -8.0, -5.0])  # codes 15, 1 and the even one of 2 and 3
     x[0, 0, 17] = 0.0

@@ -1,7 +1,7 @@
 """Products against float64, torch and native; the native ones also bit for bit against themselves."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,6 @@ def opened(engine: str, arithmetic: Arithmetic = Arithmetic.F32, threads: int = 
 
 
 def weights(rows: int, cols: int, dtype: torch.dtype) -> Tensor:
-    """As in a pack: rows at a stride of a multiple of 64 bytes. What lies between them is not data."""
     stride = -(-cols // 32) * 32 + 32
     w = torch.full((rows, stride), torch.nan, dtype=dtype)
     w[:, :cols] = torch.randn(rows, cols)
@@ -50,7 +49,6 @@ def weights(rows: int, cols: int, dtype: torch.dtype) -> Tensor:
 
 
 def assert_close(actual: Tensor, expected: Tensor, terms: int, tolerance: float = 1e-6) -> None:
-    """Rounding errors of a sum of `terms` products of unit normal numbers."""
     assert actual.dtype is torch.float32
     assert actual.shape == expected.shape
     assert (actual.double() - expected).abs().max().item() <= tolerance * (terms + 10)
@@ -69,10 +67,6 @@ def test_products_equal_float64(engine: str, threads: int, dtype: torch.dtype) -
                 assert_close(linear.contract(z, w), z.double() @ w.double(), rows)
 
 
-def _products(linear: Linear, x: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    return linear.project(x, w), linear.contract(z, w)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_of_a_row_depend_neither_on_other_rows_nor_on_threads(isa: str, dtype: torch.dtype) -> None:
@@ -80,14 +74,13 @@ def test_bits_of_a_row_depend_neither_on_other_rows_nor_on_threads(isa: str, dty
         w = weights(rows, cols, dtype)
         x, z = torch.randn(NATIVE_TOKENS, cols), torch.randn(NATIVE_TOKENS, rows)
         with opened(isa, threads=1) as linear:
-            y, u = _products(linear, x, z, w)
+            y, u = linear.project(x, w), linear.contract(z, w)
         for threads in (1, 2, 3):
             with opened(isa, threads=threads) as linear:
                 for tokens in range(1, NATIVE_TOKENS + 1):
                     first = NATIVE_TOKENS - tokens
-                    some = _products(linear, x[first:], z[first:], w)
-                    assert torch.equal(some[0], y[first:])
-                    assert torch.equal(some[1], u[first:])
+                    assert torch.equal(linear.project(x[first:], w), y[first:])
+                    assert torch.equal(linear.contract(z[first:], w), u[first:])
 
 
 @pytest.mark.parametrize(
@@ -109,19 +102,14 @@ def test_wrong_tensors_are_refused(x: Tensor, w: Tensor, says: str) -> None:
 
 
 @pytest.fixture
-def fresh_lookup() -> Iterator[Callable[[], KernelLibrary | None]]:
+def fresh_lookup() -> Iterator[None]:
     library.kernel_library.cache_clear()
-    yield library.kernel_library
+    yield
     library.kernel_library.cache_clear()
-
-
-Lookup = Callable[[], KernelLibrary | None]
-Patch = pytest.MonkeyPatch
-Log = pytest.LogCaptureFixture
 
 
 def test_switched_off_computes_with_torch_and_says_so_once(
-    fresh_lookup: Lookup, monkeypatch: Patch, caplog: Log
+    fresh_lookup: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TPIEDGE_NATIVE", "0")
     caplog.set_level(logging.INFO)

@@ -42,7 +42,6 @@ def contract(engine: str, x: F32, w: PanelMatrix, grid: Grid, threads: int = 2) 
 
 
 def assert_sums(found: Tensor, expected: I64, grid: Grid, says: str) -> None:
-    """int32 holds nothing above the grid's most."""
     assert found.dtype in (torch.int32, torch.int64)
     np.testing.assert_array_equal(found.numpy().astype(np.int64), expected, says)
     if found.dtype is torch.int32 and expected.size:
@@ -108,7 +107,6 @@ def test_what_is_narrow_and_what_is_wide_are_the_same_integers(
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("isa", AVAILABLE)
 def test_shares_of_any_nodes_make_the_whole(large: dict[int, Quantised], bits: int, isa: str) -> None:
-    """Each in 32 bits or in 64 as it may, with any number of threads."""
     w, x = large[bits].matrix, torch.randn(7, 290).numpy()
     expected = sums(x, large[bits], -24)
     random = np.random.default_rng(bits)

@@ -28,7 +28,6 @@ F32_LARGEST = float(np.finfo(np.float32).max)
 
 
 def by_engine(name: str) -> Any:
-    """The function that the module would use."""
     if name == "numpy":
         return quantise_by_numpy
     path = find_library(Path(tpiedge.kernels.__path__[0]))
@@ -43,7 +42,6 @@ def by_engine(name: str) -> Any:
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """All of the module goes this way."""
     quantise = by_engine(request.param)
     monkeypatch.setattr(module, "_native_quantise", lambda _, *rest: quantise(*rest))
     return str(request.param)
@@ -59,7 +57,6 @@ def weights(outputs: int, inputs: int, dtype: str = "f32", scale: float = 0.02, 
 
 @st.composite
 def units(draw: st.DrawFn, least_exponent: int = -12) -> tuple[Array, PanelShape]:
-    """Weights of every size that a scale in f16 can have, and of some that it cannot tell from zero."""
     outputs, inputs = draw(st.integers(1, 40)), draw(st.integers(1, 80))
     exponent = draw(st.integers(least_exponent, 4))
     values = weights(
@@ -98,7 +95,6 @@ def test_what_was_quantised_comes_back_as_it_was(unit: tuple[Array, PanelShape],
 @pytest.mark.parametrize("search", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_blocks_as_of_gguf_keep_their_codes(engine: str, bits: int, search: bool) -> None:
-    """Any codes, of which one reaches the end of its range, and any scale, of either sign for 4 bits."""
     generator = np.random.default_rng(bits)
     outputs, inputs = 48, 96
     least, greatest = (-127, 127) if bits == 8 else (-8, 7)

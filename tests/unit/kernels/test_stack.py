@@ -24,7 +24,6 @@ LAYERS, WIDTH, CAPACITY = 3, 24, 150
 
 
 def matrix(units: int, width: int, bits: int, transposed: bool) -> PanelMatrix:
-    """`units` heads of random weights."""
     outputs, inputs = (HIDDEN, width) if transposed else (width, HIDDEN)
     shape = PanelShape(bits, outputs, inputs)
     unit_nbytes = -(-shape.nbytes // 4096) * 4096
@@ -71,7 +70,6 @@ def new_cache(kv: KVPrecision) -> PagedCache:
 
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
 def test_rows_of_many_sequences_have_the_bits_that_they_have_alone(linear: Linear, kv: KVPrecision) -> None:
-    """After a prompt each; the spans have another order than the sequences, and two are of one sequence."""
     torch.manual_seed(1)
     cache, pool = new_cache(kv), linear.pool
     assert pool is not None
@@ -89,14 +87,8 @@ def test_rows_of_many_sequences_have_the_bits_that_they_have_alone(linear: Linea
     for length, *both in zip(lengths, together, alone, strict=True):
         prompt_TH = torch.randn(length, HIDDEN)
         assert torch.equal(*(run(prompt_TH, (length, 0, table)) for table in both))
-    order = (
-        (1, 0, 1),
-        (3, 0, 2),
-        (0, 0, 3),
-        (4, 0, 1),
-        (3, 2, 4),
-        (2, 0, 1),
-    )  # sequence, after its length, tokens
+    # Sequence, after its length, tokens.
+    order = (1, 0, 1), (3, 0, 2), (0, 0, 3), (4, 0, 1), (3, 2, 4), (2, 0, 1)
     x_TH = torch.randn(sum(tokens for *_, tokens in order), HIDDEN)
     found_TH = run(x_TH, *((tokens, lengths[of] + after, together[of]) for of, after, tokens in order))
     first = 0

@@ -32,7 +32,6 @@ def segment(slot: int, start: int, stop: int) -> Segment:
 
 
 def append(cache: KVCache, slot: int, start: int, x_TKd: torch.Tensor, pool: Pool | None) -> None:
-    """The same numbers as keys and as values, of every layer."""
     spans = Spans([cache.span(slot, start, len(x_TKd))], cache.format.page_positions)
     for layer in range(2):
         append_pages(x_TKd, -x_TKd, spans, cache.layouts[layer], pool)
@@ -71,7 +70,6 @@ def test_a_step_beyond_the_pages_is_a_protocol_error() -> None:
 
 @CASES
 def test_a_growing_sequence_has_the_bits_of_one_prompt(precision: KVPrecision, native: bool) -> None:
-    """Token by token as in decode, in chunks as in prefill, or at once; in pages that lie in another order."""
     pool = Pool(open_library(), 2) if native else None
     q, x = torch.randn(150, 3, 16), torch.randn(150, 3, 16)
     capacity = 4 * make(precision).format.page_positions

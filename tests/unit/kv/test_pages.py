@@ -19,7 +19,6 @@ def make(pages: int = PAGES) -> PagePool:
 
 
 def filled(pool: PagePool, ids: list[int], scope: str = "") -> list[int]:
-    """Takes and publishes the full pages of a text."""
     pages, before = [], pool.scope_name(scope)
     for start in range(0, len(ids) - SIZE + 1, SIZE):
         pages.append(pool.take())
@@ -88,7 +87,6 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(data=st.data(), first=st.integers(0, 3))
     def publish(self, data: st.DataObject, first: int) -> None:
-        """Where a page has the name already, another with the same tokens is not found, and is blank later."""
         private = sorted(page for page in +self.counts if page not in self.texts)
         if private:
             page, text = data.draw(st.sampled_from(private)), (first, *range(1, SIZE))
@@ -123,7 +121,6 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(most=st.integers(0, PAGES))
     def shrink(self, most: int) -> None:
-        """The highest blank pages go first, then what would be taken first."""
         self.pool.shrink(most)
         while PAGES - len(self.cold) > most and (self.blank or self.idle):
             page = max(self.blank) if self.blank else self._evict()

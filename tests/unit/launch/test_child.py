@@ -1,10 +1,10 @@
-"""A child that ends is said why: the kernel's kill for want of memory is told apart from another process's; and one
-that cannot be ended does not keep its parent.
-"""
+"""A child that ends is said why, and one that cannot be ended does not keep its parent."""
 
 import errno
+import fcntl
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +18,7 @@ import pytest
 from tests.process.command import wait_for
 from tpiedge.errors import OutOfMemory, PeerError, ResourceError
 from tpiedge.host.device import Cgroups
-from tpiedge.launch.child import Child
+from tpiedge.launch.child import Child, ForkedProcess
 
 WAITS = "import sys; sys.stdin.readlines()"
 OUT_OF_MEMORY = "it ran out of memory (killed by the system's OOM killer)"
@@ -26,7 +26,6 @@ OUT_OF_MEMORY = "it ran out of memory (killed by the system's OOM killer)"
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    """Starts a child that runs some code."""
     started: list[Child] = []
 
     def run(code: str = WAITS, *, reports: bool = False) -> Child:
@@ -42,7 +41,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
 def test_a_process_that_survives_its_kill_is_given_up_and_said_so(
     start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As while it reads from a disk that does not answer."""
     child, signals, meanwhile = start(), [], []
 
     def never(timeout: float | None = None) -> int:
@@ -100,3 +98,19 @@ def test_what_a_killed_child_is_called(
     assert child.exit_cause() == words
     with pytest.raises(kind, match="a process that was to get ready did not report: it"):
         child.read_report(time.monotonic() + 10)
+
+
+def test_a_forked_process_is_heard_beside_thousands_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    told, tells = os.pipe()
+    high = fcntl.fcntl(told, fcntl.F_DUPFD_CLOEXEC, 1500)
+    process = ForkedProcess(high)
+    assert (process.poll(), process.pid) == (None, 0)
+    os.write(tells, b"4242\n")
+    assert (process.poll(), process.pid) == (None, 4242)
+    os.write(tells, b"-9\n")
+    assert process.wait(10.0) == -9
+    for file in (told, tells):
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

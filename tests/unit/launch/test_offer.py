@@ -1,6 +1,5 @@
 """Measurements are believed for a week, by the same machine; what a machine offers follows its limits and its nodes'
-ends.
-"""
+ends."""
 
 import json
 from collections.abc import Callable
@@ -10,11 +9,7 @@ from typing import Any
 import pytest
 
 from tpiedge.launch.bootstrap import NodeReport
-from tpiedge.launch.offer import (
-    Measurements,
-    MemoryOffer,
-    disk_bytes_per_s,
-)
+from tpiedge.launch.offer import Measurements, MemoryOffer, disk_bytes_per_s
 from tpiedge.wire.epochs import Capacity
 
 WEEK_S = 7 * 86400.0

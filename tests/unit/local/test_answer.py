@@ -14,8 +14,6 @@ REQUEST = GenerationRequest("r-1", (1, 2, 3), 4)
 
 
 class Said:
-    """A cluster that says these events."""
-
     def __init__(self, *events: Token | Finished) -> None:
         self._events = events
 

@@ -9,19 +9,7 @@ import pytest
 
 from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import (
-    ModelKind,
-    PackLabel,
-    check_name,
-    find_model,
-    load_label,
-    name_pack,
-    packs_of,
-    save_label,
-    short_name,
-    stored_packs,
-    the_pack_of,
-)
+from tpiedge.local import catalogue
 from tpiedge.local.packing import pack_model
 from tpiedge.local.prepare import prepare
 from tpiedge.model.gguf.model import GgufModel
@@ -31,13 +19,11 @@ from tpiedge.pack.specs import Precision
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of eight bits."""
     return TinyGguf(kinds={"": "Q8_0"}, layers=1).write(tmp_path_factory.mktemp("file") / "Tiny.Q8_0.gguf")
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """An empty cache."""
     return tmp_path / "cache"
 
 
@@ -58,8 +44,8 @@ def pack_of(gguf: Path, cache: Path, precision: str | None = None, name: str | N
     ],
 )
 def test_short_names(stem: str, precision: str, name: str) -> None:
-    assert short_name(stem, precision) == name
-    assert check_name(name) == name
+    assert catalogue.short_name(stem, precision) == name
+    assert catalogue.check_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -68,42 +54,41 @@ def test_short_names(stem: str, precision: str, name: str) -> None:
 )
 def test_names_that_would_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="--name") as raised:
-        check_name(name)
+        catalogue.check_name(name)
     assert str(raised.value).isprintable()
 
 
 def test_a_pack_is_found_by_name_path_and_file(gguf: Path, cache: Path) -> None:
     pack = pack_of(gguf, cache)
-    assert load_label(pack) == PackLabel("Tiny-q8", str(gguf))
+    assert catalogue.load_label(pack) == catalogue.PackLabel("Tiny-q8", str(gguf))
     for name in ("Tiny-q8", "tiny-Q8", pack.name, str(pack)):
-        found = find_model(name, cache)
-        assert (found.kind, found.path) == (ModelKind.PACK, pack), name
-    assert find_model(str(gguf), cache).kind is ModelKind.GGUF
+        found = catalogue.find_model(name, cache)
+        assert (found.kind, found.path) == ("pack", pack), name
+    assert catalogue.find_model(str(gguf), cache).kind == "GGUF file"
     for name in ("tiny-q8", str(pack), str(gguf)):
-        assert packs_of(name, cache) == [pack], name
+        assert catalogue.packs_of(name, cache) == [pack], name
 
 
 def test_a_name_belongs_to_one_pack(gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = pack_of(gguf, cache), pack_of(gguf, cache, "q4")
-    assert [load_label(path).name for path in (first, second)] == ["Tiny-q8", "Tiny-q4"]
-    assert name_pack(second, "Tiny", "q8", "") == "Tiny-q4"  # it has one
+    assert [catalogue.load_label(path).name for path in (first, second)] == ["Tiny-q8", "Tiny-q4"]
+    assert catalogue.name_pack(second, "Tiny", "q8", "") == "Tiny-q4"  # it has one
     (second / "label.json").unlink()
-    assert name_pack(second, "tiny", "q8", "") == "tiny-q8-2"
+    assert catalogue.name_pack(second, "tiny", "q8", "") == "tiny-q8-2"
     capsys.readouterr()
     with pytest.raises(UserError, match="another pack is called TINY-Q8: "):
-        name_pack(second, "x", "q4", "", "TINY-Q8")
-    assert name_pack(second, "x", "q4", "", "mine") == "mine"
+        catalogue.name_pack(second, "x", "q4", "", "TINY-Q8")
+    assert catalogue.name_pack(second, "x", "q4", "", "mine") == "mine"
     assert capsys.readouterr().err == "tpiedge: the pack was called tiny-q8-2 before\n"
-    assert name_pack(second, "x", "q4", "", "mine") == "mine"
+    assert catalogue.name_pack(second, "x", "q4", "", "mine") == "mine"
     assert capsys.readouterr().err == ""
-    assert find_model("MINE", cache).path == second
-    save_label(second, PackLabel("Tiny-q8"))  # by a copy of the folder
+    assert catalogue.find_model("MINE", cache).path == second
+    catalogue.save_label(second, catalogue.PackLabel("Tiny-q8"))  # by a copy of the folder
     with pytest.raises(UserError, match="several packs are called tiny-q8: give one of /"):
-        find_model("tiny-q8", cache)
+        catalogue.find_model("tiny-q8", cache)
 
 
 def test_an_import_that_was_killed_is_completed(gguf: Path, cache: Path) -> None:
-    """Its weights are there, its text and its label are not."""
     pack = pack_of(gguf, cache)
     shutil.rmtree(pack / "text")
     (pack / "label.json").unlink()
@@ -115,7 +100,6 @@ def test_an_import_that_was_killed_is_completed(gguf: Path, cache: Path) -> None
 def test_a_cache_that_cannot_be_written_is_used_as_it_is(
     gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With packs of earlier versions, which have no label."""
     monkeypatch.setattr("tpiedge.local.catalogue.save_label", lambda *_: None)
     demo, imported = prepare("demo", None, None, cache), pack_of(gguf, cache)
     assert not (demo.pack.path / "label.json").exists()
@@ -155,12 +139,12 @@ def test_what_is_given_by_a_path_has_a_public_name(
 
 def test_a_model_with_several_packs_is_asked_which(gguf: Path, cache: Path) -> None:
     with pytest.raises(UserError, match=f"no pack was made of {gguf} yet"):
-        the_pack_of(str(gguf), cache)
+        catalogue.the_pack_of(str(gguf), cache)
     first, second = pack_of(gguf, cache), pack_of(gguf, cache, "q4")
-    assert packs_of(str(gguf), cache) == sorted([first, second])
+    assert catalogue.packs_of(str(gguf), cache) == sorted([first, second])
     with pytest.raises(UserError, match="several packs: give one of Tiny-q4, Tiny-q8"):
-        the_pack_of(str(gguf), cache)
-    assert the_pack_of("tiny-q4", cache) == second
+        catalogue.the_pack_of(str(gguf), cache)
+    assert catalogue.the_pack_of("tiny-q4", cache) == second
 
 
 @pytest.mark.parametrize(
@@ -173,9 +157,9 @@ def test_a_pack_without_a_label_is_called_like_its_folder(
     (pack / "label.json").unlink()
     if label is not None:
         (pack / "label.json").write_bytes(label)
-    (stored,) = stored_packs(cache)
+    (stored,) = catalogue.stored_packs(cache)
     assert (stored.name, stored.source) == (pack.name, "")
-    assert find_model(pack.name, cache).path == pack
+    assert catalogue.find_model(pack.name, cache).path == pack
 
 
 def test_similar_names_are_suggested(gguf: Path, cache: Path) -> None:
@@ -188,8 +172,8 @@ def test_similar_names_are_suggested(gguf: Path, cache: Path) -> None:
         ("lama2-70b", "llama2-70b or llama2-7b"),
     ):
         with pytest.raises(UserError, match=rf"; did you mean {re.escape(meant)}"):
-            find_model(slip, cache)
+            catalogue.find_model(slip, cache)
     for other in ("entirely-different", "org/demo", "llama2-7b", "missing.gguf"):
         with pytest.raises(UserError) as raised:
-            find_model(other, cache)
+            catalogue.find_model(other, cache)
         assert "did you mean" not in str(raised.value)

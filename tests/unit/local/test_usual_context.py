@@ -22,7 +22,6 @@ def model_of(folder: Path, positions: int) -> PreparedModel:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
-    """A model of 128 Ki positions, whose KV cache would take 2.1 GB."""
     return model_of(tmp_path_factory.mktemp("long"), 131_072)
 
 
@@ -64,8 +63,6 @@ def test_the_cache_of_all_answers_has_room_for_one_at_least() -> None:
 
 
 def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where more context would make weights stream, there is less of it."""
-
     def plan(_model: PreparedModel, _layout: Layout, tokens: int) -> SimpleNamespace:
         return SimpleNamespace(needs=[SimpleNamespace(streamed_bytes=max(0, tokens - 20_000), kv_bytes=0)])
 

@@ -26,13 +26,8 @@ def test_a_model_that_says_nothing(tmp_path: Path) -> None:
 
 
 def test_the_words_of_sentence_transformers(tmp_path: Path) -> None:
-    modes = dict.fromkeys(
-        [
-            f"pooling_mode_{mode}"
-            for mode in ("cls_token", "mean_tokens", "max_tokens", "weightedmean_tokens", "lasttoken")
-        ],
-        False,
-    )
+    kinds = ("cls_token", "mean_tokens", "max_tokens", "weightedmean_tokens", "lasttoken")
+    modes = {f"pooling_mode_{kind}": False for kind in kinds}
     assert of(tmp_path, **modes | {"pooling_mode_lasttoken": True, "include_prompt": True}) == "last"
     assert of(tmp_path, **modes | {"pooling_mode_mean_tokens": True}) == "mean"
     assert of(tmp_path, **modes | {"pooling_mode_cls_token": True}) == "cls"

@@ -97,9 +97,6 @@ class FakeRankZero:
     def warm_if_possible(self) -> None:
         self.calls.append("warm")
 
-    def serves(self) -> None:
-        self.calls.append("serves")
-
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         self.calls.append(f"start {epoch}")
         self._refuse()

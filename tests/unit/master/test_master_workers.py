@@ -116,15 +116,6 @@ def test_everybody_hears_of_the_master(story: Story) -> None:
     assert story.root.count(Pulse) > 0
 
 
-def test_rank_0_hears_that_its_epoch_serves_with_every_heartbeat(story: Story) -> None:
-    story.join("w-1")
-    assert "serves" not in story.rank_zero.calls
-    story.settle()
-    story.rank_zero.calls.clear()
-    story.wait(1.0)
-    assert set(story.rank_zero.calls) == {"serves"}
-
-
 # --- workers that come and go
 
 

@@ -13,7 +13,6 @@ SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 @st.composite
 def some_blocks(draw: st.DrawFn) -> tuple[list[list[int]], int]:
-    """Those of a model, and its number of layers."""
     layers = draw(st.integers(1, 12))
     head = draw(st.lists(st.integers(1, 40), max_size=2))
     return [draw(SIZES), draw(SIZES)] * layers + [[size] for size in head], layers
@@ -49,7 +48,6 @@ class Device:
         self.read_all()
 
     def step(self, stop: int, reach: int, head: bool) -> None:
-        """Takes the place of Engine.run, with or without the head."""
         self.pages = min(max(self.pages, stop), self.kv_room.ask(max(stop, reach)))
         self.written = [min(written, self.pages) for written in self.written]
         held = self.pages * self.layers * POSITION_BYTES
@@ -94,7 +92,6 @@ class Device:
 def test_weights_and_kv_cache_share_a_budget(
     data: st.DataObject, model: tuple[list[list[int]], int], capacity: int, grain: int, reading: int
 ) -> None:
-    """Whatever lengths come in whatever order, and however much is read at a time."""
     blocks, layers = model
     least = smallest_ring(blocks, frozenset())
     room = data.draw(st.integers(least, max(least, sum(map(sum, blocks)))))

@@ -36,18 +36,15 @@ def loaded(pack: Pack, share: NodeShare = EVERYTHING, **options: object) -> Iter
 
 
 def original(name: str, rows: int, cols: int) -> np.ndarray:
-    """As the checkpoint has it: the bits of bf16."""
     return random_rows(7, name, 0, rows, cols, "BF16")
 
 
 def quantised(values_OI: np.ndarray, bits: int) -> np.ndarray:
-    """[O, I] in f32 of a unit that was quantised."""
     shape = PanelShape(bits, *values_OI.shape)
     return dequantise_unit(quantise_unit(np.ascontiguousarray(values_OI), shape)[0], shape)
 
 
 def units_of(matrix: PanelMatrix) -> list[np.ndarray]:
-    """[O, I] in f32 of each of its units."""
     data = matrix.data_B.numpy()
     return [
         dequantise_unit(data[unit * matrix.unit_nbytes :], matrix.unit_shape(unit))
@@ -57,7 +54,6 @@ def units_of(matrix: PanelMatrix) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_a_share_of_a_block(make_pack: MakePack, precision: Precision) -> None:
-    """Every unit is quantised on its own, and there is no padding in the matrices' shapes."""
     with loaded(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2))) as weights:
         with weights.resident(Block(1, "attention")) as attention:
             q, k, o = (attention.matrices[name] for name in "qko")
@@ -90,7 +86,6 @@ def test_tiles_of_a_head(
     tied: bool,
     units_of_a_tile: int,
 ) -> None:
-    """Any number of units is one tile: their panels are not padded with outputs that anybody would have to cut out."""
     pack = make_pack(Storage.of(Precision.Q4, tied=tied, head=precision), tied=tied)
     key, name = pack.head_matrix
     unit_nbytes = pack.layout(key).matrix(name).unit_nbytes(0)
@@ -121,7 +116,7 @@ def test_rows_of_a_quantised_embedding(make_pack: MakePack, precision: Precision
             with pytest.raises(UserError, match=f"has rows 0 to 1002, not {row}"):
                 weights.embedding_rows([0, row])
         panel_nbytes = PanelShape(precision.bits, PANEL, HIDDEN).panel_nbytes
-        assert weights.embedding_bytes_read == len(ids) * panel_nbytes
+        assert weights.disk_read_bytes == len(ids) * panel_nbytes
     table = original("embedding", VOCABULARY, HIDDEN)
     units = [quantised(table[start : start + 128], precision.bits) for start in range(0, VOCABULARY, 128)]
     assert np.array_equal(found_TH.numpy(), np.concatenate(units)[ids])

@@ -26,27 +26,26 @@ def test_weights_that_make_room_for_a_full_kv_cache_leave_memory(make_pack: Make
     pack = make_pack(layers=4)
     kv_bytes = Sweep.of(pack, EVERYTHING, True).nbytes // 4
     weights = NodeWeights(pack, EVERYTHING, True, half, kv_bytes=kv_bytes)
-    opened = weights._open
-    assert opened is not None
+    scheduler = weights._scheduler
+    assert scheduler is not None
 
     def in_memory() -> set[int]:
         pieces = range(len(weights.sweep.pieces))
-        return {piece for piece in pieces if opened[0].matrix(piece, None).any()}
+        return {piece for piece in pieces if scheduler.loader.matrix(piece, None).any()}
 
     assert in_memory() > weights.placement.pinned
     allotted = weights.weight_bytes
     weights.make_room(kv_bytes)
-    opened[1].settle(lambda: None)  # what is dropped is dropped before anything is read
+    scheduler.settle(lambda: None)  # what is dropped is dropped before anything is read
     assert in_memory() == weights.placement.pinned
     assert weights.weight_bytes < allotted
     weights.make_room(0)
-    opened[1].settle(lambda: None)
+    scheduler.settle(lambda: None)
     assert in_memory() > weights.placement.pinned
     weights.close()
 
 
 def test_one_of_several_reads_that_fails_fails_the_piece() -> None:
-    """Also where the last one is right."""
     seen: list[TpiedgeError | None] = []
     fault = ReadFault(Path("blob"), 0, 1, "broken")
     countdown = _Countdown(2, seen.append)

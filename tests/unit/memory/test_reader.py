@@ -63,7 +63,6 @@ def test_o_direct_refused_when_opening(path: Path, content: bytes, monkeypatch: 
 
 
 def fail_preadv(monkeypatch: pytest.MonkeyPatch, decide: Callable[[int, int], int | None]) -> None:
-    """`decide(call number, offset)` gives an errno to fail with, or None."""
     preadv, calls = os.preadv, iter(range(10**6))
 
     def wrapped(fd: int, buffers: list[memoryview], offset: int) -> int:

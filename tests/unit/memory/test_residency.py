@@ -84,7 +84,6 @@ def test_a_block_streams_if_a_piece_of_it_came_through_the_ring() -> None:
 
 
 def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
-    """Once no read writes to it, and before what takes its place is read."""
     machine = Residency([[1], [1], [1]], 2, {0}, 2)
     assert machine.start() == [Read(1, 0, None), Read(2, 1, 0)]
     assert machine.loaded(1) == [Read(3, 2, 1)]
@@ -183,7 +182,6 @@ class Schedules(RuleBasedStateMachine):
 
     @property
     def under_way(self) -> list[Read]:
-        """As far as the machine knows."""
         return [*self.asked.values(), *self.failed.values()]
 
     def obey(self, instructions: list[Instruction]) -> None:
@@ -226,7 +224,6 @@ class Schedules(RuleBasedStateMachine):
         self.obey(self.machine.loaded(ticket))
 
     def check_the_block(self) -> None:
-        """Whatever was read and dropped since: each piece is where the machine says."""
         assert self.entered is not None
         first = sum(map(len, self.blocks[: self.entered]))
         for piece in range(first, first + len(self.blocks[self.entered])):

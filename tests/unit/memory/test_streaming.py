@@ -22,7 +22,6 @@ DEADLINE_S = 10.0
 
 
 def narrow(sweep: Sweep) -> Placement:
-    """The smallest ring, nothing pinned."""
     return Placement(smallest_ring(sweep.sizes, frozenset()), frozenset())
 
 
@@ -41,7 +40,6 @@ def stream(make_pack: MakePack) -> Iterator[Callable[..., NodeWeights]]:
 
 
 def sweep_through(weights: NodeWeights) -> list[torch.Tensor]:
-    """Copies of every matrix in the order of use, the head's tiles last."""
     found = []
     for block in weights.sweep.blocks:
         if isinstance(block, Block):
@@ -183,7 +181,7 @@ def test_a_disk_that_brings_nothing_is_an_error(disk: SlowDisk) -> None:
 
 
 def test_no_read_begins_after_the_end(disk: SlowDisk) -> None:
-    """Not that of a reading thread either, whose pool may be closing: it would wait for itself."""
+    """Nor does one of a reading thread, whose pool may be closing: it would wait for itself."""
     memory = scheduler(disk)
     thread, _ = in_thread(lambda: memory.settle(lambda: None))
     disk.finish()

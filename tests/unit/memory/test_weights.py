@@ -84,9 +84,9 @@ def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., NodeWeights]
     expected = pack.layout(0).nbytes + pack.layout(1).nbytes + pack.layout("head").nbytes
     assert weights.weight_bytes == weights.bytes_read == expected
     assert seen[-1] == (expected, expected)
-    assert weights.embedding_bytes_read == 0
+    assert weights.disk_read_bytes == 0
     weights.embedding_rows([3, 1002, 3])
-    assert weights.embedding_bytes_read == 3 * 60 * 2
+    assert weights.disk_read_bytes == 3 * 60 * 2
 
 
 @pytest.mark.parametrize("precision", list(DTYPES))

@@ -3,6 +3,7 @@
 import json
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import huggingface_hub
@@ -148,6 +149,16 @@ def test_a_rest_that_the_server_no_longer_has_is_fetched_anew(hub: Hub):
     hub.statuses["model.safetensors"] = [416]
     assert "pull again later" in refusal(kind=HubError)
     assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_server_without_ranges_sends_the_file_anew(hub: Hub):
+    hub.cuts["model.safetensors"] = [70_000]
+    hub.ignores_ranges = True
+    seen: list[int] = []
+    report = fetch(progress=lambda done, total: seen.append(total - done))
+    assert (report.folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert seen[-1] == 0
+    assert sum(now > before for before, now in pairwise(seen)) == 1
 
 
 def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):

@@ -89,7 +89,6 @@ class Joining:
         return plane
 
     def close(self, rank: int) -> None:
-        """As a node that ends."""
         self._resources[rank].close()
 
     def all(self, work: Callable[[int], Any] | None = None) -> list[Any]:
@@ -127,12 +126,10 @@ class Linked:
         self._network.close()
 
     def lose(self, rank: int, cause: str = "the test said so") -> None:
-        """The master tells everybody."""
         for alive in self.alive:
             alive.lose(rank, cause)
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """Results and errors by rank."""
         return outcomes(work, range(self.size))
 
 

@@ -37,8 +37,6 @@ class Clock:
 
 @pytest.fixture
 def clocked(one_thread, monkeypatch):
-    """Measures with a library where each product takes so long: what was found, and the clock."""
-
     def begin(library, product_s):
         clock = Clock(product_s)
 

@@ -23,7 +23,6 @@ class Slow:
         self._fails = fails
 
     def send(self, message: object, timeout_s: float = 0.0) -> None:
-        """A heartbeat would have to wait for them."""
         assert isinstance(message, Hello)
 
     def recv(self, _timeout_s: float) -> None:

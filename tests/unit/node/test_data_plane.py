@@ -26,18 +26,14 @@ DEAD = "tcp://127.0.0.1:9"
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links between others than rank 0 that are not made soon never are. (Those that can be need some of it.)"""
     monkeypatch.setattr(data_plane, "_LINK_S", 3.0)
 
 
 def elsewhere(rank: int, endpoint: str = DEAD) -> Callable[[Listening], Listening]:
-    """As if no other node could reach `rank`."""
     return lambda said: structs.replace(said, endpoint=endpoint) if said.rank == rank else said
 
 
 def summed(joining: Joining, collective: CollectiveName) -> list[object]:
-    """What each rank has of an all-reduce of the ranks' numbers."""
-
     def work(rank: int) -> object:
         communicator = joining.planes[rank].communicator
         if rank == 0:
@@ -173,5 +169,10 @@ def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
         second.endpoint.send_frame(b"\x91" * 40, node_name(2), 20.0)
         with pytest.raises(Misconduct):
             third.communicator.next_plan()
-        assert third.traffic == (third.endpoint.bytes_sent, third.endpoint.bytes_received, 1, 1)
+        assert third.traffic == (
+            third.endpoint.counters.bytes_sent,
+            third.endpoint.counters.bytes_received,
+            1,
+            1,
+        )
         assert min(third.traffic) > 0

@@ -34,7 +34,6 @@ class Player:
         self.endpoint.send(message, to=node_name(to), timeout_s=20.0)
 
     def hear(self, kind: type) -> Message:
-        """The next message of that kind, at most 5 s away; probes before it are answered."""
         deadline = time.monotonic() + 20.0
         while time.monotonic() < deadline:
             self._alive.check_idle(0, "a test")
@@ -53,7 +52,6 @@ class Player:
 
 
 def surveyed(linked: Linked, plays: dict[int, Play] | None = None) -> list[object]:
-    """What comes of a survey, by rank, where some ranks are played and the others are honest."""
     acts = plays or {}
 
     def part(rank: int) -> object:
@@ -77,7 +75,6 @@ def surveyed(linked: Linked, plays: dict[int, Play] | None = None) -> list[objec
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nodes that answer need some of it."""
     monkeypatch.setattr(link_survey, "_TURN_S", 3.0)
     monkeypatch.setattr(link_survey, "_PAIR_S", 1.0)
 
@@ -129,8 +126,6 @@ def test_who_reports_links_that_it_cannot_have_is_named(play: Play) -> None:
 
 
 def out_of_turn(message: Message) -> Play:
-    """As soon as it is asked whether it is there."""
-
     def play(player: Player) -> None:
         player.hear(Probe)
         player.say(Echo(EPOCH, 0, b""))
@@ -140,7 +135,6 @@ def out_of_turn(message: Message) -> Play:
 
 
 def in_no_hurry(player: Player) -> None:
-    """Has its turn until somebody is lost, however late that is said which is out of turn."""
     player.turn()
     with contextlib.suppress(PeerLost):
         player.hear(Survey)
@@ -182,7 +176,6 @@ def test_a_node_that_dies_in_its_turn_ends_it_for_the_others() -> None:
 
 
 def mumbling(player: Player) -> None:
-    """Takes part, and tells rank 2 nothing but echoes that nobody asked for."""
     player.turn()
     player.say(LinkReport(EPOCH, 1, "h", 1, (LINK,)))
     while True:

@@ -5,9 +5,7 @@ import sys
 
 
 def test_what_only_the_compilers_of_torch_need_is_left_out():
-    code = (
-        "from tpiedge.node.process import _import_engine\n_import_engine()\nimport sys\nprint(*sys.modules)"
-    )
+    code = "from tpiedge.node.process import import_engine\nimport_engine()\nimport sys\nprint(*sys.modules)"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )

@@ -20,7 +20,6 @@ MBIT300 = 300e6 / 8
 def facts(
     size: int, *cut: tuple[int, int], latency_s: float = 1e-3, rate: float | None = MBIT300
 ) -> NetworkFacts:
-    """Equal links between all machines, but for the pairs of `cut`."""
     pairs = set(combinations(range(size), 2)) - set(cut)
     return NetworkFacts({pair: PairFacts(latency_s, rate) for pair in pairs}, tuple(range(size)))
 

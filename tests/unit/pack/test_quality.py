@@ -44,8 +44,11 @@ def test_the_quality_is_that_of_the_stored_numbers(make_pack: MakePack) -> None:
     assert record["sqnr_db"] == pytest.approx(quality.total.sqnr_db, abs=1e-3)
 
 
+NEGATIVE = '{"tensors": [{"tensor": "t", "matrix": "q", "precision": "q4", "signal": 1.0, "noise": -1.0}]}'
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"tensors": [{}]}', '{"tensors": [{"precision": "q2"}]}', "{" * 99999]
+    "text", ["", "[]", "{}", '{"tensors": [{}]}', '{"tensors": [{"precision": "q2"}]}', "{" * 99999, NEGATIVE]
 )
 def test_a_quality_that_cannot_be_read_is_none(make_pack: MakePack, text: str) -> None:
     pack = make_pack(Q4)

@@ -68,7 +68,6 @@ def test_time_is_limited_and_not_renewed_by_connecting_again(
 
 
 def test_a_guest_has_one_connection(admission: Admission, clock: ManualClock) -> None:
-    """As long as it may be open: before it is introduced, and until it is closed, also of one who is dismissed."""
     assert [admission.judge(KEYS[1]), admission.judge(KEYS[1])] == ["w1", None]
     with socket.socket() as connection:
         admission.introduced("w1", TcpConnection(connection.fileno(), os.fstat(connection.fileno()).st_ino))
@@ -86,7 +85,6 @@ FULL = Refused("limited", "full")
 
 @pytest.fixture
 def crowded(clock: ManualClock) -> Admission:
-    """One place, which is taken, and one for tickets."""
     policy = GuestPolicy(name_of, limit=1, takes=lambda ticket, name: ticket == f"for {name}", crowded=FULL)
     admission = Admission({KEYS[0]: "w0"}, policy, clock)
     assert admission.judge(KEYS[1]) == "w1"

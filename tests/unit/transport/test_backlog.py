@@ -31,21 +31,20 @@ def test_what_came_over_the_connection_before_gives_no_credit() -> None:
 
 
 def test_what_is_received_while_the_kernel_is_asked_is_none_of_another_connection() -> None:
-    """Or it would count as waiting for ever, and an honest peer be cut off after a few of these."""
+    """Otherwise the bytes would count as waiting for ever, and an honest peer would be cut off after a few races."""
     flow = Flow()
     assert _look(flow, Arrived(1000, 1), 5_000_000).byte_count == 1000
     assert _look(flow, Arrived(5_001_000, 5), 0).byte_count == 1000
 
 
 def _look(flow: Flow, arrived: Arrived, meanwhile: int) -> Arrived:
-    """`meanwhile`: bytes that the owner receives after the kernel was asked."""
     taken = flow.taken
     flow.taken += meanwhile
     return flow.waiting(arrived, taken)
 
 
 def test_a_descriptor_that_is_another_socket_s_by_now() -> None:
-    """libzmq closes connections whose frames still wait, and any part of the process may open something instead."""
+    """libzmq closes connections whose frames still wait, and any part of the process may reuse the descriptor."""
     one, other = socket.socketpair()
     with one, other, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         backlog = Backlog(router, 1000, Admission({}))

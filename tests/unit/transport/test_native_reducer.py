@@ -4,12 +4,14 @@ import ctypes
 import errno
 import struct
 from collections import deque
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from tpiedge.transport.backlog import Flow
 from tpiedge.transport.native_library import TransportLibrary, transport_library
 from tpiedge.transport.native_reducer import DONE, Combine, Exchange, NativeReducer
 from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT
@@ -61,7 +63,6 @@ class FakeZmq:
 
     @property
     def open(self) -> int:
-        """How many messages nobody has closed."""
         return len(self._messages)
 
     def init(self, message: int) -> int:
@@ -122,12 +123,7 @@ class FakeZmq:
 class Rank:
     """`run` does its all-reduces. `ways`: of each peer; their ranks are all but the own."""
 
-    def __init__(
-        self,
-        zmq: FakeZmq,
-        *ways: tuple[int, bytes],
-        rank: int = 0,
-    ) -> None:
+    def __init__(self, zmq: FakeZmq, *ways: tuple[int, bytes], rank: int = 0) -> None:
         library = transport_library()
         assert library is not None
         self.scratch = bytearray(4 * len(OWN))
@@ -142,9 +138,14 @@ class Rank:
             self.scratch,
         )
         self._zmq = zmq
-        self._reducer = NativeReducer(TransportLibrary(library.dll, zmq.addresses), exchange)
+        links: Any = [
+            SimpleNamespace(underlying=socket, way_to=lambda _name, route=route: (route, Flow()))
+            for socket, route in ways
+        ]
+        links[0].changes = ctypes.c_uint32()
+        self._reducer = NativeReducer(TransportLibrary(library.dll, zmq.addresses), exchange, links)
         self._tensor = (ctypes.c_float * len(OWN))(*OWN)
-        assert self._reducer.open(ways, ctypes.c_uint32(), 0)
+        assert self._reducer.open(links[0])
 
     def run(self, place: bytes = PLACE) -> int:
         self._tensor[:] = OWN
@@ -155,7 +156,6 @@ class Rank:
         return tuple(self._tensor)
 
     def received(self) -> list[tuple[int, bytes, bytes]]:
-        """Hands over what was received and not used."""
         found = [(socket, route, bytes(frame.buffer)) for socket, route, frame in self._reducer.received()]
         self._reducer.release()
         return found
@@ -199,7 +199,7 @@ def test_without_memory_nothing_is_sent_and_nothing_is_freed_twice(way: tuple[in
 
 
 def test_a_signal_does_not_tear_a_message_apart() -> None:
-    """Otherwise the next message would be taken for the second part of this one, of either direction."""
+    """The next message would be taken for the second part of this one."""
     for call in (1, 2, 4):  # both parts that are sent; the second one that is received
         zmq = FakeZmq()
         rank = Rank(zmq, (HUB, ROUTE))
@@ -245,7 +245,6 @@ class Mesh:
         self.holds = False
 
     def send(self, peer: int, data: bytes | None) -> None:
-        """The next part, or something else."""
         if data is None:
             data = frame(peer, VALUES[peer], bytes([self.parts[peer]] * 16))
             self.parts[peer] += 1
@@ -270,7 +269,6 @@ class Mesh:
         return outcome
 
     def hand_over(self) -> None:
-        """Python receives everything."""
         for _socket, route, data in self.rank.received():
             self.heard[self.peers[route]].append(data)
         while self.zmq.incoming[SPOKE]:

@@ -129,7 +129,6 @@ def flat(protocol: int, tag: int, rest: bytes = b"") -> bytes:
 
 
 def partial(sender: int = 1, tensor: bytes = bytes(2)) -> bytes:
-    """A Partial of six integers 0, save its sender."""
     return flat(PROTOCOL, PARTIAL, bytes(4 + 8 + 4 + 4 + 1) + bytes((sender,)) + tensor)
 
 

@@ -28,7 +28,6 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not() -> None:
 
 
 def test_the_longest_request_fits_with_all_of_its_answer_but_the_last_token() -> None:
-    """So it can go on in another epoch, wherever the one before ends."""
     bias = tuple((token, -1.0) for token in range(1024))
     longest = GenerationRequest(
         id="x" * 256,

@@ -14,7 +14,6 @@ def test_a_message_comes_back_from_its_bytes(message: Message) -> None:
 
 
 def test_the_bytes_of_some_messages_are_fixed() -> None:
-    """Those of joining have no protocol; the others have it in their second byte."""
     kinds = {cls for tag, cls in TAGS.items() if tag in JOIN_TAGS}
     written = [encode(one) for one in MESSAGES if type(one) in kinds or hasattr(one, "tensor")]
     assert written == [padded(bytes.fromhex(data)) for data in FIXED]

@@ -10,7 +10,6 @@ from tpiedge.wire.probing import LinkSpeed, Probing
 
 
 def measure(trips: list[float], payload: int = MAX_BLOB) -> LinkSpeed:
-    """Echoes that take `trips` seconds, the last with a payload."""
     probing, now = Probing(), 100.0
     step: Probe | LinkSpeed | None = probing.begin(now)
     for trip in trips:
@@ -35,14 +34,13 @@ def test_on_a_busy_computer_the_rate_is_no_more_than_what_can_be_known() -> None
 
 @pytest.mark.parametrize(("payload", "rate"), [(1, 1.0), (MAX_BLOB, MAX_BLOB / 1000)])
 def test_a_payload_that_hardly_moves_has_a_rate_that_a_message_can_carry(payload: int, rate: float) -> None:
-    """Who answers slowly with one byte must not make the one who measures unable to tell."""
     link = measure([0.01] * 5 + [1000.01], payload)
     assert link.bytes_per_s == pytest.approx(rate)
     encode(LinkReport(1, 1, "h", 4, (MeasuredLink(0, link.round_trip_s, link.bytes_per_s),)))
 
 
 def test_of_several_payloads_the_quickest_counts() -> None:
-    """The first ones of a connection that was idle are slow."""
+    """The first payloads of an idle connection are slow."""
     probing, now = Probing(payload_bytes=1000, payloads=3, epoch=7), 0.0
     step: Probe | LinkSpeed | None = probing.begin(now)
     sizes = []

@@ -29,7 +29,6 @@ from tpiedge.wire.fields import MAX_BLOB, MAX_CONTROL_HEADER, Message, TensorHea
 
 
 def filled(item: bytes) -> bytes:
-    """A message of nothing but `item`, in arrays within arrays, as long as one may be."""
     row = b"\xdc\x00\x80" + item * 128
     rows = -(-MAX_CONTROL_HEADER // len(row))
     table = b"".join(b"\xdc\x00\x80" + row * min(rows, 128) for _ in range(-(-rows // 128)))
@@ -177,7 +176,6 @@ def test_any_fields_are_refused_or_valid(tag: int, items: list[object]) -> None:
 
 
 def read_again(data: bytes) -> None:
-    """Reads `data`, which is refused, or a message that can be sent."""
     try:
         message = decode(data)
     except ProtocolError:
@@ -186,7 +184,6 @@ def read_again(data: bytes) -> None:
 
 
 def memory_of(data: bytes) -> int:
-    """The most that reading `data` takes."""
     tracemalloc.start()
     try:
         read(data)

@@ -13,7 +13,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.inprocess import InProcessHub
 from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, PeerLost, ResourceError, TpiedgeError
 from tpiedge.launch import slot
-from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, from_line
+from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport
 from tpiedge.launch.offer import Measurements, MemoryOffer
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.endpoint import CONTROL
@@ -48,34 +48,17 @@ M = TypeVar("M")
 REPORT = NodeReport("cpu", "avx2", Capacity(2, 1e9, 2e9))
 
 
-class FakeStandby:
-    """A process that ends when the test says so, before it is a node or after. Remembers every one that was made."""
+class FakeProcess:
+    """A process that ends when the test says so."""
 
-    made: list["FakeStandby"] = []  # noqa: RUF012 (emptied by the fixture)
-    stillborn = 0
-    refused = False
-    ended = threading.Event()
-
-    def __init__(self, threads: int, *, measure: bool = False) -> None:
-        if FakeStandby.refused:
-            raise ResourceError("cannot start a process (Resource temporarily unavailable)")
+    def __init__(self) -> None:
         self.pid = 4242
-        self.measure = measure
-        self.bootstrap: NodeBootstrap | None = None
+        self.cause: str | None = None
         self.log = ""
         self.out_of_memory = False
         self.stopped = False
         #: How often the agent may do something while it ends.
         self.lingers = 0
-        self.made.append(self)
-        self.cause: str | None = None if len(self.made) > self.stillborn else "stillborn"
-
-    def report(self, deadline: float) -> NodeReport:
-        return REPORT if self.measure else NodeReport("cpu", "avx2", NOT_MEASURED)
-
-    def send_line(self, line: bytes) -> None:
-        assert self.cause is None
-        self.bootstrap = from_line(line, NodeBootstrap)
 
     def exit_cause(self) -> str | None:
         return self.cause
@@ -87,8 +70,42 @@ class FakeStandby:
         self.stopped = True
         for _ in range(self.lingers):
             meanwhile()
-        if self.bootstrap is None:
-            self.ended.set()
+
+
+class FakeNode(FakeProcess):
+    def __init__(self, bootstrap: NodeBootstrap) -> None:
+        super().__init__()
+        self.bootstrap = bootstrap
+
+
+class FakeForkServer(FakeProcess):
+    """Remembers every one that was made, and their nodes."""
+
+    made: list["FakeForkServer"] = []  # noqa: RUF012 (emptied by the fixture)
+    nodes: list[FakeNode] = []  # noqa: RUF012 (emptied by the fixture)
+    stillborn = 0
+    refused = False
+    ended = threading.Event()
+
+    def __init__(self, threads: int, *, measure: bool = False) -> None:
+        super().__init__()
+        if FakeForkServer.refused:
+            raise ResourceError("cannot start a process (Resource temporarily unavailable)")
+        self.measure = measure
+        self.made.append(self)
+        self.cause = None if len(self.made) > self.stillborn else "stillborn"
+
+    def report(self, deadline: float) -> NodeReport:
+        return REPORT if self.measure else NodeReport("cpu", "avx2", NOT_MEASURED)
+
+    def start_node(self, bootstrap: NodeBootstrap) -> FakeNode:
+        assert self.cause is None
+        self.nodes.append(FakeNode(bootstrap))
+        return self.nodes[-1]
+
+    def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        super().stop(deadline, meanwhile)
+        self.ended.set()
 
 
 class FakeShards:
@@ -255,11 +272,11 @@ class Worker:
         self.fetch.let(epoch)
         return self.expect(Prepared)
 
-    def launched(self, epoch: int) -> FakeStandby:
+    def launched(self, epoch: int) -> FakeNode:
         self.prepared(epoch)
         self.say(Launch(epoch))
         self.expect(Spawned)
-        (promoted,) = [one for one in FakeStandby.made if one.bootstrap and one.bootstrap.epoch == epoch]
+        (promoted,) = [one for one in FakeForkServer.nodes if one.bootstrap.epoch == epoch]
         return promoted
 
     def close(self) -> None:
@@ -272,9 +289,10 @@ class Worker:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
-    monkeypatch.setattr(slot, "Standby", FakeStandby)
-    FakeStandby.made.clear()
-    FakeStandby.ended.clear()
+    monkeypatch.setattr(slot, "ForkServer", FakeForkServer)
+    FakeForkServer.made.clear()
+    FakeForkServer.nodes.clear()
+    FakeForkServer.ended.clear()
     made: list[Worker] = []
 
     def create(known: bool = True) -> Worker:
@@ -285,7 +303,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     for worker in made:
         worker.close()
         assert all(shards.closed for shards in worker.fetch.shards.values()), "left in use"
-    assert all(one.stopped or one.cause == "stillborn" for one in FakeStandby.made)
+    assert all(
+        one.stopped or one.cause == "stillborn" for one in (*FakeForkServer.made, *FakeForkServer.nodes)
+    )
 
 
 @pytest.fixture
@@ -311,7 +331,7 @@ def test_what_was_measured_before_is_offered_at_once(make: Callable[..., Worker]
         1 << 30,
         REPORT.capacity,
     )
-    assert [standby.measure for standby in FakeStandby.made] == [False]
+    assert [server.measure for server in FakeForkServer.made] == [False]
     worker.say(AskOffer(0))
     assert worker.expect(Offer) == found, "the same agent has the same nonce"
 
@@ -319,7 +339,7 @@ def test_what_was_measured_before_is_offered_at_once(make: Callable[..., Worker]
 def test_what_is_not_known_is_measured_and_kept(make: Callable[..., Worker]) -> None:
     worker = make(known=False)
     assert worker.start().capacity == REPORT.capacity
-    assert [standby.measure for standby in FakeStandby.made] == [True]
+    assert [server.measure for server in FakeForkServer.made] == [True]
     assert worker.measurements.recall() is not None
 
 
@@ -408,9 +428,8 @@ def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
     worker.say(Launch(5))
     spawned = worker.expect(Spawned)
     assert (spawned.epoch, spawned.rank, spawned.pid) == (5, 1, 4242)
-    (standby,) = [one for one in FakeStandby.made if one.bootstrap]
-    bootstrap = standby.bootstrap
-    assert bootstrap is not None
+    (node,) = FakeForkServer.nodes
+    bootstrap = node.bootstrap
     assert bootstrap.keys.public == prepared.public_key
     assert (bootstrap.epoch, bootstrap.rank, bootstrap.pack) == (5, 1, "/shards/5")
     worker.clock.advance(0.31)
@@ -418,7 +437,7 @@ def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
 
     worker.say(Release(5))
     assert "released" in worker.expect(NodeEnded).cause
-    assert standby.stopped
+    assert node.stopped
     assert worker.fetch.shards[5].closed
     worker.sync()
 
@@ -503,14 +522,14 @@ def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
 ) -> None:
     if when == "after fetching":
         worker.prepared(5)
-    for standby in FakeStandby.made:
-        standby.cause = "it ended"
-    monkeypatch.setattr(FakeStandby, "refused", True)
+    for server in FakeForkServer.made:
+        server.cause = "it ended"
+    monkeypatch.setattr(FakeForkServer, "refused", True)
     worker.say(order(5) if when == "before fetching" else Launch(5))
     ended = worker.expect(NodeEnded)
     assert (ended.epoch, ended.kind) == (5, "ResourceError")
     assert "cannot start a process" in ended.cause
-    monkeypatch.setattr(FakeStandby, "refused", False)
+    monkeypatch.setattr(FakeForkServer, "refused", False)
     worker.launched(6)
 
 
@@ -531,8 +550,8 @@ def test_the_master_hears_what_to_plan_with_before_it_hears_that_a_node_ran_out_
     worker: Worker, seen_by: str
 ) -> None:
     """Of which the plan may not have said how much it takes, and whose process takes long to end."""
-    standby = worker.launched(5)
-    standby.out_of_memory, standby.cause, standby.lingers = True, "it ran out of memory", 2
+    node = worker.launched(5)
+    node.out_of_memory, node.cause, node.lingers = True, "it ran out of memory", 2
     if seen_by == "the agent":
         worker.clock.advance(0.31)
     else:
@@ -565,7 +584,7 @@ def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_fas
     assert worker.fetch.verified == [False, True, False]
 
 
-# --- what other plans need, and who stands by
+# --- what other plans need, and who starts nodes
 
 
 STOCK = Stock(0, 3, "p1", (((0, 4), (0, 2)),))
@@ -634,41 +653,15 @@ def test_why_other_plans_parts_do_not_come_is_said_once_and_they_are_tried_again
     assert [one.complete for one in told] == [True], "the same failure was not told again"
 
 
-def test_a_process_stands_by_once_the_epoch_has_served_for_a_while(worker: Worker) -> None:
-    def waiting() -> int:
-        return sum(one.bootstrap is None and not one.stopped for one in FakeStandby.made)
-
-    worker.launched(5)
-    for epoch, state, seconds, standing in [
-        (0, "waiting", 9.0, 0),
-        (5, "serving", 4.0, 0),
-        (5, "serving", 2.0, 0),
-        (5, "serving", 0.0, 1),
-        (5, "serving", 60.0, 1),
-    ]:
-        worker.say(MasterPulse(epoch, state, False))
-        worker.sync()
-        assert waiting() == standing, (state, seconds)
-        worker.clock.advance(seconds)
-    made = len(FakeStandby.made)
-    FakeStandby.made[-1].cause = "it ended"
-    worker.say(MasterPulse(5, "serving", False))
-    worker.sync()
-    assert len(FakeStandby.made) == made, "one that has ended is not tried for ever"
-
-
-def test_a_system_without_room_for_a_process_that_stands_by_ends_nothing(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_one_fork_server_starts_the_nodes_of_all_epochs_and_another_one_once_it_has_ended(
+    worker: Worker,
 ) -> None:
     worker.launched(5)
-    monkeypatch.setattr(FakeStandby, "refused", True)
-    for _ in range(2):
-        worker.say(MasterPulse(5, "serving", False))
-        worker.sync()
-        worker.clock.advance(6.0)
-    assert caplog.messages == [
-        "cannot start a node ahead of its use: cannot start a process (Resource temporarily unavailable)"
-    ]
+    worker.launched(6)
+    assert len(FakeForkServer.made) == 1
+    FakeForkServer.made[0].cause = "it ended"
+    worker.launched(7)
+    assert len(FakeForkServer.made) == 2
 
 
 # --- the master goes and comes

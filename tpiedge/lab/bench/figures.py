@@ -1,6 +1,7 @@
-"""What benches share: requests that can be repeated, figures of several runs, links of a testbed that are varied."""
+"""What benches share: repeatable requests, figures of several runs, and a testbed's links that vary."""
 
 import contextlib
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 
 def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
-    """Raises UserError for what the model or `ask` cannot do."""
+    """Raises UserError if prompt and tokens exceed the model's positions."""
     if prompt_tokens + tokens > model.context_tokens:
         raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
 
@@ -28,7 +29,7 @@ def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
 
 
 def integers(flag: str, text: str, low: int, high: int) -> list[int]:
-    """The numbers of "2,4". Raises UserError for what is no such list, or out of range."""
+    """'2,4' -> [2, 4]. Raises UserError."""
     try:
         values = [int(item) for item in text.split(",")]
     except ValueError:
@@ -41,8 +42,7 @@ def integers(flag: str, text: str, low: int, high: int) -> list[int]:
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Greedy, after `prompt_ids`; end tokens ignored. `keep`: continue the prompt of the request before,
-    one token in every step."""
+    """Sends `prompt_ids`, greedy, ignoring end tokens; `keep` continues the previous prompt, one token per step."""
     ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
@@ -66,8 +66,7 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """Links of a testbed as they are to be: one-way latency from device to device, and rate. None: as they are; a rate
-    of 0: without a limit."""
+    """Links of a testbed: one-way latency and rate. None: unchanged; a rate of 0: unlimited."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -77,17 +76,35 @@ class LinkSetting:
         rate = "" if self.bytes_per_s is None else _rate_text(self.bytes_per_s)
         return ", ".join(filter(None, (latency, rate)))
 
+    def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
+        """(latency, rate) between the first two devices; None: unknown or unlimited."""
+        latency_s, rate = self.latency_s, self.bytes_per_s
+        if testbed is not None:
+            way = testbed.expected(*testbed.devices[:2])
+            latency_s = way.latency_s if latency_s is None else latency_s
+            rate = way.bytes_per_s if rate is None else rate
+        return latency_s, rate or None
+
 
 AS_THEY_ARE = LinkSetting()
 
 
+def link_settings(latency: str | None, rate: str | None, testbed: str | None) -> list[LinkSetting]:
+    """Every combination of '0.5,1' ms and '100,none' Mbit/s, which need a testbed. Raises UserError."""
+    pairs = itertools.product(latencies(latency), rates(rate))
+    found = list(dict.fromkeys(LinkSetting(*pair) for pair in pairs))
+    if testbed is None and found != [AS_THEY_ARE]:
+        raise UserError("--latency and --rate vary the links of a testbed: give --testbed")
+    return found
+
+
 def latencies(text: str | None) -> list[float | None]:
-    """Seconds, of "0.5,1,5" in milliseconds. Raises UserError."""
+    """'0.5,1' in ms -> seconds. Raises UserError."""
     return [None] if text is None else [value / 1e3 for value in _numbers("--latency", text, "ms")]
 
 
 def rates(text: str | None) -> list[float | None]:
-    """Bytes per second, of "100,300,none" in Mbit/s. Raises UserError."""
+    """'100,none' in Mbit/s -> bytes per second. Raises UserError."""
     if text is None:
         return [None]
     items = ["0" if item.strip() == "none" else item for item in text.split(",")]
@@ -95,7 +112,7 @@ def rates(text: str | None) -> list[float | None]:
 
 
 class Dial:
-    """Changes the links of a testbed while it runs, and puts them back as they were. Two devices and more."""
+    """Changes the links of a running testbed of two devices or more, and restores them."""
 
     def __init__(self, testbed: RunningTestbed) -> None:
         self._testbed = testbed
@@ -104,8 +121,7 @@ class Dial:
 
     @contextlib.contextmanager
     def turned(self, setting: LinkSetting) -> Iterator[None]:
-        """Within the block latencies are in proportion to what they were, the first two devices `latency_s` apart.
-        Raises UserError, ResourceError."""
+        """Scales all latencies so that the first two devices are `latency_s` apart. Raises UserError, ResourceError."""
         if setting == AS_THEY_ARE:
             yield
             return
@@ -131,7 +147,7 @@ class Dial:
 
 
 def check_devices(name: str, nodes: int) -> None:
-    """Raises UserError unless the testbed has as many devices, and two at least."""
+    """Raises UserError unless the testbed has `nodes` devices, and two at least."""
     devices = len(describe(name).devices)
     if devices < max(2, nodes):
         raise UserError(f"the testbed {name} has {counted(devices, 'device')}: {max(2, nodes)} are needed")

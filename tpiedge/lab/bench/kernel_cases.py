@@ -1,4 +1,4 @@
-"""The kernels with operands as the engine has them: what `tpiedge bench kernels` measures.
+"""The kernels that `tpiedge bench kernels` measures, with operands as the engine has them.
 
 T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S positions, d head dimension.
 """
@@ -37,23 +37,19 @@ GROUP = 4
 """Query heads of a KV head."""
 POSITIONS = 2048
 PAGE_POSITIONS = 64
-"""Of a page of the KV cache."""
 BITS = {"q8": 8, "q4": 4}
 
 _EPS = 1e-5
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 Run = Callable[[Linear, int], object]
-"""With the threads of a Linear, on the copy of the operands of this number."""
+"""Runs with the threads of a Linear, on one copy of the operands."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one number of tokens.
-
-    `nbytes`: read and written once; `operations`: multiplications and additions; `int8`: of 8-bit numbers.
-    `streams`: whether the bytes come from memory; activations alone are in a cache, as they are in a step.
-    """
+    """One kernel at one number of tokens. `nbytes`: read and written once; `operations`: multiplications and
+    additions; `int8`: of 8-bit numbers; `streams`: whether the bytes come from memory rather than a cache."""
 
     kernel: str
     shape: str
@@ -68,7 +64,6 @@ class Case:
 
     @property
     def quantised(self) -> bool:
-        """Whether weights, keys or values are: torch computes nothing with those."""
         return self.precision in BITS
 
     @property
@@ -81,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """So many bytes of operands at least, so that none is found in a cache where it was left."""
+    """Bytes of operands to rotate at least, so that none is still in a cache."""
 
     nbytes: int
 
@@ -112,8 +107,7 @@ def check_room(
     rotation: Rotation,
     available_bytes: int,
 ) -> None:
-    """Raises OutOfMemory before the first operand is made where the matrices of a case in all their copies, or keys and
-    values, and the activations beside them do not fit."""
+    """Raises OutOfMemory, before any operand is made, if a case does not fit with all copies."""
     for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
         matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
         own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
@@ -132,26 +126,21 @@ def check_room(
 
 
 def cache_nbytes(hidden: int, precision: KVPrecision) -> int:
-    """Bytes of all keys and values that a token looks at."""
     _, kv_heads, width = heads_of(hidden)
     return 2 * kv_heads * POSITIONS * KVFormat(precision, width).row_nbytes
 
 
 MakeCase = Callable[[int], Case]
-"""Makes the case of a number of tokens."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    """One shape of a model's block, one precision."""
-
     hidden: int
     ffn: int
     precision: KVPrecision
     rotation: Rotation
 
     def matrices(self, *, transposed: bool) -> list[Weight]:
-        """Copies of a random matrix of the FFN."""
         nbytes = matrix_nbytes(self.precision, self.ffn, self.hidden, transposed=transposed)
         return [self._matrix(transposed) for _ in range(self.rotation.copies(nbytes))]
 
@@ -163,7 +152,6 @@ class _Block:
     def case(
         self, kernel: str, tokens: int, moved: tuple[int, int], run: Run, copies: int = 1, shape: str = ""
     ) -> Case:
-        """`moved`: bytes, and operations."""
         of_weights = kernel in _OF_WEIGHTS
         return Case(
             kernel,
@@ -201,17 +189,18 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Makers of cases that share operands: gigabytes, some of them. Activations are f32, whatever the weights are: they
-    are measured with the first precision alone."""
+    """Makers of cases that share operands. Activations are f32, so they are measured with one precision only."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
         if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
             block = _Block(hidden, columns, precision, rotation)
-            yield functools.partial(_cases, KERNELS[kernel], block, tokens)
+            yield functools.partial(_cases, kernel, block, tokens)
 
 
-def _cases(kernel: Callable[[_Block], MakeCase], block: _Block, tokens: Sequence[int]) -> list[Case]:
-    make = kernel(block)
-    return [make(count) for count in tokens if kernel is not _attention or count <= POSITIONS]
+def _cases(kernel: str, block: _Block, tokens: Sequence[int]) -> list[Case]:
+    if kernel in _ELEMENTWISE:
+        return [_ELEMENTWISE[kernel](block, count) for count in tokens]
+    make = _WITH_OPERANDS[kernel](block)
+    return [make(count) for count in tokens if kernel != "attention" or count <= POSITIONS]
 
 
 def _product(kernel: str, block: _Block) -> MakeCase:
@@ -248,7 +237,7 @@ def _ffn(block: _Block) -> MakeCase:
 
 
 def _attention(block: _Block) -> MakeCase:
-    """The last tokens of 2048 positions; four query heads for each KV head."""
+    """The last tokens of 2048 positions."""
     heads, kv_heads, width = heads_of(block.hidden)
     stored = KVFormat(block.precision, width)
     nbytes = cache_nbytes(block.hidden, block.precision)
@@ -271,14 +260,11 @@ def _attention(block: _Block) -> MakeCase:
 
 
 def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, list[NDArray[np.int64]]]:
-    """Full caches of so many sequences, whose pages lie among each other as they do after hours of service."""
-    value_bytes = PAGE_POSITIONS * stored.row_nbytes
-    head_bytes = whole_pages(2 * value_bytes)
+    """Full caches of `count` sequences, whose pages lie in random order as after hours of service."""
+    head_bytes = whole_pages(2 * PAGE_POSITIONS * stored.row_nbytes)
     pages = POSITIONS // PAGE_POSITIONS
     store_PB = torch.empty(count * pages, kv_heads * head_bytes, dtype=torch.uint8)
-    layout = PageLayout(
-        stored, kv_heads, PAGE_POSITIONS, 0, head_bytes, stored.row_nbytes, value_bytes, store_PB
-    )
+    layout = PageLayout(stored, kv_heads, PAGE_POSITIONS, 0, store_PB)
     numbers = np.random.default_rng(0).permutation(len(store_PB)).reshape(count, pages)
     tables = [store_PB.data_ptr() + store_PB.stride(0) * of_one.astype(np.int64) for of_one in numbers]
     with Linear.create(Arithmetic.F32, 1) as linear:
@@ -289,68 +275,48 @@ def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, lis
     return layout, tables
 
 
-def _rms_norm(block: _Block) -> MakeCase:
-    weight_H = torch.ones(block.hidden)
+def _rms_norm(block: _Block, tokens: int) -> Case:
+    weight_H, x_TH = torch.ones(block.hidden), torch.randn(tokens, block.hidden)
+    moved = 8 * x_TH.numel(), 4 * x_TH.numel()
 
-    def of(tokens: int) -> Case:
-        x_TH = torch.randn(tokens, block.hidden)
-        moved = 8 * x_TH.numel(), 4 * x_TH.numel()
-        return block.case(
-            "rms_norm",
-            tokens,
-            moved,
-            lambda linear, _copy: rms_norm(x_TH, weight_H, _EPS, linear.pool),
-            shape=str(block.hidden),
-        )
+    def run(linear: Linear, _copy: int) -> object:
+        return rms_norm(x_TH, weight_H, _EPS, linear.pool)
 
-    return of
+    return block.case("rms_norm", tokens, moved, run, shape=str(block.hidden))
 
 
-def _rope(block: _Block) -> MakeCase:
+def _rope(block: _Block, tokens: int) -> Case:
     heads, _, width = heads_of(block.hidden)
+    x_TNd = torch.randn(tokens, heads, width)
+    cos_Td, sin_Td = tables(torch.arange(tokens), torch.rand(width // 2), 1.0)
+    moved = 8 * x_TNd.numel(), 3 * x_TNd.numel()
 
-    def of(tokens: int) -> Case:
-        x_TNd = torch.randn(tokens, heads, width)
-        cos_Td, sin_Td = tables(torch.arange(tokens), torch.rand(width // 2), 1.0)
-        moved = 8 * x_TNd.numel(), 3 * x_TNd.numel()
-        return block.case(
-            "rope",
-            tokens,
-            moved,
-            lambda linear, _copy: rope(x_TNd, cos_Td, sin_Td, linear.pool),
-            shape=f"{heads}x{width}",
-        )
+    def run(linear: Linear, _copy: int) -> object:
+        return rope(x_TNd, cos_Td, sin_Td, linear.pool)
 
-    return of
+    return block.case("rope", tokens, moved, run, shape=f"{heads}x{width}")
 
 
-def _swiglu(block: _Block) -> MakeCase:
-    def of(tokens: int) -> Case:
-        # torch's overwrites the gate, which must not become denormal: this one grows.
-        gate_TF, up_TF = (torch.full((tokens, block.ffn), value) for value in (3.0, 2.0))
-        moved = 12 * gate_TF.numel(), 5 * gate_TF.numel()
-        return block.case(
-            "swiglu",
-            tokens,
-            moved,
-            lambda linear, _copy: swiglu(gate_TF, up_TF, linear.pool),
-            shape=str(block.ffn),
-        )
+def _swiglu(block: _Block, tokens: int) -> Case:
+    # torch's overwrites the gate, which must not become denormal: this one grows.
+    gate_TF, up_TF = (torch.full((tokens, block.ffn), value) for value in (3.0, 2.0))
+    moved = 12 * gate_TF.numel(), 5 * gate_TF.numel()
 
-    return of
+    def run(linear: Linear, _copy: int) -> object:
+        return swiglu(gate_TF, up_TF, linear.pool)
+
+    return block.case("swiglu", tokens, moved, run, shape=str(block.ffn))
 
 
 _OF_WEIGHTS = ("project", "contract", "ffn")
 
-KERNELS: dict[str, Callable[[_Block], MakeCase]] = {
+_WITH_OPERANDS: dict[str, Callable[[_Block], MakeCase]] = {
     "project": functools.partial(_product, "project"),
     "contract": functools.partial(_product, "contract"),
     "ffn": _ffn,
     "attention": _attention,
-    "rms_norm": _rms_norm,
-    "rope": _rope,
-    "swiglu": _swiglu,
 }
+_ELEMENTWISE = {"rms_norm": _rms_norm, "rope": _rope, "swiglu": _swiglu}
 
 
 def _nbytes(weight: Weight) -> int:

@@ -1,4 +1,4 @@
-"""Kernels timed beside torch's, the memory and the processor's peak, in alternation."""
+"""Times kernels beside torch's, the memory and the processor's peak, in alternation."""
 
 import itertools
 import time
@@ -23,11 +23,15 @@ _SLOW_S = 0.25
 _QUICKEST_S = 1e-7
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _LARGE_CACHE_BYTES = 32 << 20
+_COMPARED = (
+    *("torch_seconds", "times_torch", "read_bytes_per_s", "peak_operations_per_s"),
+    *("of_read_bandwidth", "of_peak", "of_roofline"),
+)
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 def last_level_cache_bytes() -> int:
-    """The largest cache that the system tells of; 32 MiB where it tells of none."""
+    """The largest cache that the system tells of; 32 MiB if it tells of none."""
     sizes = []
     for path in _CACHES.glob("index*/size"):
         text = path.read_text().strip()
@@ -37,7 +41,7 @@ def last_level_cache_bytes() -> int:
 
 @dataclass
 class _Samples:
-    """The times of one case, with one number of threads; the same place in every list is the same repeat."""
+    """The times of one case, with one number of threads; an index is a repeat."""
 
     own_s: list[float] = field(default_factory=list)
     torch_s: list[float] = field(default_factory=list)
@@ -46,8 +50,7 @@ class _Samples:
 
 
 class Bench:
-    """`library` None: torch alone, without a bound to compare with, and no quantised cases. `say` gets a line as each
-    case begins."""
+    """Measures cases; without a `library` torch alone, unbounded and unquantised. `say` gets a line per case."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -57,7 +60,7 @@ class Bench:
     def measure(
         self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
     ) -> list[dict[str, Any]]:
-        """Cases with the same operands, each with every number of threads, as JSON tells of them."""
+        """Measures cases that share operands, each with every number of threads, for JSON."""
         found = []
         for case in make():
             for count in threads:
@@ -89,17 +92,12 @@ class Bench:
 
 
 def _is_native(case: Case) -> bool:
-    """Whether the kernels compute it, and not torch in their place."""
     return case.int8 or case.kernel == "attention" or case.tokens <= NATIVE_TOKENS
 
 
 class _CallTimer:
-    """One way to compute a case, timed by as many calls at a time as take about _SAMPLE_S.
-
-    The calls use the copies of the operands in turn, and a sample begins where the one before it ended: to go through
-    all of them takes many times as long where a call is slow. `first_s` is what the first call took, with all that is
-    loaded and allocated in it.
-    """
+    """Times one way to compute a case, by as many calls at a time as take about _SAMPLE_S. Calls rotate the copies of
+    the operands; a sample begins where the last one ended. `first_s` includes loading and allocation."""
 
     def __init__(self, case: Case, linear: Linear, now: Callable[[], float] = time.perf_counter) -> None:
         self._case = case
@@ -113,7 +111,6 @@ class _CallTimer:
             self.sample()
 
     def sample(self) -> float:
-        """Seconds of a call."""
         copies = list(itertools.islice(self._copies, self._calls))
         started = self._now()
         for copy in copies:
@@ -138,13 +135,7 @@ def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[s
         "seconds": spread(samples.own_s),
         "bytes_per_s": spread([case.nbytes / own_s for own_s in samples.own_s]),
         "operations_per_s": spread([case.operations / own_s for own_s in samples.own_s]),
-        "torch_seconds": None,
-        "times_torch": None,
-        "read_bytes_per_s": None,
-        "peak_operations_per_s": None,
-        "of_read_bandwidth": None,
-        "of_peak": None,
-        "of_roofline": None,
+        **dict.fromkeys(_COMPARED),
     }
     if samples.torch_s:
         pairs = zip(samples.torch_s, samples.own_s, strict=True)

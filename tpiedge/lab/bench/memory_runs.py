@@ -1,5 +1,4 @@
-"""One run of `tpiedge bench memory`: a setting, the disk, a cluster that decodes, perhaps in a control group; and what
-all runs of all settings come to."""
+"""One run of `tpiedge bench memory` (disk, cluster, perhaps a control group), and the report of all runs."""
 
 import mmap
 import time
@@ -7,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean, median
@@ -32,7 +31,7 @@ from tpiedge.wire.fields import Keeping
 
 @dataclass(frozen=True)
 class Budget:
-    """One setting: what was asked for, and the plan of it."""
+    """One setting and its plan."""
 
     name: str
     layout: Layout
@@ -40,7 +39,7 @@ class Budget:
 
     @property
     def nbytes(self) -> int:
-        """The limit of every node, or where there is none what the largest node is predicted to take."""
+        """The limit of every node, or without one what the largest node is predicted to take."""
         if self.layout.memory_bytes is not None:
             return self.layout.memory_bytes
         return max(need.total_bytes for need in self.plan.needs)
@@ -52,7 +51,6 @@ class Budget:
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
 
     def streams(self, model: PreparedModel) -> bool:
-        """Whether any weights pass through a ring."""
         return any(len(placement.pinned) < len(sweep.pieces) for sweep, placement in self.held(model))
 
 
@@ -64,7 +62,7 @@ def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> l
 
 
 def whole(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
-    """Everything in memory. Raises OutOfMemory where this computer is too small."""
+    """Everything in memory. Raises OutOfMemory if this computer is too small."""
     return _planned("all", model, replace(layout, keeping=Keeping(pin="all")), capacity)
 
 
@@ -82,7 +80,7 @@ def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
 
 
 def least(works: Callable[[int], bool], enough: int) -> int:
-    """The least whole number of MiB that works; `enough` bytes do, and more than what works works too."""
+    """The least whole number of MiB that works; `enough` bytes do, and `works` is monotonic."""
     low, high = 0, -(-enough // MIB)
     while high - low > 1:
         middle = (low + high) // 2
@@ -103,7 +101,6 @@ def _window(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
 
 
 def _size(name: str, model: PreparedModel, layout: Layout, capacity: int) -> int:
-    """Bytes per node."""
     if name == "min":
         return smallest_budget(model, layout, capacity)
     if not name.endswith("%"):
@@ -132,8 +129,7 @@ _IN_FLIGHT = 8
 
 
 def measure_sweep(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> DiskSpeed:
-    """Read the pieces of the sweep in order, again and again, for so long, with a node's four threads, and count
-    nothing but the bytes. Raises ReadFault, UserError."""
+    """Reads the pieces of the sweep in order for `seconds`, with a node's four threads. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
     waiting: deque[Future[int]] = deque()
     done, started, last = 0, time.perf_counter(), 0.0
@@ -162,44 +158,41 @@ def _reads(pack: Pack, sweep: Sweep) -> Iterator[tuple[Path, int, int]]:
 
 
 def _unchecked(_data: memoryview) -> None:
-    """What is read is not used."""
+    """Ignores what is read."""
 
 
-@dataclass(frozen=True)
-class NodeSample:
-    """One node's bytes, counts and seconds per token of decoding, and its memory in the end."""
-
-    streamed_bytes: float
-    reads: float
-    prefetch_hits: float
-    stalls: float
-    stall_s: float
-    load_s: float
-    attention_s: float
-    ffn_s: float
-    reduce_s: float
-    head_s: float
-    peak_rss_bytes: int
-    weight_bytes: int
+#: A node's figure -> the counter of which it is the difference per step.
+_PER_STEP = {
+    "streamed_bytes": "disk_read_bytes",
+    "reads": "reads",
+    "prefetch_hits": "prefetch_hits",
+    "stalls": "stalls",
+    "stall_s": "weight_wait_s",
+    "load_s": "load_s",
+    "attention_s": "attention_s",
+    "ffn_s": "ffn_s",
+    "reduce_s": "reduce_wait_s",
+    "head_s": "head_s",
+}
+NodeSample = dict[str, float]
+"""One node's figures per token by the names of _PER_STEP, and its memory in the end."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One run's figures."""
-
     s_per_token: float
     nodes: tuple[NodeSample, ...]
 
     @property
     def streamed_bytes(self) -> float:
-        """Per token, of all nodes: they share the disk."""
-        return sum(node.streamed_bytes for node in self.nodes)
+        """Bytes per token of all nodes: they share the disk."""
+        return sum(node["streamed_bytes"] for node in self.nodes)
 
 
 def measure(
     model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int, places: tuple[Place, ...] = ()
 ) -> Sample:
-    """A fresh cluster: a few tokens to warm up, then `tokens` in as many steps."""
+    """Starts a cluster, warms up with a few tokens, then decodes `tokens` in as many steps."""
     capacity = prompt_tokens + tokens
     with launch(model, budget.layout, budget.plan, capacity, places=places) as cluster:
         ask(cluster, model, prompt_tokens, min(tokens, 3), keep=False)
@@ -212,28 +205,13 @@ def measure(
 
 
 def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
-    def per_step(counter: str) -> float:
-        difference: float = (getattr(after, counter) - getattr(before, counter)) / steps
-        return difference
-
-    return NodeSample(
-        streamed_bytes=per_step("disk_read_bytes"),
-        reads=per_step("reads"),
-        prefetch_hits=per_step("prefetch_hits"),
-        stalls=per_step("stalls"),
-        stall_s=per_step("weight_wait_s"),
-        load_s=per_step("load_s"),
-        attention_s=per_step("attention_s"),
-        ffn_s=per_step("ffn_s"),
-        reduce_s=per_step("reduce_wait_s"),
-        head_s=per_step("head_s"),
-        peak_rss_bytes=after.peak_rss_bytes,
-        weight_bytes=after.weight_bytes,
-    )
+    counters = _PER_STEP.items()
+    found = {name: (getattr(after, one) - getattr(before, one)) / steps for name, one in counters}
+    return found | {"peak_rss_bytes": after.peak_rss_bytes, "weight_bytes": after.weight_bytes}
 
 
 def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
-    """As `measure`; all nodes share a limit of as many budgets as there are nodes. A failure below it is a finding."""
+    """Measures with all nodes in one control group of their budgets; a failure is a finding."""
     limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
     with memory_group(limit_bytes) as group:
         place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
@@ -247,8 +225,6 @@ def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, t
 
 @dataclass(frozen=True)
 class GroupPeak:
-    """The limit of a run's control group and the most that it used, page cache included."""
-
     limit_bytes: int
     peak_bytes: int
     oom_kills: int
@@ -256,8 +232,7 @@ class GroupPeak:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """One run of a setting: what it measured, or why it failed; the disk's rate before and after it, and whether that
-    was measured past the page cache."""
+    """One run of a setting: its sample or failure; the disk's rate before and after it, and how it was read."""
 
     sample: Sample | None
     failure: str = ""
@@ -271,7 +246,7 @@ class SettingRun:
 
 
 def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
-    """The part of the record that comes from measuring. `runs` may hold one more setting, to compare with."""
+    """The measured part of the record. `runs` may hold one more setting, to compare with."""
     compute_s, source = _compute(runs)
     settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
     return {
@@ -284,8 +259,7 @@ def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) ->
 
 
 def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
-    """Seconds per token with everything in memory, or else of the setting that computes fastest, its waits for weights
-    left out."""
+    """Seconds per token with all in memory, else of the fastest setting without its waits for weights."""
     settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
     samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:
@@ -297,12 +271,12 @@ def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, st
 
 
 def _unstalled(sample: Sample) -> float:
-    """Seconds per token without the waits of the node that waits longest, for which the others wait as they reduce."""
-    return sample.s_per_token - max(node.stall_s for node in sample.nodes)
+    """Seconds per token without the waits of the node that waits longest."""
+    return sample.s_per_token - max(node["stall_s"] for node in sample.nodes)
 
 
 def _streams(sample: Sample) -> bool:
-    return any(node.reads for node in sample.nodes)
+    return any(node["reads"] for node in sample.nodes)
 
 
 def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None) -> dict[str, Any]:
@@ -335,13 +309,12 @@ def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None
 
 
 def _busy(sample: Sample) -> float:
-    """The part of the time in which the node that reads most had a read under way: near 1 where the disk decides."""
-    return min(1.0, max(node.load_s for node in sample.nodes) / sample.s_per_token)
+    """The part of the time in which the busiest node read: near 1 if the disk decides."""
+    return min(1.0, max(node["load_s"] for node in sample.nodes) / sample.s_per_token)
 
 
 def _node_medians(samples: Sequence[Sample], rank: int) -> dict[str, float]:
-    """The medians of a node's figures."""
-    nodes = [asdict(sample.nodes[rank]) for sample in samples]
+    nodes = [sample.nodes[rank] for sample in samples]
     return {name: median(node[name] for node in nodes) for name in nodes[0]}
 
 

@@ -1,6 +1,4 @@
-"""A process of `tpiedge bench allreduce`: rank 0 is the bench itself, this module started is any other rank.
-
-Real processes and real links, nothing but all-reduces."""
+"""Real processes and links that do nothing but all-reduces. Rank 0 is the bench, this module started any other."""
 
 import gc
 import json
@@ -8,7 +6,6 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -36,7 +33,7 @@ BEGUN, ENDED = 0, 1
 
 
 def main() -> NoReturn:
-    """The first line of standard input says who this is; the answer, where it listens. The second, where others do."""
+    """Reads its job from standard input and prints where it listens; the second line says where others do."""
     lines = Lines()
     guard(lambda: os._exit(0), on_bytes=lines.feed)
     job = json.loads(lines.next())
@@ -78,15 +75,14 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """Returns at rank 0 once all ranks have called it. A rank that is still in the step before drops what is of the
-    survey, and so rank 0's first probe; one that is still in its survey drops what is not of the survey, and so the
-    first part of another rank, which began the next step before it."""
+    """A barrier on rank 0, before and after a survey. Without it a rank still in the step before drops rank 0's first
+    probe, and one still in its survey drops the first part of a rank that began the next step."""
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
 
 
 def _take_part(group: Communicator, plan: StepPlan) -> None:
-    """`chunk_tokens` all-reduces of `tokens` numbers each."""
+    """Runs `chunk_tokens` all-reduces of `tokens` numbers each."""
     # Zeros stay zeros, however often the sum takes the place of the partial.
     partial = torch.zeros(1, plan.tokens)
     for block in range(plan.chunk_tokens):
@@ -98,10 +94,8 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """`nodes` processes, this one included, each at its place (here without `places`). A context manager.
-
-    With places this thread is at the first of them already. Two nodes and more.
-    """
+    """`nodes` processes (two at least), this one included, each at its place. A context manager. With places this
+    thread is at the first of them already."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes
@@ -121,20 +115,16 @@ class ReduceCluster:
         gc.freeze()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the processes. Idempotent."""
         self._resources.close()
 
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Seconds of each of `rounds` all-reduces of so many bytes (as f32, a multiple of 4), after a few to warm up.
-        Raises PeerLost."""
+        """Seconds of each of `rounds` all-reduces of `payload_bytes` of f32, after some to warm up. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(
@@ -157,7 +147,7 @@ class ReduceCluster:
         return samples[_WARM_UP:]
 
     def survey(self) -> NetworkFacts:
-        """Measure the links, again. Raises PeerLost."""
+        """Measures the links again. Raises PeerLost."""
         self._step += 1
         self._group.announce(StepPlan(EPOCH, self._step, (), 1, 0))
         confirm(self._group, self._step, BEGUN)

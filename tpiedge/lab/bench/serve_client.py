@@ -1,7 +1,7 @@
-"""Requests to an OpenAI-compatible server, from one thread that does little: it shares the server's processors.
+"""Streams requests to an OpenAI-compatible server from one thread, which shares the server's processors.
 
-A request has a connection of its own and asks for a stream. What arrives is kept with its time, and is read when the
-measurement is over."""
+Each request has a connection. Bytes are kept with their times and parsed after the measurement.
+"""
 
 import contextlib
 import http.client
@@ -24,10 +24,10 @@ ServePrompt = str | tuple[int, ...]
 """A text, or token ids."""
 
 Arrival = tuple[float, bytes]
-"""Seconds, and what arrived then."""
+"""Seconds, and the bytes that arrived then."""
 
 _SILENT_S = 900.0
-"""Without a byte of any answer: a prompt that takes longer is no prompt to measure with."""
+"""The longest wait for a byte of any answer."""
 
 
 class _Unreadable(Exception):
@@ -37,10 +37,8 @@ class _Unreadable(Exception):
 def read_answer(
     sent_s: float, pieces: Sequence[Arrival], ended_s: float, prompt_tokens: int, failure: str = ""
 ) -> TimedAnswer:
-    """The answer to a request for a stream of `/v1/completions`. `failure` is what the client found itself.
-
-    `prompt_tokens` counts where the server does not say how many it had.
-    """
+    """Parses a stream of `/v1/completions`; `failure` is what the client found itself. `prompt_tokens` counts if the
+    server does not tell its number."""
     arrivals: list[float] = []
     done, tokens = False, 0
     try:
@@ -64,7 +62,7 @@ def read_answer(
 
 
 def _tokens_of(choice: object) -> int:
-    """The ids where the server tells them; else a text is a token's."""
+    """Counts ids if the server tells them; else a text is one token."""
     match choice:
         case {"token_ids": list(ids)}:
             return len(ids)
@@ -98,7 +96,6 @@ def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
 
 
 def _parsed(pieces: Sequence[Arrival]) -> Iterator[tuple[float, h11.Event]]:
-    """What HTTP there is in the bytes."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="POST", target="/", headers=[("host", "server")]))
     connection.send(h11.EndOfMessage())
@@ -131,7 +128,6 @@ class ServerAddress:
 
     @staticmethod
     def of_url(url: str, key: str | None) -> "ServerAddress":
-        """Raises UserError for what is no plain HTTP URL."""
         try:
             parts = urlsplit(url)
             port = parts.port or 80
@@ -149,13 +145,12 @@ class ServerAddress:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         common = {"Host": f"{host}:{self.port}", "Connection": "close", "Content-Type": "application/json"}
         return common | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 
     def get(self, path: str) -> tuple[int, dict[str, object]]:
-        """Status and JSON object. Raises PeerError where nobody answers, or not so."""
+        """Status and JSON object. Raises PeerError without a readable answer."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30.0)
         try:
             connection.request("GET", path, headers=self.headers)
@@ -178,7 +173,7 @@ class MeasuredServer:
     context_tokens: int | None
     vocabulary: int | None
     tells_ids: bool
-    """Whether it can tell the ids of an answer's tokens, so that they can be counted where they have no text."""
+    """Whether it tells token ids, so that tokens without text count."""
 
     @staticmethod
     def at(address: ServerAddress) -> "MeasuredServer":
@@ -196,7 +191,7 @@ class MeasuredServer:
         raise PeerError(f"/v1/models answers with HTTP status {status}: {sanitised_line(str(words), 200)}")
 
     def request(self, prompt: ServePrompt, tokens: int) -> bytes:
-        """What is sent for a greedy answer of so many tokens, whether or not it comes to an end before."""
+        """The bytes of a request for a greedy answer of exactly `tokens`."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -215,8 +210,6 @@ class MeasuredServer:
 
 
 class StreamedRequest:
-    """One request and what came back so far."""
-
     def __init__(self, sent_s: float, prompt_tokens: int) -> None:
         self.sent_s = sent_s
         self.ended_s: float | None = None
@@ -227,18 +220,16 @@ class StreamedRequest:
         self._prompt_tokens = prompt_tokens
 
     def take(self, time_s: float, data: bytes) -> None:
-        """What has arrived."""
         self.pieces.append((time_s, data))
         self.events += data.count(b"data: ")
 
     def answer(self) -> TimedAnswer:
-        """Once it has ended."""
         ended_s = self.sent_s if self.ended_s is None else self.ended_s
         return read_answer(self.sent_s, self.pieces, ended_s, self._prompt_tokens, self.failure)
 
 
 class Streams:
-    """The requests that are under way to one server. A context manager, of one thread."""
+    """The requests under way to one server. A context manager, of one thread."""
 
     def __init__(self, server: MeasuredServer, clock: Clock) -> None:
         self.server = server
@@ -255,11 +246,10 @@ class Streams:
 
     @property
     def running(self) -> int:
-        """Requests whose answer has not ended."""
         return len(self._selector.get_map())
 
     def start(self, prompt: ServePrompt, tokens: int) -> StreamedRequest:
-        """Sends a request. Where the server cannot be reached, the exchange has ended already."""
+        """Sends a request; if the server cannot be reached, the exchange has ended already."""
         request = self.server.request(prompt, tokens)
         address = self.server.address
         exchange = StreamedRequest(self.clock.now(), len(prompt) if isinstance(prompt, tuple) else 0)
@@ -278,20 +268,20 @@ class Streams:
         return exchange
 
     def wait(self, limit_s: float = _SILENT_S) -> list[StreamedRequest]:
-        """Blocks until something arrives, at most so long. Those that ended with it."""
+        """Blocks until something arrives, at most `limit_s`; returns the exchanges that ended."""
         ready = self._selector.select(min(limit_s, _SILENT_S))
         if not ready and limit_s >= _SILENT_S:
             return self._silent()
         return [key.data for key, _ in ready if self._read(key.data, key.fileobj)]  # type: ignore[arg-type]
 
     def cancel(self, exchange: StreamedRequest) -> None:
-        """Leaves: the server ends the answer. Does nothing where it has ended."""
+        """Disconnects, so that the server ends the answer, unless it has ended."""
         for key in list(self._selector.get_map().values()):
             if key.data is exchange:
                 self._end(exchange, key.fileobj)  # type: ignore[arg-type]
 
     def _read(self, exchange: StreamedRequest, connection: socket.socket) -> bool:
-        """Whether that was the end."""
+        """Returns whether the answer has ended."""
         try:
             data = connection.recv(65536)
         except BlockingIOError:

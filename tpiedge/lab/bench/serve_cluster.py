@@ -1,7 +1,4 @@
-"""A master and workers of its own for a benchmark, as processes of this computer or on the devices of a testbed.
-
-They are `tpiedge master` and `tpiedge worker`, with folders for their state that are gone afterwards.
-"""
+"""Starts `tpiedge master` and `tpiedge worker` with temporary state, here or on the devices of a testbed."""
 
 import random
 import signal
@@ -26,7 +23,7 @@ _LOOPBACK = "127.0.0.1"
 _ALONE_S = 180.0
 """For a server to read its weights."""
 _WITH_WORKERS_S = 900.0
-"""They fetch their shares of the model before."""
+"""For workers to fetch their shares besides."""
 _END_S = 30.0
 _KILLED_S = 30.0
 _POLL_S = 0.1
@@ -49,8 +46,7 @@ main()
 
 @dataclass(frozen=True)
 class ClusterWish:
-    """`options`: of `tpiedge master`, the model among them. `worker_options`: of each worker. `places`: of the master
-    and of the workers, in this order; where there are too few, on this computer."""
+    """Options of `tpiedge master` (with the model) and of each worker; their `places`, the rest is here."""
 
     options: tuple[str, ...]
     workers: int
@@ -58,16 +54,13 @@ class ClusterWish:
     places: tuple[Place, ...] = ()
 
     def place(self, machine: int) -> Place:
-        """Of the master (0) or of a worker (1 and more)."""
         return self.places[machine] if machine < len(self.places) else Place()
 
 
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """The server, which answers during the block. Raises PeerError, ResourceError.
-
-    With places, this thread's network is the first one's (`RunningTestbed.inside`).
-    """
+    """Starts a server for the block. Raises PeerError, ResourceError. With places, this thread's network is the first
+    one's (`RunningTestbed.inside`)."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
         first = free_ports(_PORTS, wish.place(0).host)
@@ -88,7 +81,7 @@ def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
 
 
 class RunningProcess:
-    """`name` is what messages call it."""
+    """A process that messages call `name`."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
         self._name = name
@@ -96,13 +89,12 @@ class RunningProcess:
         self._log = log
 
     def check(self) -> None:
-        """Raises PeerError, with its last words, where it has ended."""
+        """Raises PeerError with its last words if it has ended."""
         status = self._process.poll()
         if status is not None:
             raise PeerError(f"{self._name} ended with status {status}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """The last line that it wrote."""
         self._log.seek(max(0, self._log.seek(0, 2) - _TAIL_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
         return sanitised_line(lines[-1], _LINE)
@@ -110,7 +102,7 @@ class RunningProcess:
 
 @contextmanager
 def running_process(name: str, command: Sequence[str]) -> Iterator[RunningProcess]:
-    """A process during the block; its standard input is open as long as this process lives. Raises ResourceError."""
+    """Runs a process during the block, its standard input open while this process lives. Raises ResourceError."""
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -148,10 +140,7 @@ def _tpiedge(place: Place) -> list[str]:
 def await_ready(
     server: ServerAddress, path: str, processes: Sequence[RunningProcess], limit_s: float = _ALONE_S
 ) -> None:
-    """Blocks until the server, the first process, answers there with status 200; what it waits for is said.
-
-    Raises PeerError where a process ends, or in time.
-    """
+    """Blocks until the first process answers 200 at `path`, and says what it waits for. Raises PeerError."""
     deadline = time.monotonic() + limit_s
     said = ""
     while True:
@@ -177,7 +166,7 @@ def _is_ready(server: ServerAddress, path: str) -> bool:
 
 
 def free_ports(count: int, host: str = _LOOPBACK) -> int:
-    """The first of so many adjacent ports, free at `host` and on loopback. Raises ResourceError."""
+    """The first of `count` adjacent ports, free at `host` and on loopback. Raises ResourceError."""
     for _ in range(_TRIES):
         first = random.randrange(*_RANGE)
         wanted = range(first, first + count)

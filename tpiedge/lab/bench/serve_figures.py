@@ -1,4 +1,4 @@
-"""What the answers of a server come to: waits, gaps between tokens, rates, and the spread over repeats. Pure."""
+"""Figures of a server's answers: waits, gaps between tokens, rates, and the spread over repeats. Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,18 +10,15 @@ from tpiedge.lab.bench.figures import spread
 
 _Repeat = TypeVar("_Repeat")
 Distribution = dict[str, float]
-"""Of seconds: by the names of PERCENTILES, and "max"."""
+"""Seconds by the names of PERCENTILES, and "max"."""
 
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """One request as its client saw it, in seconds of one clock.
-
-    `token_s` has the arrival of every token of the answer, in order; tokens that came together have the same one.
-    `error` says why the answer is not whole; it is empty for one that is.
-    """
+    """One request as its client saw it, in seconds of one clock. `token_s` has the arrival of every token, in order;
+    `error` is empty for a whole answer."""
 
     sent_s: float
     token_s: tuple[float, ...]
@@ -31,22 +28,18 @@ class TimedAnswer:
 
     @property
     def first_s(self) -> float | None:
-        """Seconds from the request to the first token; None where none came."""
+        """Seconds from the request to the first token; None without one."""
         return self.token_s[0] - self.sent_s if self.token_s else None
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Seconds between tokens that follow each other."""
         return tuple(later - earlier for earlier, later in pairwise(self.token_s))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """What one round of requests came to. Times and rates are of the answers that are whole; None: there are none.
-
-    `answering_tokens_per_s` is the rate while every one of the clients was receiving an answer: no prompt was computed
-    then, and no client was missing.
-    """
+    """The figures of one round of requests; times and rates are of whole answers, None without any.
+    `answering_tokens_per_s` is the rate while every client was receiving an answer, so that no prompt was computed."""
 
     requests: int
     errors: int
@@ -60,7 +53,7 @@ class RoundFigures:
 
     @staticmethod
     def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
-        """Of at least one answer. `clients`: how many asked at a time; None where that is not fixed."""
+        """Sums up at least one answer of `clients` that asked at a time (None: not fixed)."""
         whole = [answer for answer in answers if not answer.error]
         failed = [answer.error for answer in answers if answer.error]
         seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
@@ -80,10 +73,8 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """What a long prompt does to the answers beside it, and they to the prompt.
-
-    `normal_s`, `beside_s`: gaps between the tokens of the others, before the prompt and while it was computed.
-    """
+    """What a long prompt and the answers beside it do to each other. `normal_s`, `beside_s`: gaps between the others'
+    tokens, before the prompt and while it was computed."""
 
     normal_s: Distribution
     beside_s: Distribution
@@ -92,7 +83,6 @@ class LongPromptFigures:
 
     @property
     def gap_ratio(self) -> float:
-        """How many times longer the 99th percentile of the gaps is while the prompt is computed."""
         return self.beside_s["p99"] / self.normal_s["p99"]
 
     @property
@@ -108,7 +98,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """None of no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -118,7 +107,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """The gaps between tokens that have a part of the time from `start_s` to `end_s`."""
+    """The gaps between tokens that overlap the time from `start_s` to `end_s`."""
     return [
         later - earlier
         for answer in answers
@@ -128,8 +117,7 @@ def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) ->
 
 
 def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float | None:
-    """Tokens per second in the time in which exactly `clients` answers had their first token and not their last one.
-    None where that never was."""
+    """Tokens per second while exactly `clients` answers had their first token and not their last; None if never."""
     spans = _times_of(
         clients, [(answer.token_s[0], answer.token_s[-1]) for answer in answers if answer.token_s]
     )
@@ -153,7 +141,7 @@ def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tupl
 
 
 def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
-    """Median, minimum and maximum of each percentile over the repeats that have one; None where none has."""
+    """Median, minimum and maximum of each percentile over the repeats that have one; None without any."""
     known = [one for one in found if one is not None]
     return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
 
@@ -161,6 +149,6 @@ def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]]
 def spread_of(
     repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
 ) -> dict[str, float] | None:
-    """Median, minimum and maximum of a figure over the repeats that have it; None where none has."""
+    """Median, minimum and maximum of a figure over the repeats that have it; None without any."""
     known = [value for value in map(figure, repeats) if value is not None]
     return spread(known) if known else None

@@ -1,5 +1,7 @@
-"""The repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside others; then their record. The
-same seed gives the same prompts and arrivals."""
+"""The repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside others; and their record.
+
+The same seed gives the same prompts and arrivals.
+"""
 
 import itertools
 import json
@@ -27,7 +29,7 @@ from tpiedge.lab.bench.serve_figures import (
 
 @dataclass
 class RandomPrompts:
-    """Token ids below `vocabulary`; no two prompts begin alike but for the first `shared` tokens, which all have."""
+    """Token ids below `vocabulary`; prompts share their first `shared` tokens and then differ."""
 
     vocabulary: int
     shared: int
@@ -38,27 +40,25 @@ class RandomPrompts:
         self._prefix = self.unlike(self.shared)
 
     def of(self, tokens: int) -> tuple[int, ...]:
-        """The next prompt of so many tokens; of the shared ones only, where it has no more."""
+        """The next prompt of `tokens` tokens, shared ones first."""
         prefix = self._prefix[:tokens]
         return (*prefix, *self.unlike(tokens - len(prefix)))
 
     def unlike(self, count: int) -> tuple[int, ...]:
-        """The next prompt, without the tokens that all share."""
+        """The next prompt without the shared tokens."""
         # In most vocabularies the ids before 3 are signs for the end and the like.
         return tuple(self._random.randrange(3, self.vocabulary) for _ in range(count))
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Seconds from the start at which the requests of a Poisson process arrive, `rate` per second. Without an end."""
+    """Seconds from the start at which requests of a Poisson process arrive, `rate` per second, without an end."""
     waits = random.Random(seed)
     return itertools.accumulate(waits.expovariate(rate) for _ in itertools.count())
 
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
-    """One prompt per line: a JSON string, a JSON array of token ids, or else the line itself. Empty lines are none.
-
-    `name`: of the file. Raises UserError where there is no prompt.
-    """
+    """One prompt per line: a JSON string, a JSON array of token ids, or the line itself. `name` is the file's. Raises
+    UserError if there is no prompt."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -90,7 +90,7 @@ OTHERS = 3
 def by_clients(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, clients: int
 ) -> list[TimedAnswer]:
-    """A closed loop: each of the clients sends the next of the prompts when its answer has ended."""
+    """A closed loop: each client sends the next prompt when its answer has ended."""
     left, free = iter(prompts), clients
     found: list[StreamedRequest] = []
     while free or streams.running:
@@ -105,7 +105,7 @@ def by_clients(
 def at_random(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, arrivals: Iterable[float]
 ) -> list[TimedAnswer]:
-    """An open loop: a request is sent when its time of `arrivals` has come, however many are under way."""
+    """An open loop: a request is sent at its time of `arrivals`, however many are under way."""
     started_s = streams.clock.now()
     found = []
     for prompt, arrival_s in zip(prompts, arrivals, strict=False):
@@ -118,7 +118,7 @@ def at_random(
 
 
 def ask_alone(streams: Streams, prompt: ServePrompt) -> float:
-    """Tokens of a prompt per second, up to the first token of its answer; nothing else is under way. PeerError."""
+    """A prompt's tokens per second up to the first token, with nothing else under way. Raises PeerError."""
     (answer,) = by_clients(streams, [prompt], 1, 1)
     return _prompt_rate(answer)
 
@@ -131,8 +131,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """A prompt that is computed while others answer: these get `others`, and have up to `answer_tokens` each; before
-    the long one is sent, each has had `settled_tokens`."""
+    """A prompt computed beside answers to `others`, which have up to `answer_tokens` each. Each has had
+    `settled_tokens` before the long prompt is sent."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -142,7 +142,7 @@ class LongPrompt:
 
 
 def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigures:
-    """The prompt alone (another one of the same length), then beside OTHERS. Raises PeerError where one fails."""
+    """Measures another prompt of that length alone, then the prompt beside OTHERS. Raises PeerError."""
     alone = ask_alone(streams, wanted.alone)
     beside = [streams.start(next(wanted.others), wanted.answer_tokens) for _ in range(OTHERS)]
     first = tuple(beside)
@@ -158,7 +158,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
 def _answering(
     streams: Streams, beside: list[StreamedRequest], wanted: LongPrompt, done: Callable[[], bool]
 ) -> None:
-    """Waits until it is `done`; an answer beside that ends meanwhile is followed by another one. Raises PeerError."""
+    """Waits until it is `done`, and replaces answers that end. Raises PeerError."""
     while not done():
         for ended in streams.wait():
             if ended not in beside:
@@ -192,7 +192,7 @@ class ServeLoad:
     rate: float | None = None
 
     def requests(self, wanted: int | None) -> int:
-        """How many are sent: what was asked for, or else two for each client."""
+        """The requests to send: `wanted`, or two for each client."""
         if wanted is not None:
             return wanted
         return 32 if self.clients is None else max(4, 2 * self.clients)
@@ -203,8 +203,8 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """What is to be measured. `prompts`: instead of random ones; `shared`: tokens that the random ones begin with
-    alike; `long_prompt`: tokens of a prompt beside others, None for no such measurement."""
+    """What to measure: `prompts` replace random ones, which begin with `shared` equal tokens; `long_prompt` may be
+    None."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None
@@ -218,7 +218,6 @@ class ServeWish:
     seed: int
 
     def alone(self, context: int | None) -> int:
-        """Tokens of the prompt that is computed alone."""
         if self.alone_tokens is not None:
             return self.alone_tokens
         wanted = max(512, self.prompt_tokens)
@@ -226,7 +225,7 @@ class ServeWish:
 
 
 def check_wish(wish: ServeWish, context: int | None) -> None:
-    """Raises UserError for what does not fit into the server's context, as far as that is known."""
+    """Raises UserError if the prompts do not fit into the server's known context."""
     if wish.shared > wish.prompt_tokens:
         raise UserError(f"--shared-prefix {wish.shared} is more than --prompt-tokens {wish.prompt_tokens}")
     most = max(load.clients or 1 for load in wish.loads)
@@ -246,8 +245,6 @@ def check_wish(wish: ServeWish, context: int | None) -> None:
 
 @dataclass
 class _Repeats:
-    """What each repeat found."""
-
     alone: list[float] = field(default_factory=list)
     rounds: dict[ServeLoad, list[RoundFigures]] = field(default_factory=dict)
     long: list[LongPromptFigures] = field(default_factory=list)
@@ -272,7 +269,7 @@ def measure_server(
 
 
 class _Measuring:
-    """One repeat after the other, with prompts that no other one had."""
+    """Repeats with prompts that no other repeat had."""
 
     def __init__(
         self, streams: Streams, random: RandomPrompts, wish: ServeWish, say: Callable[[str], object]
@@ -286,14 +283,13 @@ class _Measuring:
         self._alone_tokens = wish.alone(self._context)
 
     def warm_up(self) -> None:
-        """Raises PeerError where the server does not answer."""
         prompt = self._random.unlike(self._alone_tokens)
         (answer,) = by_clients(self._streams, [prompt], 4, 1)
         if answer.error:
             raise PeerError(f"the server does not answer: {answer.error}")
 
     def measure(self, found: _Repeats, repeat: int) -> None:
-        """Adds what one repeat finds. Raises PeerError where nothing was answered."""
+        """Adds a repeat to `found`. Raises PeerError if nothing was answered."""
         self._say(f"repeat {repeat + 1} of {self._wish.repeats}")
         found.alone.append(ask_alone(self._streams, self._random.unlike(self._alone_tokens)))
         for load in self._wish.loads:

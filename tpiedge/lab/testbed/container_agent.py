@@ -4,10 +4,10 @@
 
 It prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
 
-`state`  the switch's counters, links that have been changed, and what each device's group uses
-`set`    `links`: changes as SwitchClient.set_links takes them; `remember`: member -> [up, down], for `state`
-`measure` round trips, which take at most about `longest_rtt_s`, and throughput from the first to the second of
-          `devices`: each has name, address and pid
+`state`   the switch's counters, changed links, and what each device's group uses
+`set`     `links`: changes as SwitchClient.set_links takes them; `remember`: member -> [up, down], for `state`
+`measure` round trips of at most about `longest_rtt_s`, and throughput from the first to the second of
+`devices`: each has name, address and pid
 """
 
 import json
@@ -26,7 +26,6 @@ from tpiedge.lab.testbed.switch import SwitchClient
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
     try:
         answer = _answer(json.loads(arguments[0]))
     except (TpiedgeError, OSError) as error:

@@ -1,12 +1,10 @@
-"""A testbed of containers: one per device, and one with the switch, which puts an interface into each of the others.
+"""A testbed of containers: one per device, and one with the switch, which gives each of the others an interface.
 
-Needs a docker engine on Linux, here or in a virtual machine, and no root on this side. See docker_engine.py for what is
-remembered where.
+Needs a docker engine on Linux, here or in a virtual machine, and no root on this side.
 """
 
 import contextlib
 import json
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,8 +32,7 @@ from tpiedge.lab.testbed.docker_engine import (
     switch_spec,
 )
 from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s
-from tpiedge.lab.testbed.state import Owner
-from tpiedge.lab.testbed.topology import Expected, Topology, links_of, pairs_of
+from tpiedge.lab.testbed.topology import Expected, Topology, device_record, links_of, pairs_of
 from tpiedge.progress import Say
 from tpiedge.units import counted
 
@@ -50,23 +47,23 @@ class Containers:
 
     @property
     def state(self) -> str:
-        """up; starting; abandoned (who was to finish it is gone, or nothing of it runs); broken (its switch ended)."""
+        """up; starting; abandoned (its maker is gone, or nothing of it runs); broken (its switch ended)."""
         if self.switch is None:
             return "abandoned"
         if self.switch.status == "created":
-            return "starting" if _lives(maker_of(self.switch.labels)) else "abandoned"
+            maker = maker_of(self.switch.labels)
+            return "starting" if maker is not None and maker.alive else "abandoned"
         if not any(container.running for container in (self.switch, *self.devices.values())):
             return "abandoned"
         return "up" if self.switch.running else "broken"
 
     @property
     def topology(self) -> Topology:
-        """The topology with the links as the description has them."""
         text = self.switch.labels.get(TEXT, "") if self.switch else ""
         return Topology(parse_description(text, f"the testbed {self.name}"))
 
     def topology_now(self, state: Mapping[str, Any]) -> Topology:
-        """The topology with the links that were changed since, which the agent's `state` has."""
+        """The topology with the changed links of the agent's `state`."""
         topology = self.topology
         for member, (up, down) in state["links"].items():
             topology = topology.with_links(member, Link(**up), Link(**down))
@@ -79,18 +76,18 @@ class Containers:
 
     @property
     def pids(self) -> dict[str, int]:
-        """First processes of the devices that run, on the engine's computer."""
+        """First processes of the running devices, on the engine's computer."""
         return {name: device.pid for name, device in self.devices.items() if device.running}
 
     def require(self, device: str) -> Container:
-        """Raises ResourceError where the device does not run, or was started again and has no link."""
+        """Raises ResourceError unless the device runs and has its link."""
         if not self.connected(device):
             raise ResourceError(f"the container of {device} has ended: tpiedge testbed down {self.name}")
         return self.devices[device]
 
 
 class DockerTestbeds:
-    """The same methods as NamespaceTestbeds."""
+    """The methods of NamespaceTestbeds."""
 
     may_look = True
 
@@ -99,19 +96,19 @@ class DockerTestbeds:
         self._image = image
 
     def names(self) -> list[str]:
-        """The names of all that are there or of which something is left."""
+        """Names of all testbeds, also of leftovers."""
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """It stays until `down`. What a killed command left of it is removed before.
+        """Brings it up until `down`, after removing what a killed command left of it.
 
-        Raises UserError where it is up already or the engine lacks the image, ResourceError; then nothing is left.
+        Raises UserError if it is up already or the image is missing, ResourceError; then nothing is left.
         """
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
         say(f"{name}: {counted(len(description.devices), 'container')} of {self._image}")
-        switch = self._create(switch_spec(name, scenario.text, _self()), say)
+        switch = self._create(switch_spec(name, scenario.text, Maker.own()), say)
         try:
             specs = [device_spec(name, device, engine.processors) for device in description.devices]
             pids = {spec.hostname: engine.start(self._create(spec, say)).pid for spec in specs}
@@ -121,7 +118,7 @@ class DockerTestbeds:
             raise
 
     def down(self, name: str) -> bool:
-        """Removes all its containers, with what runs in them, whatever state they are in. Whether there were any."""
+        """Removes all its containers, whatever state they are in. Returns whether there were any."""
         found = self._engine.found(f"{LABEL}={name}")
         # The switch goes last: it says what the testbed is.
         for container in sorted(found, key=lambda one: one.labels.get(MEMBER) == SWITCH):
@@ -129,12 +126,12 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """As `status_of` of namespaces, but for what only these have; None where there is nothing of it."""
+        """The record of `status_of`, except keys of namespaces; None if nothing is there."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 
     def change_link(self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> None:
-        """`change` gets (up, down) of the link between `member` and its uplink, and says what they are from now on."""
+        """Calls `change` with (up, down) of the link between `member` and its uplink for the new ones."""
         found = self._running(name)
         topology = found.topology_now(ask(self._engine, found, {"do": "state", "pids": {}}))
         known = topology.wired(member, found.name)
@@ -144,11 +141,10 @@ class DockerTestbeds:
         ask(self._engine, found, {"do": "set", "links": changes, "remember": remember})
 
     def attach(self, name: str) -> "AttachedContainers":
-        """Raises UserError where it is not up."""
+        """Raises UserError unless it is up."""
         return AttachedContainers(self._engine, self._running(name))
 
     def find(self, name: str) -> Containers | None:
-        """None where there is nothing of it."""
         listed = self._engine.found(f"{LABEL}={name}")
         found = {container.labels.get(MEMBER, ""): container for container in listed}
         switch = found.pop(SWITCH, None)
@@ -163,7 +159,6 @@ class DockerTestbeds:
         return found
 
     def _clear(self, name: str, say: Say) -> None:
-        """Makes room for a new one. Raises UserError if there is one."""
         found = self.find(name)
         if found is None:
             return
@@ -199,7 +194,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether there is such a testbed of containers; not where no engine says so at once: who asks needs none."""
+    """Whether there is such a testbed of containers; False if no engine answers at once."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -220,14 +215,10 @@ class AttachedContainers:
         return self._found.topology_now(ask(self._engine, self._found, {"do": "state", "pids": {}}))
 
     def expected(self, source: str, target: str) -> Expected:
-        """What the way between two devices should give, as the links are now."""
         return self._topology.expected(source, target)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measured by a process of the switch's container, with its sockets in the devices' networks.
-
-        Raises ResourceError.
-        """
+        """Measures in the switch's container, with sockets in the devices' networks. Raises ResourceError."""
         found, addresses = self._found, self._topology.addresses
         devices = [
             {"name": name, "address": addresses[name], "pid": found.require(name).pid}
@@ -238,13 +229,13 @@ class AttachedContainers:
         return Measured(**ask(self._engine, found, request))
 
     def execute(self, device: str, command: Sequence[str]) -> int:
-        """The exit status of the command on the device. Raises UserError, ResourceError."""
+        """Runs a command on the device and returns its exit status. Raises UserError, ResourceError."""
         self._topology.description.device(device)
         return run_here(self._found.require(device).id, command)
 
 
 def ask(engine: ContainerEngine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
-    """What container_agent.py answers. Raises UserError, ResourceError as it says."""
+    """The answer of container_agent.py. Raises UserError, ResourceError as it says."""
     if found.switch is None or not found.switch.running:
         raise ResourceError(
             f"the switch of the testbed {found.name} has ended: tpiedge testbed down {found.name}"
@@ -289,29 +280,9 @@ def _device(
 ) -> dict[str, Any]:
     use: Mapping[str, Any] = state["devices"].get(device.name, {})
     container = found.devices.get(device.name)
-    return {
-        "name": device.name,
-        "address": topology.addresses[device.name],
+    return device_record(device, topology.addresses[device.name], use) | {
         "container": container_name(found.name, device.name),
         "there": found.connected(device.name),
-        "cpus": device.cpus,
         "cpus_limited": container is not None and container.cpus_limited,
-        "memory_limit_bytes": use.get("limit_bytes"),
-        "swap_bytes": device.swap_bytes,
-        "memory_used_bytes": use.get("used_bytes"),
-        "memory_peak_bytes": use.get("peak_bytes"),
-        "oom_kills": use.get("oom_kills", 0),
         "processes": use.get("processes", []),
     }
-
-
-def _self() -> Maker:
-    own = Owner.own()
-    return Maker(platform.node(), own.pid, own.started, own.boot)
-
-
-def _lives(maker: Maker | None) -> bool:
-    """Whether the maker still runs. One on another computer cannot be asked: it counts as gone."""
-    if maker is None or maker.node != platform.node():
-        return False
-    return Owner(maker.pid, maker.started, maker.boot).alive

@@ -1,5 +1,4 @@
-"""What a testbed is: a tree of routers, devices at its leaves, the link of each to its uplink; and its file in TOML,
-with quantities like "0.25 ms", "300 Mbit/s", "1 %"."""
+"""A testbed as a tree of routers with devices at its leaves, and its TOML file with quantities like "0.25 ms"."""
 
 import re
 import tomllib
@@ -22,8 +21,7 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction. One-way `latency_s`, to which up to `jitter_s` is added; `loss`: the part of packets that vanish;
-    None: no limit of the rate."""
+    """One direction. Up to `jitter_s` is added to the one-way `latency_s`; `loss` is a part; None: no limit."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -33,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`uplink` is None for the root, whose links say nothing. `up` leads towards the uplink."""
+    """`uplink` is None for the root, whose links mean nothing. `up` leads towards the uplink."""
 
     name: str
     uplink: str | None
@@ -77,7 +75,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`name` is that of the testbed that it makes; `text` is its file's, which `description` says."""
+    """A testbed's `name`, its file's `text`, and the `description` in it."""
 
     name: str
     text: str
@@ -85,13 +83,13 @@ class Scenario:
 
 
 def shipped_scenarios() -> dict[str, Path]:
-    """Name -> file, in the order of names. Empty where the installation lacks the files."""
+    """Name -> file, in the order of names. Empty if the installation lacks the files."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
 def load_scenario(given: str, name: str | None = None) -> Scenario:
-    """A path where `given` has a slash or ends in .toml, otherwise one that comes along. Raises UserError."""
+    """Loads a path if `given` has a slash or ends in .toml, else a shipped scenario. Raises UserError."""
     path = Path(given)
     if "/" not in given and not given.endswith(".toml"):
         shipped = shipped_scenarios()
@@ -111,7 +109,7 @@ def load_scenario(given: str, name: str | None = None) -> Scenario:
 
 
 def check_name(name: str, what: str) -> str:
-    """Fit for files, interfaces and control groups. Raises UserError."""
+    """Raises UserError unless `name` is fit for files, interfaces and control groups."""
     if not _NAME.fullmatch(name) or name in ("lo", "all", "default", "uplink"):
         raise UserError(
             f"{name[:40]!r} is no name for {what}: 1 to 15 of a-z, 0-9, '-' and '_', beginning with a letter"
@@ -156,7 +154,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_rate(bytes_per_s: float | None) -> str:
-    """37_500_000.0 -> '300 Mbit/s'; None has no limit: '-'."""
+    """37_500_000.0 -> '300 Mbit/s'; None (no limit) -> '-'."""
     if bytes_per_s is None:
         return "-"
     bits = bytes_per_s * 8
@@ -215,7 +213,7 @@ def _description(content: Mapping[str, Any]) -> Description:
 
 
 def _tables(content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(how to call it, table)."""
+    """(what messages call it, table)."""
     tables = content.get(kind, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UserError(f"{kind} must be tables: [[{kind}]]")
@@ -259,8 +257,7 @@ def _device(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def _uplink(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[str, Link, Link]:
-    """The uplink and the link to it, upwards and downwards. What a table says counts before [defaults], and what is
-    said of a direction before what is not."""
+    """(uplink, link up, link down). A table overrides [defaults], a direction's key the key without one."""
     if not isinstance(table["uplink"], str):
         raise UserError(f"{place}: uplink must be the name of a router")
     up, down = (_link(place, way, table, defaults) for way in ("up_", "down_"))
@@ -307,7 +304,7 @@ def _size(value: object, least: int) -> int:
 
 
 def _check_tree(description: Description) -> None:
-    """Raises UserError where it is none, or too large."""
+    """Raises UserError unless it is a tree of allowed size."""
     if not description.devices:
         raise UserError("it has no device: add [[device]] tables")
     if not description.routers:

@@ -1,13 +1,13 @@
-"""A docker engine, here or elsewhere, by its command `docker`; and what the containers of a testbed are: names, labels,
-limits, commands. Every call has a deadline, and fails with an error of ours in one line.
+"""A docker engine by its command `docker`, and the containers of a testbed. Every call has a deadline.
 
-All that is known of such a testbed is in the engine: its containers are found by their labels, and the one of the
-switch, which is made first and started last, also says in labels what the testbed is and who brings it up. So the
-command that reaches the engine can see, use and remove it, after a crash too.
+The engine knows everything about a testbed: labels name its containers, and the switch's labels, made first and
+started last, hold the description and who brings it up. So any command that reaches the engine can use and remove it,
+after a crash too.
 """
 
 import io
 import json
+import platform
 import secrets
 import signal
 import subprocess
@@ -16,9 +16,12 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed.description import Device
 from tpiedge.lab.testbed.isolation import cpu_quota_us
+from tpiedge.lab.testbed.state import Owner
 
 #: As deploy/compose builds it.
 DEFAULT_IMAGE = "tpiedge:demo"
@@ -40,7 +43,7 @@ _PYTHON = ("python", "-P", "-m")
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """`flags` are those of `docker create` for what limits it and what it may."""
+    """`flags` of `docker create` say its limits and rights."""
 
     name: str
     hostname: str
@@ -54,9 +57,16 @@ class Maker:
     """The process that brings a testbed up, on the computer `node`."""
 
     node: str
-    pid: int
-    started: float
-    boot: str
+    process: Owner
+
+    @staticmethod
+    def own() -> "Maker":
+        return Maker(platform.node(), Owner.own())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs. One on another computer cannot be asked and counts as gone."""
+        return self.node == platform.node() and self.process.alive
 
 
 def container_name(testbed: str, member: str) -> str:
@@ -65,8 +75,8 @@ def container_name(testbed: str, member: str) -> str:
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """As many processors as the engine's computer has, or more, are no limit. docker's own init is the first process,
-    which reaps; the command only keeps the container."""
+    """A device's container: docker's own init reaps, the command only keeps the container. As many processors as the
+    engine's computer has, or more, are no limit."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
         quota, period = cpu_quota_us(device.cpus)
@@ -82,10 +92,10 @@ def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
 
 
 def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
-    """It enters the devices' network namespaces by the ids of their processes, which it sees as the engine's computer
-    does. Its plan is to be put into PLAN_FILE."""
+    """The switch's container, which enters network namespaces by process ids of the engine's computer. Its plan is to
+    be put into PLAN_FILE."""
     run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
-    made_by = json.dumps([maker.node, maker.pid, maker.started, maker.boot])
+    made_by = msgspec.json.encode(maker).decode()
     flags = (
         "--user=0:0",
         "--cpu-shares=262144",
@@ -102,23 +112,22 @@ def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
 
 
 def maker_of(labels: Mapping[str, str]) -> Maker | None:
-    """None where the labels of a switch do not say it."""
+    """None if a switch's labels do not say it."""
     try:
-        node, pid, started, boot = json.loads(labels[_MAKER])
-        return Maker(str(node), int(pid), float(started), str(boot))
-    except (KeyError, ValueError, TypeError):
+        return msgspec.json.decode(labels[_MAKER], type=Maker)
+    except (KeyError, ValueError):
         return None
 
 
 def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
-    """What asks container_agent.py, run in the container of the switch."""
+    """The command that asks container_agent.py, in the container of the switch."""
     return (*_PYTHON, "tpiedge.lab.testbed.container_agent", json.dumps(request))
 
 
 @dataclass(frozen=True)
 class Container:
-    """`status` is the engine's word: created, running, exited, ... `pid` is that of its first process on the engine's
-    computer, 0 where none runs; `started` orders containers by when they were started last."""
+    """`status` is the engine's word: created, running, exited, ... `pid` is its first process on the engine's
+    computer, 0 without one; `started` orders containers by their last start."""
 
     id: str
     labels: Mapping[str, str]
@@ -133,8 +142,7 @@ class Container:
 
 
 class ContainerEngine:
-    """The one that DOCKER_HOST or docker's own settings name. Raises UserError where it cannot be used; methods raise
-    ResourceError where nothing else is said."""
+    """The engine of DOCKER_HOST or docker's own settings. Raises UserError if unusable; methods ResourceError."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -149,11 +157,10 @@ class ContainerEngine:
 
     @property
     def processors(self) -> int:
-        """Processors of the engine's computer."""
         return int(self._docker("info", "--format={{.NCPU}}"))
 
     def require_image(self, image: str) -> None:
-        """Raises UserError where it is not there: nothing is downloaded."""
+        """Raises UserError if the image is missing: nothing is downloaded."""
         if not self._docker("images", "--quiet", image):
             raise UserError(
                 f"the docker engine has no image {image[:120]}: build it (docker build -f docker/Dockerfile "
@@ -167,7 +174,7 @@ class ContainerEngine:
         return [container for container in seen if container is not None]
 
     def create(self, spec: ContainerSpec, image: str) -> tuple[str, list[str]]:
-        """(id, what the engine warns of). Raises UserError where the name is taken."""
+        """(id, warnings of the engine). Raises UserError if the name is taken."""
         words = [
             "create",
             f"--name={spec.name}",
@@ -195,17 +202,16 @@ class ContainerEngine:
         return started
 
     def status(self, container: str) -> str:
-        """Empty where it is gone."""
+        """Empty if it is gone."""
         found = self._inspected(container)
         return found.status if found is not None else ""
 
     def log(self, container: str) -> str:
-        """Standard output and error of its command."""
         ended = self._ended("logs", container)
         return (ended.stdout + ended.stderr).decode(errors="replace")
 
     def put(self, container: str, path: str, content: bytes) -> None:
-        """A file, in a container that need not run."""
+        """Writes a file into a container that need not run."""
         folder, _, name = path.rpartition("/")
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -215,12 +221,12 @@ class ContainerEngine:
         self._docker("cp", "-", f"{container}:{folder or '/'}", stdin=packed.getvalue())
 
     def run(self, container: str, command: Sequence[str]) -> tuple[str, str]:
-        """What `command` writes in a running container to its standard output and error, until it ends."""
+        """Runs `command` in a running container; returns its standard output and error."""
         ended = self._ended("exec", container, *command)
         return ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
 
     def remove(self, container: str) -> None:
-        """Removes the container with all that runs in it. Does nothing where it is gone."""
+        """Removes the container with all that runs in it, if it is there."""
         ended = self._ended("rm", "--force", "--volumes", container)
         if b"No such container" not in ended.stderr:
             _check(ended, "remove a container")
@@ -264,8 +270,7 @@ def _check(ended: "subprocess.CompletedProcess[bytes]", doing: str) -> None:
 
 
 def run_here(container: str, command: Sequence[str]) -> int:
-    """Runs a command in a container as if it ran here: with this process's input, output, terminal and signals. Returns
-    its exit status."""
+    """Runs a command in a container with this process's input, output, terminal and signals. Returns its status."""
     pid_file = f"/tmp/tpiedge-{secrets.token_hex(8)}"
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     announced = ("sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *command)

@@ -1,8 +1,7 @@
-"""Become a command inside a device: `python -I -S enter.py NAMESPACE [MEMBERS...] -- COMMAND...`.
+"""Becomes a command inside a device: `python -I -S enter.py NAMESPACE [MEMBERS...] -- COMMAND...`.
 
 NAMESPACE is the file of a network namespace, MEMBERS the files of control groups that take process ids. The process
-stays the same: its id, its signals, standard input and what its parent's end does to it are the command's own. Only
-the standard library is imported: this is run for each process that starts.
+keeps its id, signals and standard input. It imports the standard library only, as it runs for each process.
 """
 
 import ctypes
@@ -16,7 +15,7 @@ _NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> int:
-    """Returns only where it fails."""
+    """Returns only if it fails."""
     border = arguments.index("--")
     (namespace, *groups), command = arguments[:border], arguments[border + 1 :]
     try:

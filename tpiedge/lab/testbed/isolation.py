@@ -1,8 +1,7 @@
-"""What makes devices of one computer: named network namespaces, and control groups for processor time and memory, in
-version 1 or 2 of either. Linux, root.
+"""Devices of one computer: network namespaces, and control groups (version 1 or 2). Linux, root.
 
-All groups of a testbed lie below the topmost group that this process sees, so they outlive the process that makes them
-and their names can be told from the testbed's: what is left after a crash is found by its name alone.
+All groups lie below the topmost group that this process sees, and names tell their testbed, so that leftovers of a
+crash are found by name alone.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ _MNT_DETACH = 2
 
 
 def add_namespace(name: str) -> None:
-    """Makes a named one, with its loopback device up. Raises UserError, ResourceError."""
+    """Makes a namespace with its loopback device up. Raises UserError, ResourceError."""
     for command in (("ip", "netns", "add", name), ("ip", "-n", name, "link", "set", "lo", "up")):
         try:
             ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20.0)
@@ -39,10 +38,7 @@ def add_namespace(name: str) -> None:
 
 
 def remove_namespace(path: Path) -> None:
-    """Removes its name: the namespace itself goes with its last process. Nothing happens where it has none.
-
-    Raises OSError.
-    """
+    """Removes the name, if any: the namespace goes with its last process. Raises OSError."""
     if _libc().umount2(os.fsencode(path), _MNT_DETACH) and os.geteuid():
         raise PermissionError(ctypes.get_errno(), "removing a network namespace needs root", str(path))
     path.unlink(missing_ok=True)  # where the name was made and not yet mounted, only that
@@ -50,8 +46,7 @@ def remove_namespace(path: Path) -> None:
 
 @contextlib.contextmanager
 def inside(path: Path) -> Iterator[None]:
-    """This thread is in the namespace: the sockets, threads and processes that it makes belong there, and stay there.
-    Raises OSError."""
+    """Puts this thread into the namespace: sockets, threads and processes made there stay there. Raises OSError."""
     with _opened(Path("/proc/thread-self/ns/net")) as before:
         with _opened(path) as wanted:
             _set_namespace(wanted)
@@ -62,7 +57,7 @@ def inside(path: Path) -> Iterator[None]:
 
 
 def members_of(paths: Sequence[Path]) -> set[int]:
-    """The processes that are in one of the namespaces."""
+    """The processes in any of the namespaces."""
     wanted = {inode for path in paths if (inode := _inode(path)) is not None}
     if not wanted:
         return set()
@@ -99,8 +94,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
-    """SIGTERM to all that `members` finds, SIGKILL to what is left after `polite_s`, again and again until it finds
-    none. This process is spared. Raises ResourceError if one does not end."""
+    """Sends SIGTERM to all that `members` finds, SIGKILL after `polite_s`, until it finds none but this process.
+    Raises ResourceError if one does not end."""
     started = time.monotonic()
     asked: set[int] = set()
     while running := members() - {os.getpid()}:
@@ -119,8 +114,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """The processes that were started as `... -m MODULE ARGUMENT` and have the same /run: in a container the same path
-    is another file."""
+    """Processes started as `... -m MODULE ARGUMENT` with the same /run: a container has other files there."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -148,7 +142,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A device's use now: bytes, and processes that the kernel has killed for want of memory. None: not counted."""
+    """A device's use now: bytes, and processes that the kernel killed for want of memory. None: not counted."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -158,7 +152,7 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class Controllers:
-    """Where groups can be made: the topmost folder of each controller; None where there is none."""
+    """Where groups can be made: the topmost folder of each controller, or None."""
 
     cpu: Path | None
     cpu_version: int
@@ -179,7 +173,7 @@ class Controllers:
         return tuple(dict.fromkeys(top / name for top in tops if top is not None))
 
     def make(self, name: str) -> tuple[Path, ...]:
-        """The folders. Raises OSError where the system does not allow it."""
+        """Makes and returns the folders. Raises OSError."""
         for top, version, controller in self._controllers():
             if version == 2:
                 (top / "cgroup.subtree_control").write_text(f"+{controller}")
@@ -201,32 +195,27 @@ class Controllers:
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
 
     def limit_memory(self, name: str, nbytes: int, swap_bytes: int) -> None:
-        """Raises OSError."""
         if self.memory is not None:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """The use of memory. All is unknown where the group is not there, or is removed meanwhile."""
+        """The use of memory; unknown if the group is not there."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 return _use(MemoryGroup(self.memory / name, self.memory_version))
         return GroupUse(None, None, None, 0)
 
     def members(self, name: str) -> set[int]:
-        """Also of the groups below: a process may have made some for itself."""
+        """Processes of the group and the groups below: a process may have made some for itself."""
         groups = (group for folder in self.folders(name) for group in _tree(folder))
         return {pid for group in groups for pid in _pids_of(group)}
 
     def found(self, prefix: str) -> set[str]:
-        """The names of the groups that begin so."""
         tops = {top for top in (self.cpu, self.memory) if top is not None}
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """Removes the group with what is in it and below it; this process is moved up first.
-
-        Does nothing where there is none. Raises ResourceError.
-        """
+        """Removes the group, if any, with its processes; this process is moved up first. Raises ResourceError."""
         for folder in self.folders(name):
             _remove_group(folder)
 
@@ -238,13 +227,11 @@ class Controllers:
 
 
 def processors() -> int:
-    """Processors of this computer. As many, or more, for a device are no limit."""
     return os.cpu_count() or 1
 
 
 def cpu_quota_us(cpus: float) -> tuple[int, int]:
-    """(quota, period). Short periods: who has used up its time waits at most 10 ms for more, and longer only where the
-    quota would be less than the kernel grants."""
+    """(quota, period). Short periods make a device wait at most 10 ms unless the quota is below the kernel's least."""
     least_us = 1_000
     period = max(10_000, math.ceil(least_us / cpus))
     return max(least_us, round(period * cpus)), period
@@ -259,7 +246,6 @@ def _topmost(v1: tuple[Path, ...], v2: tuple[Path, ...], controller: str) -> tup
 
 
 def _use(group: MemoryGroup) -> GroupUse:
-    """Raises OSError."""
     limit = group.limit_bytes
     if not group.counts:
         return GroupUse(group.used_bytes, None, limit, 0)
@@ -282,7 +268,7 @@ def _remove_group(folder: Path) -> None:
 
 
 def _tree(folder: Path) -> list[Path]:
-    """The group and all below it, the lowest first. None where it is not there."""
+    """The group and all below it, the lowest first."""
     return [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
 
 
@@ -294,5 +280,5 @@ def _words(path: Path) -> list[str]:
 
 
 def _pids_of(group: Path) -> set[int]:
-    """But those of another pid namespace, which have no id here: they read as 0."""
+    """Processes; those of another pid namespace read as 0 and are left out."""
     return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}

@@ -1,7 +1,6 @@
-"""What the ways of a running testbed really give: round trips of datagrams, bytes of one TCP connection. Linux, root.
+"""Measures round trips and TCP throughput of a running testbed. Linux, root.
 
-All sockets belong to this process, made in the devices' namespaces: the devices' own limits do not count, and what is
-measured is the network alone.
+All sockets belong to this process, made in the devices' namespaces: only the network counts, not the devices' limits.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ class End:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one pair gave, `source` first. `rtt_s` is a median; `bytes_per_s` the payload that arrived."""
+    """What one pair gave. `rtt_s` is a median; `bytes_per_s` the payload that arrived."""
 
     source: str
     target: str
@@ -48,8 +47,7 @@ class Measured:
 
 
 def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
-    """Takes about three seconds, and the longer the more the links delay: what is waited for may take
-    `more_s` more than without any delay. Raises ResourceError where nothing arrives."""
+    """Takes about three seconds; waits may take `more_s` more than without delay. Raises ResourceError."""
     count = _RTTS if not more_s else max(5, min(_RTTS, int(4.0 / more_s)))
     times, lost = rtts_s(source, target, count, more_s)
     rate, ping = _payload_per_s(source, target, more_s), ping_rtt_s(source, target)
@@ -57,7 +55,7 @@ def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
 
 
 def expected_rtt_s(there: Expected, back: Expected) -> float:
-    """Half of the jitter comes on top on average."""
+    """The mean: half of the jitter comes on top."""
     return there.latency_s + back.latency_s + (there.jitter_s + back.jitter_s) / 2
 
 
@@ -67,13 +65,12 @@ def longest_rtt_s(there: Expected, back: Expected) -> float:
 
 
 def expected_payload(expected: Expected) -> float | None:
-    """Payload per second of one TCP connection; the rate counts packets with their headers of IP and TCP with time
-    stamps. None: no limit."""
+    """Payload per second of one TCP connection, without headers of IP and TCP; None: no limit."""
     return None if expected.bytes_per_s is None else expected.bytes_per_s * (1500 - 52) / 1500
 
 
 def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) -> tuple[list[float], int]:
-    """(round trips of small datagrams, how many got no answer). Raises ResourceError where none did."""
+    """(round trips of small datagrams, lost ones). Raises ResourceError if none came back."""
     with (
         _socket(source, socket.SOCK_DGRAM, 1.0 + more_s) as here,
         _socket(target, socket.SOCK_DGRAM, 1.0 + more_s) as there,
@@ -87,7 +84,7 @@ def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) ->
 
 
 def ping_rtt_s(source: End, target: End) -> float | None:
-    """The mean that the system's own `ping` says; None where it is not installed, or gets no answer."""
+    """The mean of the system's own `ping`; None if it is missing or gets no answer."""
     if shutil.which("ping") is None:
         return None
     command = ["ping", "-q", "-c", "20", "-i", "0.02", target.address]
@@ -99,7 +96,6 @@ def ping_rtt_s(source: End, target: End) -> float | None:
 
 
 def _socket(device: End, kind: socket.SocketKind, timeout_s: float) -> socket.socket:
-    """One of the device, bound to a free port."""
     with inside(device.namespace):
         made = socket.socket(socket.AF_INET, kind)
     made.bind((device.address, 0))
@@ -108,8 +104,7 @@ def _socket(device: End, kind: socket.SocketKind, timeout_s: float) -> socket.so
 
 
 def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float | None:
-    """One thread plays both ends: only the network wakes it. None where it does not come back; late ones of earlier
-    numbers are passed over."""
+    """Plays both ends in one thread, so that only the network wakes it. None if lost; late ones are skipped."""
     time.sleep(0.002)
     started = time.perf_counter()
     here.send(_DATAGRAM.pack(number))
@@ -125,7 +120,7 @@ def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float
 
 
 def _payload_per_s(source: End, target: End, more_s: float) -> float:
-    """Once the connection has found its speed. Raises ResourceError where there is none."""
+    """Measures after the connection has found its speed. Raises ResourceError."""
     limit_s = 10.0 + more_s
     with (
         _socket(target, socket.SOCK_STREAM, limit_s) as listener,
@@ -159,7 +154,6 @@ def _send_all_the_time(sender: socket.socket) -> None:
 
 
 def _receive_for(receiver: socket.socket, seconds: float) -> int:
-    """How many bytes come in so long."""
     buffer, received, deadline = bytearray(_PIECE), 0, time.perf_counter() + seconds
     while (left := deadline - time.perf_counter()) > 0:
         readable, _, _ = select.select([receiver], [], [], left)

@@ -1,5 +1,4 @@
-"""A testbed of namespaces: brought up for a program if it is not, its devices, being on one of them, and what
-is seen of it. Linux, root."""
+"""A testbed of namespaces for a program: brought up if need be, its devices, and its status. Linux, root."""
 
 import contextlib
 import math
@@ -8,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,7 +29,7 @@ from tpiedge.lab.testbed.state import (
 )
 from tpiedge.lab.testbed.switch import SwitchClient
 from tpiedge.lab.testbed.testbed import change_link, down, members, namespaces_of, switches, up
-from tpiedge.lab.testbed.topology import Expected, Topology, links_of, pairs_of
+from tpiedge.lab.testbed.topology import Expected, Topology, device_record, links_of, pairs_of
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.launch.child import Place
 from tpiedge.progress import say
@@ -38,19 +37,17 @@ from tpiedge.progress import say
 
 @dataclass(frozen=True)
 class RunningDevice(End):
-    """A command after `enter_command` runs on it, as the same process: its id, its signals and its standard input are
-    the command's own."""
+    """A command after `enter_command` runs on it as the same process, with its id, signals and standard input."""
 
     enter_command: tuple[str, ...]
 
     @property
     def place(self) -> Place:
-        """The place for a node that runs on the device."""
         return Place(self.address, self.enter_command)
 
 
 class RunningTestbed:
-    """One that is up. `devices` in the order of the description."""
+    """A testbed that is up. `devices` in the order of the description."""
 
     def __init__(self, made: TestbedState) -> None:
         self._made = made
@@ -62,14 +59,12 @@ class RunningTestbed:
         )
 
     def device(self, name: str) -> RunningDevice:
-        """Raises UserError that lists the names."""
         self._made.topology.description.device(name)
         return next(device for device in self.devices if device.name == name)
 
     @contextlib.contextmanager
     def inside(self, device: RunningDevice | str) -> Iterator[None]:
-        """This thread's network is the device's: the sockets, threads and processes that it makes belong there and stay
-        there. Its limits do not count for this process."""
+        """Puts this thread into the device's network, without its limits; what it makes there stays there."""
         found = self.device(device) if isinstance(device, str) else device
         with contextlib.ExitStack() as stack:
             try:
@@ -80,24 +75,16 @@ class RunningTestbed:
 
     @property
     def links(self) -> Mapping[str, tuple[Link, Link]]:
-        """The links as they are now, upwards and downwards, by the member below each."""
+        """The links as they are now, (up, down) by the member below each."""
         members = self._made.topology.description.members
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
-        """Change links while they run; `links` as the property gives them. Raises UserError, ResourceError."""
+        """Changes links while they run; `links` as the property gives them. Raises UserError, ResourceError."""
         for name, pair in links.items():
             self._made = change_link(self.name, name, partial(_both, *pair))
 
-    def set_links(self, member: str, **changes: Any) -> None:
-        """Changes the link between `member` and its uplink, in both directions, while it runs: latency_s, jitter_s,
-        loss, bytes_per_s (None: no limit). Raises UserError, ResourceError.
-        """
-        up, down = self.links[member]
-        self.set_all({member: (replace(up, **changes), replace(down, **changes))})
-
     def expected(self, source: RunningDevice | str, target: RunningDevice | str) -> Expected:
-        """What the way between two devices should give, as the links are now."""
         names = [item if isinstance(item, str) else item.name for item in (source, target)]
         return self._made.topology.expected(names[0], names[1])
 
@@ -106,12 +93,12 @@ class RunningTestbed:
         return tuple(device.name for device in self.devices)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Takes some seconds. Raises ResourceError where nothing arrives."""
+        """Takes some seconds. Raises ResourceError if nothing arrives."""
         longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
         return measure_pair(self.device(source), self.device(target), longest_s)
 
     def execute(self, device: str, command: Sequence[str]) -> NoReturn:
-        """This process becomes the command on the device. Raises UserError for a device that is not there."""
+        """Turns this process into the command on the device. Raises UserError."""
         where = self.device(device)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -125,11 +112,8 @@ class RunningTestbed:
 def open_testbed(
     given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
-    """`given`: that of a testbed that is up, one that comes along, or a file. Where it is not up it is brought up, and
-    taken down at the end of the block; if this process is killed, by the next command that uses the name.
-
-    `name`: another than that of the file. Raises UserError, ResourceError.
-    """
+    """Opens a running testbed, a shipped one or a file; brings it up for the block if it is not. After a kill, the
+    next command that uses the name removes it. `name` replaces that of the file. Raises UserError, ResourceError."""
     require_root()
     running = _running(given, name)
     if running is not None:
@@ -148,15 +132,13 @@ def _both(up: Link, down: Link, *_before: Link) -> tuple[Link, Link]:
 
 
 def describe(given: str) -> Description:
-    """What `open_testbed` would give, without bringing it up: as it is, where it is up. Raises UserError, also where
-    this user could not open it."""
+    """What `open_testbed` would give, without bringing it up. Raises UserError, also without root."""
     require_root()
     running = _running(given, None)
     return running.topology.description if running is not None else load_scenario(given).description
 
 
 def attach(name: str) -> RunningTestbed:
-    """One that is up already. Raises UserError where it is not."""
     made = read_state(name)
     if made is None or made.abandoned or not made.ready:
         raise UserError(f"the testbed {name[:40]} is not up: tpiedge testbed up {name[:40]}")
@@ -164,16 +146,15 @@ def attach(name: str) -> RunningTestbed:
 
 
 def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
-    """What a command is put after, so that it runs on the device."""
+    """The words before a command that runs on the device."""
     groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
     return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace` and no
-    `totals`. `state` is one of: up; starting; abandoned (a command that was to end it was killed, or the computer
-    restarted); broken (its switch has ended)."""
+    """The record of `status`. `state` is up; starting; abandoned (its owner is gone); broken (its switch ended). For
+    `backend` docker it has `container` for `namespace` and no `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
     counted: dict[str, Any] = {"links": {}, "totals": None}
@@ -198,24 +179,16 @@ def status_of(made: TestbedState) -> dict[str, Any]:
 
 def _device_status(testbed: str, device: Device, address: str, namespace: Path) -> dict[str, Any]:
     use = Controllers.here().use(f"{prefix_of(testbed)}{device.name}")
-    return {
-        "name": device.name,
-        "address": address,
+    return device_record(device, address, asdict(use)) | {
         "namespace": namespace.name,
         "there": namespace.exists(),
-        "cpus": device.cpus,
         "cpus_limited": device.cpus is not None and device.cpus < processors(),
-        "memory_limit_bytes": use.limit_bytes,
-        "swap_bytes": device.swap_bytes,
-        "memory_used_bytes": use.used_bytes,
-        "memory_peak_bytes": use.peak_bytes,
-        "oom_kills": use.oom_kills,
         "processes": sorted(members(testbed, device.name)),
     }
 
 
 def _running(given: str, name: str | None) -> TestbedState | None:
-    """The testbed of that name, if it is up and says the same. Raises UserError where it cannot be used."""
+    """The testbed of that name, if it is up and says the same. Raises UserError if it cannot be used."""
     is_file = "/" in given or given.endswith(".toml")
     scenario = load_scenario(given, name) if is_file else None
     wanted = name or (scenario.name if scenario else given)
@@ -236,8 +209,8 @@ def _running(given: str, name: str | None) -> TestbedState | None:
 
 @dataclass(frozen=True)
 class Emulated:
-    """The testbed's name or file, and its first devices: one per node, in the order of ranks. `timing` suits its
-    slowest and its worst way. It is a `Devices` of `local/layout.py`."""
+    """A testbed's first devices, one per node in the order of ranks. `timing` suits its worst way. It is a `Devices`
+    of `local/layout.py`."""
 
     given: str
     devices: tuple[Device, ...]
@@ -263,8 +236,7 @@ class Emulated:
 
     @contextmanager
     def places(self) -> Iterator[tuple[Place, ...]]:
-        """The nodes' places, in rank order. Within the block this thread's network is the first device's. A testbed
-        that was not up is taken down at the end."""
+        """The nodes' places, in rank order; this thread is on the first device meanwhile."""
         with open_testbed(self.given, say=say) as running:
             places = tuple(device.place for device in running.devices[: len(self.devices)])
             with running.inside(running.devices[0]):
@@ -272,8 +244,7 @@ class Emulated:
 
 
 def timing_over(round_trip_s: float, loss: float) -> Timing:
-    """For links of that round trip, where that part of the packets is lost one way: beyond one in a hundred, TCP's
-    waits after losses in a row, each twice as long as the one before, pass for a death."""
+    """Timing for that round trip and one-way loss: beyond 1 %, TCP's doubling waits would pass for a death."""
     timeout_s = max(Timing().timeout_s, 8 * round_trip_s)
     return Timing(timeout_s=3 * timeout_s if loss > 0.01 else timeout_s)
 

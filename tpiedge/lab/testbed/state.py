@@ -1,27 +1,25 @@
-"""What is remembered of a testbed while it is there, and who may change it. Linux.
+"""A testbed's state while it is there, and who may change it. Linux.
 
-Everything of the testbed NAME has a name that can be told from it: namespaces and control groups `tpiedge.NAME.*`, the
-folder `/run/tpiedge/testbeds/NAME`, a switch that was started with the socket in that folder. So what a killed command
-left is found without any record of it. The state, which is written before anything else is made, says what the names do
-not: the description, changes of links, who brought it up.
+Namespaces and control groups `tpiedge.NAME.*`, the folder `/run/tpiedge/testbeds/NAME` and the switch's socket in it
+are found by name, so leftovers need no record. The state file, written first, says the rest: the description, changes
+of links, who brought it up.
 """
 
 import contextlib
-import fcntl
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed.description import Link, parse_description
 from tpiedge.lab.testbed.topology import Topology
-from tpiedge.pack.files import open_lock
+from tpiedge.pack.files import FileLock
 
 ROOT = Path("/run/tpiedge/testbeds")
 
@@ -49,10 +47,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings it up. It belongs to `owner`, with which it ends, or, once `ready`, to no process.
-
-    `links`: member -> (up, down), where they differ from what the description says.
-    """
+    """`maker` brings it up; once `ready` it ends with `owner`, if any. `links`: member -> (up, down), where they
+    differ from the description."""
 
     name: str
     text: str
@@ -64,7 +60,6 @@ class TestbedState:
 
     @property
     def topology(self) -> Topology:
-        """The topology with the links as they are now."""
         topology = Topology(parse_description(self.text, f"the testbed {self.name}"))
         for member, (up, down) in self.links.items():
             topology = topology.with_links(member, up, down)
@@ -72,9 +67,7 @@ class TestbedState:
 
     @property
     def abandoned(self) -> bool:
-        """Whether only its removal is left: the process that was to finish or to end it is gone, or the computer
-        restarted.
-        """
+        """Whether only its removal is left: its maker or owner is gone, or the computer restarted."""
         if self.boot != _boot():
             return True
         keeper = self.owner if self.ready else self.maker
@@ -82,7 +75,7 @@ class TestbedState:
 
     @property
     def orphaned(self) -> bool:
-        """Whether it belonged to a process that has ended: nobody is to end it any more."""
+        """Whether its owner has ended."""
         return self.owner is not None and not self.owner.alive
 
     def write(self) -> None:
@@ -90,28 +83,22 @@ class TestbedState:
         folder = folder_of(self.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = folder / "state.json.partial"
-        partial.write_text(json.dumps(asdict(self)))
+        partial.write_bytes(msgspec.json.encode(self))
         partial.replace(folder / "state.json")
 
 
 def read_state(name: str) -> TestbedState | None:
-    """None where there is no such testbed, or none that says enough to do more than to remove it. Raises UserError
-    without the right to look."""
+    """None if there is no such testbed, or it is damaged and can only be removed. Raises UserError without root."""
     try:
-        record = json.loads((folder_of(name) / "state.json").read_text())
-        owners = {key: record[key] and Owner(**record[key]) for key in ("maker", "owner")}
-        links = {member: (Link(**up), Link(**down)) for member, (up, down) in record["links"].items()}
-        return TestbedState(**(record | owners | {"links": links}))
-    except FileNotFoundError:
-        return None
+        return msgspec.json.decode((folder_of(name) / "state.json").read_bytes(), type=TestbedState)
     except PermissionError:
         raise UserError(_NEEDS_ROOT) from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, ValueError):
         return None
 
 
 def names() -> list[str]:
-    """The names of testbeds that have a folder, whatever is in it."""
+    """The names of testbeds that have a folder."""
     try:
         return sorted(entry.name for entry in os.scandir(ROOT) if entry.is_dir())
     except OSError:
@@ -123,41 +110,30 @@ def folder_of(name: str) -> Path:
 
 
 def socket_of(name: str) -> Path:
-    """The path of the switch's socket."""
     return folder_of(name) / "control.sock"
 
 
 def prefix_of(name: str) -> str:
-    """What the names of namespaces and control groups begin with. Names of testbeds have no dots."""
+    """The prefix of namespaces and control groups. Names of testbeds have no dots."""
     return f"tpiedge.{name}."
 
 
 @contextlib.contextmanager
 def locked(limit_s: float = 60.0) -> Iterator[None]:
-    """Holds the lock of all testbeds, so that no other process changes one.
-
-    Raises UserError without root, ResourceError if another command holds it for so long.
-    """
+    """Holds the lock of all testbeds. Raises UserError without root, ResourceError after `limit_s`."""
     require_root()
     ROOT.mkdir(parents=True, exist_ok=True, mode=0o700)
     deadline = time.monotonic() + limit_s
-    descriptor = open_lock(ROOT / "lock")
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ResourceError("another command works on a testbed: try again") from None
-                time.sleep(0.02)
+    with FileLock(ROOT / "lock") as lock:
+        while not lock.try_alone():
+            if time.monotonic() > deadline:
+                raise ResourceError("another command works on a testbed: try again")
+            time.sleep(0.02)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def require_root() -> None:
-    """And Linux. Raises UserError."""
+    """Raises UserError without Linux and root."""
     if sys.platform != "linux":
         raise UserError(_NEEDS_LINUX)
     if os.geteuid():
@@ -165,13 +141,12 @@ def require_root() -> None:
 
 
 def _boot() -> str:
-    """Another one after each restart; elsewhere than on Linux there is none."""
+    """Changes at each restart; empty elsewhere than on Linux."""
     return _BOOT_ID.read_text().strip() if sys.platform == "linux" else ""
 
 
 def _started(pid: int) -> float | None:
-    """When a process that runs was started: on Linux in ticks since the computer was, for setting the clock does not
-    move them. None where it has ended."""
+    """When a process was started (Linux: ticks since boot, which setting the clock does not move); None if it ended."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).create_time()

@@ -1,5 +1,4 @@
-"""What the switch is told: which devices it connects, over which links, along which paths, as a line of JSON. And what
-it is asked while it runs, over its socket: a line of JSON each, answered with a line of JSON. Both ends."""
+"""The switch's plan, a line of JSON, and its socket: a line of JSON each way. Both ends."""
 
 import contextlib
 import json
@@ -9,16 +8,18 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tpiedge.errors import ResourceError, TpiedgeError, UserError
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A device's only network interface, which the switch makes in the network namespace of this path."""
+    """A device's only network interface, which the switch makes in this network namespace."""
 
     device: str
     namespace: str
@@ -27,11 +28,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. One-way `latency_s`, to which a uniform value in [0, `jitter_s`] is added without
-    changing the order of packets; `loss`: the part of packets that vanish; None: no limit of the rate.
-
-    What waits for a limited rate is at most `queue_bytes`; more is dropped.
-    """
+    """One direction of a link. A uniform part of `jitter_s` is added to the one-way `latency_s`, in order. `loss` is
+    the part of packets that vanish; a limited rate queues at most `queue_bytes`; None: no limit."""
 
     name: str
     latency_s: float
@@ -43,7 +41,7 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """`paths[source][target]`: the indices into `links` of what a packet passes, in order."""
+    """`paths[source][target]`: the indices into `links` that a packet passes, in order."""
 
     ports: tuple[Port, ...]
     links: tuple[SwitchLink, ...]
@@ -51,23 +49,14 @@ class SwitchPlan:
     seed: int = 1
 
     def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str) -> "SwitchPlan":
-        """Raises UserError where it is not what `to_json` wrote."""
+        """Raises UserError unless `to_json` wrote it."""
         try:
-            record = json.loads(text)
-            paths = {
-                source: {target: tuple(path) for target, path in targets.items()}
-                for source, targets in record["paths"].items()
-            }
-            ports = tuple(Port(**port) for port in record["ports"])
-            return SwitchPlan(
-                ports, tuple(SwitchLink(**link) for link in record["links"]), paths, record["seed"]
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return msgspec.json.decode(text, type=SwitchPlan)
+        except ValueError as error:
             raise UserError(f"not a plan of a switch ({error}): 'tpiedge testbed up' makes one") from None
 
 
@@ -75,10 +64,7 @@ SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Each call is a connection of its own and takes at most `timeout_s`.
-
-    Raises UserError for what the switch refuses, ResourceError where no switch answers.
-    """
+    """Each call is a connection and takes at most `timeout_s`. Raises UserError if refused, ResourceError."""
 
     def __init__(self, path: Path, timeout_s: float = 5.0) -> None:
         self._path = path
@@ -89,7 +75,7 @@ class SwitchClient:
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Changes links: by name what changes, as in SwitchLink. In force on return."""
+        """Changes links by name: fields of SwitchLink. In force on return."""
         self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -148,10 +134,8 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens at `path` during the block, for this user only; `answer` gets one request at a time, on other threads.
-
-    An error of ours is answered as `error`. Raises UserError where it cannot listen there.
-    """
+    """Listens at `path` for this user; `answer` gets one request at a time, on other threads. Raises UserError. Errors
+    of ours are answered as `error`."""
     path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
     before = os.umask(0o177)
     try:

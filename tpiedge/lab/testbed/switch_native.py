@@ -1,4 +1,4 @@
-"""The native side of the switch (`native/`): finding it, and a class around it. Linux."""
+"""Finds the switch's native library (`native/`) and wraps it in a class. Linux."""
 
 import ctypes
 import functools
@@ -57,7 +57,7 @@ class _SwitchPort(ctypes.Structure):
 
 @functools.cache
 def switch_library() -> ctypes.CDLL:
-    """Raises UserError where it was not built."""
+    """Raises UserError if it was not built."""
     path = find_library(Path(__file__).parent)
     if path is None:
         raise UserError(
@@ -77,11 +77,8 @@ def switch_library() -> ctypes.CDLL:
 
 
 class NativeSwitch:
-    """A switch over the descriptors `taps`, one for each port of the plan, which must outlive it.
-
-    `run` blocks, without the GIL; everything else may be called from other threads meanwhile. `close` is for when no
-    other call is under way.
-    """
+    """A switch over the descriptors `taps`, one for each port of the plan, which must outlive it. `run` blocks,
+    without the GIL; other threads may call everything but `close` meanwhile."""
 
     def __init__(self, plan: SwitchPlan, taps: Sequence[int]) -> None:
         self._library = switch_library()
@@ -129,7 +126,6 @@ class NativeSwitch:
         return {"links": links, "totals": dict(zip(TOTALS, totals, strict=True))}
 
     def close(self) -> None:
-        """Idempotent."""
         if self._handle:
             self._library.tpiedge_switch_close(self._handle)
             self._handle = None
@@ -148,7 +144,7 @@ def _settings(link: SwitchLink) -> _Link:
 
 
 def _paths(plan: SwitchPlan) -> list[int]:
-    """For each pair of source and target: how many links, or -1 where there is no path, and which."""
+    """For each pair of source and target: the number of links, or -1 without a path, and which."""
     numbers: list[int] = []
     for source in plan.ports:
         for target in plan.ports:

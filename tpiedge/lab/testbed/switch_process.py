@@ -1,11 +1,10 @@
 """The process of the switch: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Linux.
 
-It reads one line, a SwitchPlan, makes the devices' interfaces and says `ready`, or `error: ...` and ends with status 1.
-Then it forwards until SIGTERM or SIGINT, and does what it is asked on SOCKET (see switch.py).
+It reads a SwitchPlan, one line, makes the devices' interfaces, says `ready`, or `error: ...` and ends with status 1.
+Then it forwards until SIGTERM or SIGINT, and answers on SOCKET (see switch.py).
 
-The interfaces are TAP devices: each is in the network namespace of its device, its cable ends in a descriptor of this
-process, and it vanishes with that, however the process ends. It has no ARP and no IPv6: the switch knows where an
-address is, and nothing is sent but what the device's programs send.
+Each interface is a TAP device in its device's network namespace, and vanishes with its descriptor in this process. It
+has no ARP and no IPv6: nothing is sent but what the device's programs send.
 """
 
 import contextlib
@@ -47,10 +46,7 @@ _QUEUE_PACKETS: Final = 8192
 
 
 class Switch:
-    """A context manager: the interfaces, and the thread that forwards between them.
-
-    Raises UserError where the plan cannot be followed here.
-    """
+    """The interfaces and the thread that forwards between them, as a context manager. Raises UserError."""
 
     def __init__(self, plan: SwitchPlan) -> None:
         self._plan = plan
@@ -78,7 +74,7 @@ class Switch:
         self._stack.close()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises UserError for what it does not understand."""
+        """Raises UserError for an unknown request."""
         match request["do"]:
             case "counters":
                 return self._native.counters()
@@ -99,8 +95,7 @@ class Switch:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _allow_segmentation(self) -> None:
-        """A device hands over up to 64 KiB of a connection as one frame. Where packets get lost, they must do so one by
-        one. Checksums it never computes."""
+        """Allows frames of up to 64 KiB only over lossless paths: packets must get lost one by one."""
         links = tuple(self._links.values())
         for tap, port in zip(self._taps, self._plan.ports, strict=True):
             paths = self._plan.paths.get(port.device, {}).values()
@@ -114,8 +109,7 @@ class Switch:
 
 @contextlib.contextmanager
 def _open_port(port: Port, mac: bytes) -> Iterator[int]:
-    """The descriptor, which does not block, of an interface that is up and has its address. Raises UserError in words
-    where that is not possible."""
+    """The nonblocking descriptor of an interface that is up and has its address. Raises UserError."""
     try:
         with inside(Path(port.namespace)):
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -160,7 +154,6 @@ def _inet(address: str) -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
     try:
         if len(arguments) != 1:
             raise UserError("the switch takes one argument, the path of its socket")

@@ -1,4 +1,4 @@
-"""Bringing a testbed of namespaces up and down, and changing its links. Linux, root; one command at a time per testbed.
+"""Brings a testbed of namespaces up and down, and changes its links. Linux, root; one command at a time.
 
 Its network is a process of its own: see switch.py.
 """
@@ -38,11 +38,8 @@ _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """It stays until `down`, or as long as `owner` lives. Before, what a killed command left of it is removed, and so
-    is every testbed whose owner has ended.
-
-    Raises UserError where it is up already or this computer cannot have it, ResourceError; then nothing is left.
-    """
+    """Brings it up until `down` or the end of `owner`, after removing leftovers and testbeds without their owner.
+    Raises UserError if it is up already or this computer cannot have it, ResourceError; then nothing is left."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -60,8 +57,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """End all processes in it but this one and remove it, or what is left of it; of an `owner`, only where it has not
-    become another's meanwhile. Whether there was anything. Raises UserError, ResourceError."""
+    """Ends all processes in it but this one and removes it; with `owner` only if that still owns it. Returns whether
+    there was anything. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
@@ -70,7 +67,7 @@ def down(name: str, owner: Owner | None = None) -> bool:
 
 
 def known_names() -> list[str]:
-    """The names of all testbeds that are there or of which something is left."""
+    """Names of all testbeds, also of leftovers."""
     marked = {path.name for path in NAMESPACES.glob("tpiedge.*.*")} if NAMESPACES.is_dir() else set()
     marked |= Controllers.here().found("tpiedge.")
     made = {*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)}
@@ -78,10 +75,8 @@ def known_names() -> list[str]:
 
 
 def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> TestbedState:
-    """`change` gets (up, down) of the link between `member` and its uplink, and says what they are from now on.
-
-    Raises UserError, ResourceError.
-    """
+    """Calls `change` with (up, down) of the link between `member` and its uplink for the new ones. Raises UserError,
+    ResourceError."""
     with locked():
         found = read_state(name)
         if found is None or found.abandoned or not found.ready:
@@ -100,7 +95,6 @@ def namespaces_of(made: TestbedState) -> dict[str, Path]:
 
 
 def members(name: str, device: str) -> set[int]:
-    """The processes in a device."""
     full = f"{prefix_of(name)}{device}"
     return members_of([NAMESPACES / full]) | Controllers.here().members(full)
 
@@ -111,7 +105,7 @@ def switches(name: str) -> set[int]:
 
 
 def _is_name(name: str) -> bool:
-    """Others may have made what is named like a testbed's."""
+    """Other programs may have made things that are named like a testbed's."""
     try:
         return bool(check_name(name, "a testbed"))
     except UserError:
@@ -119,7 +113,7 @@ def _is_name(name: str) -> bool:
 
 
 def _clear_orphans(say: Say) -> None:
-    """Removes every testbed whose owner has ended: perhaps nobody will ever use its name again."""
+    """Removes every testbed whose owner has ended, as its name may never be used again."""
     for name in state.names():
         found = read_state(name)
         if found is None or not found.orphaned:
@@ -132,7 +126,7 @@ def _clear_orphans(say: Say) -> None:
 
 
 def _clear(name: str, say: Say) -> None:
-    """Room for a new one. Raises UserError if there is one."""
+    """Removes leftovers. Raises UserError if there is such a testbed."""
     found = read_state(name)
     if found is None or found.abandoned:
         if _remove(name):
@@ -156,7 +150,6 @@ def _build(made: TestbedState, say: Say) -> None:
 
 
 def _make_groups(made: TestbedState, say: Say) -> None:
-    """A group for each device, with its limits."""
     controllers, prefix = Controllers.here(), prefix_of(made.name)
     devices = made.topology.description.devices
     try:
@@ -186,7 +179,7 @@ def _limit(controllers: Controllers, group: str, device: Device) -> None:
 
 
 def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
-    """Packets flow on return; it runs on its own from here on, in a session of its own. Raises ResourceError."""
+    """Packets flow on return; the switch runs in a session of its own. Raises ResourceError."""
     log = folder_of(made.name) / "switch.log"
     switch = (sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name)))
     with (
@@ -213,7 +206,7 @@ def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
 
 
 def _remove(name: str) -> bool:
-    """Removes the testbed by names alone, in whatever state it is: see `state`. From here on it cannot be used."""
+    """Removes the testbed by names alone, in whatever state it is."""
     controllers, prefix, folder = Controllers.here(), prefix_of(name), state.folder_of(name)
     (folder / "state.json").unlink(missing_ok=True)
     paths = sorted(NAMESPACES.glob(f"{prefix}*"))

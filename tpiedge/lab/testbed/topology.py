@@ -1,4 +1,4 @@
-"""Which way packets take between two devices of a testbed, and what that way should give. Pure."""
+"""The path between two devices of a testbed, and what it should give. Pure."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One way from a device to another. `jitter_s` is the most that is added to `latency_s`; None: no limit."""
+    """One way from a device to another. Up to `jitter_s` is added to `latency_s`; None: no limit."""
 
     latency_s: float
     jitter_s: float
@@ -23,7 +23,6 @@ class Expected:
 
     @staticmethod
     def along(links: Iterable[Link]) -> "Expected":
-        """One link after the other."""
         links = tuple(links)
         rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
         return Expected(
@@ -35,7 +34,7 @@ class Expected:
 
 
 class Topology:
-    """The topology of a description as it is now: `with_links` gives one with other links."""
+    """The topology of a description as it is now."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -43,17 +42,11 @@ class Topology:
         self.addresses = _addresses(description)
 
     def with_links(self, name: str, up: Link, down: Link) -> "Topology":
-        """The links of the member `name` to its uplink are others."""
+        """The topology with other links of the member `name` to its uplink."""
         known = self.description
-
-        def changed(members: Iterable[Router | Device]) -> tuple[Router | Device, ...]:
-            return tuple(
-                replace(member, up=up, down=down) if member.name == name else member for member in members
-            )
-
-        routers = tuple(member for member in changed(known.routers) if isinstance(member, Router))
-        devices = tuple(member for member in changed(known.devices) if isinstance(member, Device))
-        return Topology(replace(known, routers=routers, devices=devices))
+        routers = (replace(one, up=up, down=down) if one.name == name else one for one in known.routers)
+        devices = (replace(one, up=up, down=down) if one.name == name else one for one in known.devices)
+        return Topology(replace(known, routers=tuple(routers), devices=tuple(devices)))
 
     def ascent(self, name: str) -> tuple[str, ...]:
         """The members from `name` up to the root, both included."""
@@ -75,19 +68,14 @@ class Topology:
         return member.up if way == "up" else member.down
 
     def expected(self, source: str, target: str) -> Expected:
-        """What the description says of the way between two devices."""
         return Expected.along(self.link(name, way) for name, way in self.path(source, target))
 
     def expected_pairs(self) -> dict[tuple[str, str], Expected]:
-        """What every ordered pair of devices should give."""
         names = [device.name for device in self.description.devices]
         return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
 
     def switch_plan(self, namespaces: Mapping[str, Path]) -> SwitchPlan:
-        """The plan for a switch that is to act as all the routers; `namespaces` of the devices.
-
-        Links are named "laptop up".
-        """
+        """The plan for a switch that acts as all the routers; links are named "laptop up"."""
         wired = [member for member in self.description.members if member.uplink is not None]
         keys = [(member.name, way) for member in wired for way in ("up", "down")]
         numbers = {key: number for number, key in enumerate(keys)}
@@ -106,7 +94,7 @@ class Topology:
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
-        """What the two directions of the member's link are, as a running switch is told."""
+        """Both directions of the member's link, as a running switch is told."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
@@ -119,7 +107,7 @@ class Topology:
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Both directions of every link; `counted` by "laptop up", for those that something is known of."""
+    """Both directions of every link; `counted` by "laptop up"."""
     return [
         {"member": member.name, "uplink": member.uplink, "way": way}
         | asdict(topology.link(member.name, way))
@@ -131,15 +119,28 @@ def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> li
 
 
 def pairs_of(topology: Topology) -> list[dict[str, Any]]:
-    """What every way between two devices should give."""
     return [
         {"from": source, "to": target} | asdict(expected)
         for (source, target), expected in topology.expected_pairs().items()
     ]
 
 
+def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[str, Any]:
+    """What `status` says of a device, whatever it is made of; `use` of its control group, as GroupUse has it."""
+    return {
+        "name": device.name,
+        "address": address,
+        "cpus": device.cpus,
+        "memory_limit_bytes": use.get("limit_bytes"),
+        "swap_bytes": device.swap_bytes,
+        "memory_used_bytes": use.get("used_bytes"),
+        "memory_peak_bytes": use.get("peak_bytes"),
+        "oom_kills": use.get("oom_kills", 0),
+    }
+
+
 def _settings(link: Link) -> dict[str, Any]:
-    """What waits at a limited rate before packets are dropped is a twentieth of a second of it, within bounds."""
+    """The queue holds a twentieth of a second of a limited rate, within bounds."""
     least, most = 1 << 18, 1 << 22
     wanted = most if link.bytes_per_s is None else int(link.bytes_per_s / 20)
     return asdict(link) | {"queue_bytes": max(least, min(wanted, most))}

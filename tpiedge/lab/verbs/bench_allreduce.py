@@ -1,4 +1,4 @@
-"""`tpiedge bench allreduce`: how long an all-reduce takes, by every collective, beside what the model says."""
+"""`tpiedge bench allreduce`: the time of an all-reduce by every collective, beside the prediction."""
 
 import contextlib
 import itertools
@@ -14,15 +14,13 @@ import click
 from tpiedge.cli.listing import print_table
 from tpiedge.errors import UserError
 from tpiedge.lab.bench.figures import (
-    AS_THEY_ARE,
     Dial,
     LinkSetting,
     check_devices,
     check_names,
     integers,
-    latencies,
+    link_settings,
     milliseconds,
-    rates,
     spread,
 )
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
@@ -36,8 +34,6 @@ from tpiedge.wire.fields import CollectiveName, WirePrecision, wire_bytes
 
 @dataclass(frozen=True)
 class _Case:
-    """One thing to measure."""
-
     payload_bytes: int
     collective: CollectiveName
     wire: WirePrecision
@@ -85,12 +81,9 @@ def allreduce(
     check_names("--wire", wire.split(","), get_args(WirePrecision))
     given = itertools.product(payloads, collectives, wire.split(","))
     cases = list(dict.fromkeys(_Case(*case) for case in given))  # type: ignore[arg-type]
-    links = itertools.product(latencies(latency), rates(rate))
-    settings = list(dict.fromkeys(LinkSetting(*pair) for pair in links))
+    settings = link_settings(latency, rate, testbed_name)
     if testbed_name is not None:
         check_devices(testbed_name, max(counts))
-    if testbed_name is None and settings != [AS_THEY_ARE]:
-        raise UserError("--latency and --rate vary the links of a testbed: give --testbed")
     started = time.monotonic()
     results: list[dict[str, Any]] = []
     for count in counts:
@@ -161,11 +154,7 @@ def _result(
     case: _Case,
     samples: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    latency_s, rate = setting.latency_s, setting.bytes_per_s
-    if testbed is not None:
-        way = testbed.expected(*testbed.devices[:2])
-        latency_s = way.latency_s if latency_s is None else latency_s
-        rate = way.bytes_per_s if rate is None else rate or None
+    latency_s, rate = setting.over(testbed)
     return {
         "testbed": testbed.name if testbed else None,
         "latency_s": latency_s,

@@ -15,16 +15,14 @@ from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.errors import UserError
 from tpiedge.lab.bench.figures import (
-    AS_THEY_ARE,
     Dial,
     LinkSetting,
     ask,
     check_devices,
     check_lengths,
     check_names,
-    latencies,
+    link_settings,
     milliseconds,
-    rates,
     spread,
 )
 from tpiedge.lab.testbed.running import Emulated, RunningTestbed, emulated, open_testbed
@@ -41,7 +39,7 @@ from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrec
 
 @dataclass(frozen=True)
 class _Setting:
-    """One cluster to measure: nodes x threads, a collective, a wire precision, and links."""
+    """One cluster to measure."""
 
     nodes: int
     threads: int
@@ -55,7 +53,6 @@ class _Setting:
         return ", ".join(filter(None, (f"{self.nodes}x{self.threads}", collective, wire, str(self.links))))
 
     def layout(self, testbed: Emulated | None) -> Layout:
-        """Raises UserError."""
         layout = Layout(self.nodes, None, self.threads, None, collective=self.collective, wire=self.wire)
         layout.check()
         if testbed is None:
@@ -65,8 +62,6 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Bench:
-    """What all runs have in common."""
-
     model: PreparedModel
     prompt_tokens: int
     tokens: int
@@ -74,8 +69,10 @@ class _Bench:
     testbed: RunningTestbed | None
 
     def measure(self, setting: _Setting) -> dict[str, Any]:
-        """A warm-up, a prefill of the whole prompt, then a decode that keeps the prompt: one token in every step. All
-        weights are resident; where some are streamed, "layers_s_per_token" would lack what the head waits for."""
+        """Warms up, prefills the whole prompt, then decodes one token in every step.
+
+        All weights are resident: while streaming, "layers_s_per_token" would lack what the head waits for.
+        """
         layout, capacity = setting.layout(self.described), self.prompt_tokens + self.tokens
         plan = plan_cluster(self.model, layout, capacity)
         with ExitStack() as stack:
@@ -99,23 +96,17 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """The setting, and the least that its links cost per token: a latency for each of two all-reduces per layer."""
-        latency_s, rate = setting.links.latency_s, setting.links.bytes_per_s
-        if self.testbed is not None:
-            way = self.testbed.expected(*self.testbed.devices[:2])
-            latency_s = way.latency_s if latency_s is None else latency_s
-            rate = way.bytes_per_s if rate is None else rate
-        shared = setting.nodes > 1 and latency_s is not None
+        """The setting and its links' least time per token: a latency for each of two all-reduces per layer."""
+        latency_s, rate = setting.links.over(self.testbed)
+        reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {
             "nodes": setting.nodes,
             "threads": setting.threads,
             "collective": setting.collective,
             "wire": setting.wire,
             "latency_s": latency_s,
-            "bytes_per_s": rate or None,
-            "least_network_s_per_token": 2 * self.model.config.num_layers * (latency_s or 0.0)
-            if shared
-            else 0.0,
+            "bytes_per_s": rate,
+            "least_network_s_per_token": reduces * (latency_s or 0.0),
         }
 
 
@@ -162,9 +153,7 @@ def decode(
     wires: Sequence[Any] = wire.split(",")
     check_names("--collective", collectives, get_args(CollectiveChoice))
     check_names("--wire", wires, get_args(WirePrecision))
-    links = [LinkSetting(*pair) for pair in itertools.product(latencies(latency), rates(rate))]
-    if testbed_name is None and links != [AS_THEY_ARE]:
-        raise UserError("--latency and --rate vary the links of a testbed: give --testbed")
+    links = link_settings(latency, rate, testbed_name)
     given = itertools.product(_sizes(settings), collectives, wires, links)
     wanted = list(dict.fromkeys(_Setting(nodes, threads, *rest) for (nodes, threads), *rest in given))
     most = max(setting.nodes for setting in wanted)
@@ -205,7 +194,6 @@ def _run(measured: _Bench, wanted: Sequence[_Setting], repeats: int) -> dict[str
 
 
 def _counted(before: Sequence[Stats], after: Sequence[Stats], s_per_token: float) -> dict[str, Any]:
-    """The counts of the decode, from the nodes' counters before and after it."""
     steps = after[0].steps - before[0].steps
 
     def per_step(counter: str) -> list[float]:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ from tpiedge.cli.options import Location
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_threads
 from tpiedge.lab.bench.figures import check_names, integers, milliseconds
-from tpiedge.lab.verbs.flags import json_option
+from tpiedge.lab.verbs.flags import json_option, plots
 from tpiedge.progress import LiveLine
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
@@ -62,10 +62,12 @@ def kernels(
     stored = [one for one in _PRECISIONS if one in given]
     rows = integers("--tokens", tokens, 1, 8192)
     counts = integers("--threads", threads, 1, 1024) if threads else sorted({1, default_threads()})
-    picture = None if png is None else _picture(writable(png))
+    # Looked for before minutes of measuring.
+    target, drawing = (writable(png), plots()) if png else (None, None)
     record = _measure(chosen, wanted, stored, rows, counts, repeats)
-    if picture is not None:
-        picture(record)
+    if drawing is not None:
+        drawing.draw_roofline(record, target)
+        click.echo(f"drawn: {target}", err=True)
     if as_json:
         click.echo(json.dumps(record))
     else:
@@ -119,22 +121,6 @@ def _measure(
         "rotated_bytes": rotated_bytes,
         "results": found,
     }
-
-
-def _picture(path: Path) -> Callable[[dict[str, Any]], None]:
-    """What draws a record there: looked for before minutes of measuring. Raises UserError where nothing can draw."""
-    try:
-        from tpiedge.lab.plots import draw_roofline
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("matplotlib"):
-            raise
-        raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
-
-    def draw_and_say(record: dict[str, Any]) -> None:
-        draw_roofline(record, path)
-        click.echo(f"drawn: {path}", err=True)
-
-    return draw_and_say
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:

@@ -32,7 +32,6 @@ from tpiedge.wire.fields import Compute, KVPrecision
 
 
 def print_report(record: Mapping[str, Any]) -> None:
-    """Prints the record as tables on standard output."""
     settings: dict[str, Any] = record["settings"]
     header = [
         "budget",
@@ -166,7 +165,7 @@ def memory(
 
 
 def _everything(found: Sequence[Budget], model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """A setting in which nothing streams, to compare with, where `found` has none and this computer allows it."""
+    """A setting without streaming to compare with, if `found` has none and this computer allows it."""
     if any(not budget.streams(model) for budget in found):
         return []
     try:

@@ -278,7 +278,7 @@ def _prompts(path: Path | None) -> tuple[ServePrompt, ...]:
 
 
 def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish) -> dict[str, Any]:
-    """A server that runs already."""
+    """Measures a server that runs already."""
     given = [name for name in _OF_OWN_SERVER if not is_default(name)]
     if given or model_name is not None:
         flag = _NAMES.get(given[0], "--" + given[0].replace("_", "-")) if given else "MODEL"
@@ -292,8 +292,7 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
 def _machines(
     name: str | None, workers: int | None, links: LinkSetting
 ) -> Iterator[tuple[int, int, tuple[Place, ...]]]:
-    """How many workers, the usual threads of each machine, and the places of master and workers on the testbed `name`.
-    Within the block this thread's network is that of its first device."""
+    """(workers, usual threads of each machine, places), with this thread on the first device."""
     if name is None:
         if links != AS_THEY_ARE:
             raise UserError("--latency and --link-rate vary the links of a testbed: give --testbed")

@@ -1,9 +1,12 @@
 """Flags that several verbs of the laboratory have."""
 
+from types import ModuleType
+
 import click
 
 from tpiedge.cli.model_names import TESTBED
 from tpiedge.cli.options import together
+from tpiedge.errors import UserError
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
@@ -33,3 +36,14 @@ nodes_options = together(
 threads_option = click.option(
     "--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"
 )
+
+
+def plots() -> ModuleType:
+    """tpiedge.lab.plots, which is slow to import. Raises UserError without matplotlib."""
+    try:
+        from tpiedge.lab import plots
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("matplotlib"):
+            raise
+        raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
+    return plots

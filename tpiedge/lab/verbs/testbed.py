@@ -1,4 +1,4 @@
-"""`tpiedge testbed`: bringing testbeds up and down, and what `status` and `check` print for people."""
+"""`tpiedge testbed`: brings testbeds up and down, and prints `status` and `check`."""
 
 import itertools
 import json
@@ -14,10 +14,10 @@ import click
 from tpiedge.cli.listing import ListingGroup, print_table
 from tpiedge.cli.model_names import RUNNING_TESTBED, TESTBED
 from tpiedge.errors import UserError
+from tpiedge.lab.testbed import testbed as namespaces
 from tpiedge.lab.testbed.containers import AttachedContainers, DockerTestbeds, in_containers
 from tpiedge.lab.testbed.description import (
     Link,
-    Scenario,
     check_name,
     format_part,
     format_rate,
@@ -32,14 +32,18 @@ from tpiedge.lab.testbed.docker_engine import DEFAULT_IMAGE, ContainerEngine
 from tpiedge.lab.testbed.measuring import Measured, expected_payload, expected_rtt_s
 from tpiedge.lab.testbed.running import RunningTestbed, attach, status_of
 from tpiedge.lab.testbed.state import read_state
-from tpiedge.lab.testbed.testbed import change_link, down, known_names, up
 from tpiedge.lab.verbs.flags import json_option
 from tpiedge.progress import say
 from tpiedge.units import format_bytes
 
 
 class NamespaceTestbeds:
-    """Linux, root. Every method raises UserError, ResourceError. DockerTestbeds has the same ones."""
+    """Testbeds of namespaces: Linux, root. Every method raises UserError, ResourceError."""
+
+    up = staticmethod(namespaces.up)
+    down = staticmethod(namespaces.down)
+    change_link = staticmethod(namespaces.change_link)
+    attach = staticmethod(attach)
 
     @property
     def may_look(self) -> bool:
@@ -47,31 +51,11 @@ class NamespaceTestbeds:
         return os.geteuid() == 0
 
     def names(self) -> list[str]:
-        """The names of all testbeds that are there or of which something is left."""
-        return known_names() if sys.platform == "linux" else []
-
-    def up(self, scenario: Scenario, say: Callable[[str], object]) -> None:
-        """It stays until `down`. What a killed command left of it is removed before."""
-        up(scenario, say)
-
-    def down(self, name: str) -> bool:
-        """End all processes in it and remove it, or what is left of it. Whether there was anything."""
-        return down(name)
+        return namespaces.known_names() if sys.platform == "linux" else []
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """The record of `status_of`; None where the testbed is not there."""
         made = read_state(name)
         return None if made is None else status_of(made)
-
-    def change_link(
-        self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]
-    ) -> object:
-        """`change` gets (up, down) of the link between `member` and its uplink, and says what they are from now on."""
-        return change_link(name, member, change)
-
-    def attach(self, name: str) -> RunningTestbed:
-        """Raises UserError where it is not up."""
-        return attach(name)
 
 
 Backend = NamespaceTestbeds | DockerTestbeds
@@ -80,7 +64,7 @@ Attached = RunningTestbed | AttachedContainers
 
 
 def every_backend() -> tuple[Backend, ...]:
-    """That of containers only where an engine answers."""
+    """Both backends if a docker engine answers, else the first."""
     try:
         return NamespaceTestbeds(), DockerTestbeds(ContainerEngine(), DEFAULT_IMAGE)
     except UserError:
@@ -88,15 +72,15 @@ def every_backend() -> tuple[Backend, ...]:
 
 
 def backend_of(name: str) -> Backend:
-    """The one that has the testbed; where none has, the first, which says so."""
-    namespaces = NamespaceTestbeds()
-    if name in namespaces.names():
-        return namespaces
-    return next((backend for backend in every_backend() if name in backend.names()), namespaces)
+    """The backend that has the testbed, or the first, which then says that nothing is there."""
+    first = NamespaceTestbeds()
+    if name in first.names():
+        return first
+    return next((backend for backend in every_backend() if name in backend.names()), first)
 
 
 def require_free(name: str, chosen: Backend) -> None:
-    """Raises UserError where another backend has a testbed of the name."""
+    """Raises UserError if another backend has a testbed of the name."""
     of_containers = isinstance(chosen, DockerTestbeds)
     if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
         raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")
@@ -108,7 +92,6 @@ _CHECK = ("pair", "RTT", "ping", "should be", "off", "throughput", "should be", 
 
 
 def print_status(record: dict[str, Any]) -> None:
-    """Prints the record of `status_of`."""
     owner = f", belongs to process {record['owner_pid']}" if record["owner_pid"] else ""
     kind = "containers" if record["backend"] == "docker" else "namespaces"
     click.echo(f"{record['name']}: {record['state']}, of {kind}{owner}\n")
@@ -120,7 +103,7 @@ def print_status(record: dict[str, Any]) -> None:
 
 
 def print_check(testbed: Attached, measured: Sequence[Measured], as_json: bool) -> None:
-    """Beside what the file says; `off` is the deviation."""
+    """Prints measurements beside what the file says; `off` is the deviation."""
     records = [_check_record(testbed, item) for item in measured]
     if as_json:
         click.echo(json.dumps({"name": testbed.name, "pairs": records}))
@@ -231,7 +214,7 @@ def _rate(text: str) -> float:
 
 
 def _loss(text: str) -> float:
-    """A link may be cut while it runs; a file in which one is would say nothing."""
+    """Allows 100 %: a link may be cut while it runs."""
     return parse_part(text, greatest=1.0)
 
 
@@ -373,7 +356,7 @@ def check(name: str, everything: bool, as_json: bool) -> None:
 def _changer(
     given: dict[str, float], only_up: bool, only_down: bool
 ) -> Callable[[Link, Link], tuple[Link, Link]]:
-    """What changes (up, down). Raises UserError where nothing is given."""
+    """Returns what changes (up, down). Raises UserError if nothing is given."""
     if not given:
         raise UserError("say what to change: --latency, --jitter, --loss or --rate")
     changes: dict[str, Any] = {key: None if value == math.inf else value for key, value in given.items()}

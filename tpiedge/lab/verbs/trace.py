@@ -1,4 +1,4 @@
-"""`tpiedge trace`: what a recorded run says, in figures or as a picture."""
+"""`tpiedge trace`: a recorded run in figures or as a picture."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tpiedge.lab.traces import (
     summarize,
     typical_excerpt,
 )
-from tpiedge.lab.verbs.flags import json_option
+from tpiedge.lab.verbs.flags import json_option, plots
 from tpiedge.tracing.collection import writable
 from tpiedge.tracing.tracer import LANES
 from tpiedge.units import counted, format_bytes, format_seconds
@@ -74,7 +74,7 @@ def trace(
     part = _of_steps(found, steps, file) if steps else whole
     drawn = (part if steps else typical_excerpt(found)) if target else None
     if target and drawn:
-        _draw(found, drawn, target)
+        plots().draw_timeline(found, drawn, target)
     if as_json:
         click.echo(json.dumps(_record(part, drawn, summarize(found, *part.window))))
     elif target:
@@ -84,7 +84,7 @@ def trace(
 
 
 def _target(png: Path, file: Path) -> Path:
-    """Where the picture goes. Raises UserError, DiskFull as `writable`."""
+    """The picture's path. Raises UserError, DiskFull as `writable`."""
     target = writable(png)
     if target == Path(os.path.realpath(file)):
         raise UserError(f"--png {png} is the trace itself: give the picture another name")
@@ -101,16 +101,6 @@ def _of_steps(found: Trace, asked: StepRange, file: Path) -> Excerpt:
             f"--steps {asked}: {file} has steps {there}: stay within them, as in --steps {example}"
         )
     return excerpt_of_steps(found, steps)
-
-
-def _draw(found: Trace, part: Excerpt, target: Path) -> None:
-    try:
-        from tpiedge.lab.plots import draw_timeline
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("matplotlib"):
-            raise
-        raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
-    draw_timeline(found, part, target)
 
 
 def _record(part: Excerpt, drawn: Excerpt | None, nodes: Sequence[NodeSummary]) -> dict[str, object]:

@@ -1,8 +1,7 @@
-"""The model's numbers from the keys of a GGUF file: as a config.json, which is then read and checked like any other."""
+"""Translates the keys of a GGUF file to a config.json, which is then checked like any other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -14,32 +13,30 @@ from tpiedge.model.named_tokens import ending_ids
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.sanitise import quote
 
-ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-)
-
-_SAMPLING = MappingProxyType(
-    {
-        "temperature": "general.sampling.temp",
-        "top_k": "general.sampling.top_k",
-        "top_p": "general.sampling.top_p",
-        "min_p": "general.sampling.min_p",
-        "repetition_penalty": "general.sampling.penalty_repeat",
-    }
-)
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
 
 _MAX = 1 << 31
-_POOLINGS = (None, "mean", "cls", "last", "rank")
-"""By the number of the format."""
-# The rule of Llama 3 is given by its results alone: these are the contexts of pretraining that are tried.
+_POOLINGS = (None, "mean", "cls", "last", "rank")  # by their numbers in the format
+# A file has only the results of Llama 3's rule: these contexts of pretraining are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
 _FREQUENCIES = "rope_freqs.weight"
 
 
 def gguf_config(header: GgufHeader, values: Mapping[str, object]) -> ModelConfig:
-    """`values`: the object in a config.json. Raises UserError that names the file and the key."""
+    """Reads the result of `huggingface_config`. Raises UserError that names the file and the key."""
 
-    def biased(part: str) -> bool:  # no key says so
+    def biased(part: str) -> bool:
         return f"blk.0.{part}.bias" in header.tensors
 
     config = ModelConfig.from_huggingface(values, f"{header.path}, as config.json")
@@ -49,7 +46,7 @@ def gguf_config(header: GgufHeader, values: Mapping[str, object]) -> ModelConfig
 
 
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
-    """The object in a config.json. Raises UserError that names the file and the key."""
+    """Returns the object of a config.json. Raises UserError that names the file and the key."""
     name = _architecture(header)
     keys = ConfigFields(str(header.path), header.values)
     hidden, heads = _size(keys, f"{name}.embedding_length"), _size(keys, f"{name}.attention.head_count")
@@ -84,12 +81,12 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
 
 
 def generation_config(header: GgufHeader) -> dict[str, object]:
-    """What the file recommends for drawing tokens, as the object in a generation_config.json; empty where nothing."""
+    """Returns the recommended sampling parameters as the object of a generation_config.json."""
     return {name: header.values[key] for name, key in _SAMPLING.items() if header.values.get(key) is not None}
 
 
 def pooling(header: GgufHeader) -> str | None:
-    """Pooling of embeddings as the file names it; None where it does not. Raises UserError."""
+    """Returns the pooling of embeddings, or None if the file names none. Raises UserError."""
     key = f"{_architecture(header)}.pooling_type"
     kind = ConfigFields(str(header.path), header.values).integer(key, 0, _MAX, 0)
     return _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"
@@ -107,7 +104,6 @@ def _architecture(header: GgufHeader) -> str:
 
 
 def _refuse_unsupported(keys: ConfigFields, name: str, head_dim: int) -> None:
-    """What these architectures can be combined with that the engine does not compute."""
     if keys.optional_integer(f"{name}.expert_count", 0, _MAX):
         keys.refuse(
             f"{name}.expert_count", "is set: mixture-of-experts models are not supported, only dense ones"
@@ -131,7 +127,7 @@ def _rope(
     header: GgufHeader, keys: ConfigFields, name: str, head_dim: int, context: int
 ) -> dict[str, object]:
     scaling = f"{name}.rope.scaling"
-    kind = keys.text(f"{scaling}.type", "linear")  # which it is where there is a factor without a type
+    kind = keys.text(f"{scaling}.type", "linear")
     if kind == "linear" and _linear_factor(keys, name) == 1:
         kind = "none"
     theta: dict[str, object] = {
@@ -156,7 +152,7 @@ def _rope(
 
 
 def _linear_factor(keys: ConfigFields, name: str) -> float:
-    for key in ("scaling.factor", "scale_linear"):  # the second is what it was called once
+    for key in ("scaling.factor", "scale_linear"):  # the second is an old name
         if keys.optional_number(f"{name}.rope.{key}", 0, 1e6):  # 0 says nothing
             return _single(keys.number(f"{name}.rope.{key}", 1e-3, 1e6))
     return 1.0
@@ -178,7 +174,7 @@ def _yarn(keys: ConfigFields, scaling: str, context: int) -> dict[str, object]:
 def _llama3(
     header: GgufHeader, keys: ConfigFields, theta: dict[str, object], head_dim: int
 ) -> dict[str, object]:
-    """The parameters whose rule gives the file's divisors of the frequencies."""
+    """Finds the parameters that give the file's divisors of the frequencies."""
     tensor = header.tensors[_FREQUENCIES]
     if tensor.kind != "F32" or tensor.shape != (head_dim // 2,):
         keys.refuse(_FREQUENCIES, "is not one f32 for each frequency of a head")
@@ -208,18 +204,17 @@ def _size(keys: ConfigFields, key: str, default: int | None = None) -> int:
 
 
 def _single(value: float) -> float:
-    """A number that was stored in f32, as short as it was meant: 1e-05 instead of 9.999999747378752e-06."""
+    """Returns the shortest decimal of an f32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
 _ENDS = ("eos", "eot", "eom")
-_USUAL: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2})
-"""The numbers of tokens in vocabularies of SentencePiece."""
+_USUAL = {"bos": 1, "eos": 2}  # in SentencePiece vocabularies
 _NORMAL = 1
 
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
-    """The token that is the file's `name` ("bos", "eos", ...), below `rows`."""
+    """Returns the file's token `name` ("bos", "eos", ...) if below `rows`."""
     value = header.values.get(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
@@ -228,7 +223,7 @@ def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
-    """The tokens that end an answer by their texts, whatever kind the file says they are of."""
+    """Finds the tokens that end an answer by their texts, whatever their kind in the file."""
     tokens, kinds = header.values.get("tokenizer.ggml.tokens"), header.values.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []
@@ -237,7 +232,7 @@ def marked_end_ids(header: GgufHeader) -> list[int]:
 
 
 def ids_of(tokens: Sequence[str]) -> dict[str, int]:
-    """Text -> id; the first, where a text occurs twice."""
+    """Returns text -> the first id."""
     ids: dict[str, int] = {}
     for index, text in enumerate(tokens):
         ids.setdefault(text, index)

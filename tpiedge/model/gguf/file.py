@@ -1,14 +1,11 @@
-"""The header of a GGUF file, checked before a byte of it is believed.
+"""Reads and checks the header of a GGUF file (versions 2 and 3, little-endian): "GGUF", version, number of tensors,
+number of keys; typed keys; descriptions of tensors; padding to `general.alignment`; tensors. A file is refused unless:
 
-Format (versions 2 and 3): "GGUF", version, number of tensors, number of keys; the keys with their typed values; a
-description of each tensor; padding up to a multiple of `general.alignment`; the tensors' bytes. Little-endian. Laws
-that a file must keep, or it is refused in one line:
-
-1. the header lies in the file, and has at most MAX_HEADER_BYTES, MAX_TENSORS tensors and MAX_KEYS keys;
+1. the header lies in the file, with at most MAX_HEADER_BYTES, MAX_TENSORS tensors and MAX_KEYS keys;
 2. no key and no tensor's name occurs twice;
-3. every tensor begins at a multiple of the alignment and ends in the file, and no two of them overlap.
+3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-Values are bounded by the bytes that they take in the file, so a lie about a length costs nothing.
+Values are bounded by their bytes in the file, so a wrong length costs nothing.
 """
 
 import hashlib
@@ -31,14 +28,14 @@ from tpiedge.units import MIB, format_bytes
 
 MAX_TENSORS = 50_000
 MAX_KEYS = 10_000
-# A vocabulary of 262,000 tokens with their merges takes 15 MB. Each text costs about 60 bytes more in memory.
+# 262,000 tokens with their merges take 15 MB, and 60 bytes more for each text in memory.
 MAX_HEADER_BYTES = 64 * MIB
 _VERSIONS = (2, 3)
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-# The numbers by which the format names the types of tensors; those in BLOCKS can be read.
+# Types of tensors in the format; those in BLOCKS can be read.
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -49,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """`shape` is row-major (the file lists the fastest-running size first); `offset` counts from the file's start."""
+    """`shape` is row-major, unlike in the file; `offset` counts from the file's start."""
 
     kind: str
     shape: tuple[int, ...]
@@ -59,10 +56,8 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Keys and tensors of one file. Arrays of numbers are numpy arrays, of texts lists.
-
-    `digest` changes with the header, the file's size and its time of change.
-    """
+    """Arrays of numbers in `values` are numpy arrays, of texts lists. `digest` changes with the header and the file's
+    size and modification time."""
 
     path: Path
     values: Mapping[str, object]
@@ -71,7 +66,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read and check the header of `path`. Raises UserError."""
+    """Reads and checks the header of `path`. Raises UserError."""
     try:
         with os.fdopen(open_regular(path), "rb", buffering=MIB) as file:
             return _Parser(path, file).header()
@@ -147,7 +142,7 @@ class _Parser:
         return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
 
     def _described(self, count: int) -> dict[str, tuple[int, tuple[int, ...], int]]:
-        """Name -> (type, row-major shape, offset from the first tensor)."""
+        """Returns name -> (type, row-major shape, offset from the first tensor)."""
         found: dict[str, tuple[int, tuple[int, ...], int]] = {}
         for _ in range(count):
             name = self._name(256)
@@ -198,11 +193,10 @@ class _Parser:
         return name
 
     def _text(self) -> str:
-        # Tokens of some vocabularies are no valid UTF-8; such a token cannot be written in a tokenizer.json either.
+        # Some vocabularies have tokens that are no UTF-8, which a tokenizer.json cannot hold either.
         return self._bytes(self._number("Q")).decode("utf-8", "replace")
 
     def _number(self, kind: str) -> int:
-        """A number of struct's type `kind`."""
         data = self._bytes(struct.calcsize("<" + kind))
         number: int = struct.unpack("<" + kind, data)[0]
         return number

@@ -1,4 +1,4 @@
-"""A model in a GGUF file: its config, where its tensors lie, its text files, and how a pack holds it best."""
+"""A model in a GGUF file: config, places of its tensors, text files, and the best storage for its pack."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -25,14 +24,14 @@ from tpiedge.pack.source import CheckpointSource, TensorSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, Precision
 from tpiedge.units import counted
 
-_FLOATS = MappingProxyType({"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32})
-_EXACT = MappingProxyType({4: Precision.Q4, 8: Precision.Q8})
+_FLOATS = {"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32}
+_EXACT = {4: Precision.Q4, 8: Precision.Q8}
 
 
 @dataclass(frozen=True)
 class GgufModel:
     """`huggingface` is the model's config.json, `generation` its generation_config.json. `fingerprint` changes with the
-    header, the size and the time of change of the file."""
+    header, size or modification time of the file."""
 
     path: Path
     config: ModelConfig
@@ -44,36 +43,25 @@ class GgufModel:
 
     @staticmethod
     def open(path: Path) -> "GgufModel":
-        """Read the header and check it. Raises UserError."""
+        """Reads and checks the header. Raises UserError."""
         header = read_gguf_header(path)
         values = huggingface_config(header)
         config = gguf_config(header, values)
         tensors = gguf_tensors(header, config)
-        return GgufModel(
-            path,
-            config,
-            MappingProxyType(values),
-            MappingProxyType(generation_config(header)),
-            MappingProxyType(tensors),
-            header.digest,
-            header,
-        )
+        return GgufModel(path, config, values, generation_config(header), tensors, header.digest, header)
 
     @property
     def pooling(self) -> str | None:
-        """Pooling of embeddings, where the file says it."""
         return pooling(self.header)
 
     @cached_property
     def text(self) -> TextFiles:
-        """The tokenizer and the template. Takes half a second for a large vocabulary."""
+        """The tokenizer and the template; takes half a second for a large vocabulary."""
         return text_files(self.header, self.config.vocab_size)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """The storage of a pack with layers in `precision`; by default what holds most of them as they are.
-
-        Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault.
-        """
+        """Returns the storage of a pack with layers in `precision`; by default what holds most layers without rounding.
+        Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault."""
         storage = self._matrix_storage(precision)
         return replace(storage, vectors_f32=True) if self._rounds_vectors(storage) else storage
 
@@ -99,10 +87,7 @@ class GgufModel:
         )
 
     def losses(self, storage: Storage) -> Iterator[str]:
-        """The matrices that a pack of this storage holds otherwise than the file, a line for each kind of change.
-
-        Norms and biases are never rounded with what `storage` returns.
-        """
+        """Describes the matrices that a pack of this storage rounds, a line for each kind."""
         found: Counter[tuple[str, Precision]] = Counter()
         for blob in ("layer", "embedding", "head"):
             for spec, tensor in self._matrices(blob):
@@ -131,17 +116,16 @@ class GgufModel:
         return {"layer": spec.layers, "embedding": (spec.embedding,), "head": (spec.head,)}[blob]
 
     def _matrices(self, blob: str) -> Iterator[tuple[MatrixSpec, BlockTensor]]:
-        """The matrices of the blobs called `blob`, with their tensors."""
         return ((matrix, self.tensors[matrix.source]) for one in self._blobs(blob) for matrix in one.matrices)
 
 
 def _natural(kind: str) -> Precision:
-    """What holds a type as it is; q8 for what nothing does."""
+    """Returns the precision that holds a type without rounding, or q8."""
     return _FLOATS.get(kind) or _EXACT[EXACT_BITS.get(kind, 8)]
 
 
 def _quantised(kind: str) -> Precision | None:
-    """The same beside quantised layers; None: what is usual there."""
+    """Returns the same beside quantised layers; None for the default."""
     return None if kind in ("F16", "F32") else _natural(kind)
 
 
@@ -160,37 +144,32 @@ def _survives_bf16(source: TensorSource, name: str) -> bool:
     return np.array_equal(f32_from_bf16(bf16_from_f32(values)).view(np.uint32), values.view(np.uint32))
 
 
-_OUTER = MappingProxyType(
-    {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-)
-_INNER = MappingProxyType(
-    {
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-)
-# What the config was made from (model/gguf/config.py), or refused.
-_OF_CONFIG = "rope_freqs.weight"
-# Files of this architecture are made for a rotation of neighbouring numbers, checkpoints for one of halves.
+_OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_INNER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OF_CONFIG = "rope_freqs.weight"  # see gguf/config.py
+# Its files rotate neighbouring numbers, checkpoints the halves of a head.
 _PAIRED_ARCHITECTURE = "llama"
 _PAIRED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 def gguf_name(source: str) -> str:
-    """'model.layers.3.mlp.up_proj.weight' -> 'blk.3.ffn_up.weight'. Raises KeyError for a name of nothing."""
+    """'model.layers.3.mlp.up_proj.weight' -> 'blk.3.ffn_up.weight'. Raises KeyError for an unknown name."""
     if source in _OUTER:
         return _OUTER[source]
     layer, inner, kind = _parts(source)
@@ -198,10 +177,8 @@ def gguf_name(source: str) -> str:
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
-    """Checkpoint's name -> tensor, of everything that `config` asks for.
-
-    Raises UserError for what is missing, of another shape, or left over.
-    """
+    """Returns checkpoint's name -> tensor. Raises UserError for a tensor that is missing, left over or of a wrong
+    shape."""
     sources = sources_of(model_spec(config))
     found = {source: _tensor(header, config, source, shape) for source, shape in sources}
     known = {gguf_name(source) for source in found}
@@ -230,7 +207,7 @@ def _tensor(header: GgufHeader, config: ModelConfig, source: str, shape: tuple[i
 
 
 def _parts(source: str) -> tuple[str, str, str]:
-    """(layer, name within it, "weight" or "bias")."""
+    """Returns (layer, name within it, "weight" or "bias")."""
     layer, _, inner = source.removeprefix("model.layers.").partition(".")
     name, _, kind = inner.rpartition(".")
     return layer, name, kind

@@ -1,14 +1,11 @@
-"""The tokenizer in a GGUF file as the files of a checkpoint: tokenizer.json and tokenizer_config.json.
-
-Two kinds are known: "gpt2", byte-level BPE with its merges, where `tokenizer.ggml.pre` names how text is cut first; and
-"llama", the BPE of SentencePiece, whose merges follow from the tokens' scores.
-"""
+"""Translates the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json: "gpt2", byte-level BPE whose
+text is first cut as `tokenizer.ggml.pre` says; and "llama", the BPE of SentencePiece, whose merges follow from the
+scores."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -22,8 +19,7 @@ _SPACE = "▁"
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAME = re.compile(r"\.\w{1,64}", re.ASCII)
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-# A choice: about twice what the largest vocabulary in use has, 262,000 tokens and twice as many merges. They bound the
-# work on a stranger's file; tokenizer.py has bounds of its own, which refuse some files within these.
+# About twice the largest vocabulary in use; tokenizer.py has bounds of its own.
 _MAX_TOKENS = 600_000
 _MAX_MERGES = 1_200_000
 _MAX_LETTERS = 8_000_000
@@ -38,10 +34,10 @@ _CASED_WORDS = (
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a family cuts text before its merges. `pattern` None: as GPT-2 did; `digits`: each one alone, before."""
+    """How a family cuts text before its merges; a `pattern` of None is GPT-2's."""
 
     pattern: str | None = None
-    digits: bool = False
+    digits: bool = False  # first cuts off each digit
     normaliser: str | None = None
     whole_words: bool = False  # a word that is a token needs no merges
     adds_bos: bool = False
@@ -49,32 +45,25 @@ class _Cut:
 
 _LLAMA3 = _Cut(_WORDS % r"\p{N}{1,3}", whole_words=True, adds_bos=True)
 _QWEN2 = _Cut(_WORDS % r"\p{N}", normaliser="NFC")
-_CUTS: Mapping[str, _Cut] = MappingProxyType(
-    {
-        "llama-bpe": _LLAMA3,
-        "llama3": _LLAMA3,
-        "llama-v3": _LLAMA3,
-        "falcon3": _LLAMA3,
-        "qwen2": _QWEN2,
-        "deepseek-r1-qwen": _QWEN2,
-        "megrez": _QWEN2,
-        "smollm": _Cut(digits=True),
-        "gpt-2": _Cut(),
-        "tekken": _Cut(_CASED_WORDS, whole_words=True, adds_bos=True),
-    }
-)
+_CUTS = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "smollm": _Cut(digits=True),
+    "gpt-2": _Cut(),
+    "tekken": _Cut(_CASED_WORDS, whole_words=True, adds_bos=True),
+}
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """File name -> content; `notice` says why there is no tokenizer among them."""
+    """File name -> content; `notice` says why the tokenizer is missing."""
 
     files: Mapping[str, bytes]
     notice: str | None = None
 
 
 class _NoTokenizer(Exception):
-    """Says why there is none."""
+    """Says why no tokenizer can be made."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ class _Vocabulary:
 
 
 def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
-    """What the file says of text. A tokenizer that cannot be made is left out, with a notice."""
+    """Makes templates and tokenizer; a tokenizer that cannot be made is left out, with a notice."""
     files = _templates(header)
     try:
         vocabulary = _vocabulary(header, vocab_size)
@@ -100,7 +89,7 @@ def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
 
 
 def _templates(header: GgufHeader) -> dict[str, bytes]:
-    """The chat template, and those of other names: `tokenizer.chat_template.NAME`."""
+    """Reads `tokenizer.chat_template` and `tokenizer.chat_template.NAME`."""
     files: dict[str, bytes] = {}
     for key, template in header.values.items():
         kind, _, name = key.partition(_TEMPLATE)
@@ -135,7 +124,7 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
 
 
 def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
-    """(whether BOS is usual, what tokenizer.json says). Raises _NoTokenizer."""
+    """Returns (whether BOS is added by default, tokenizer.json). Raises _NoTokenizer."""
     kind = str(header.values.get("tokenizer.ggml.model"))
     if kind == "llama":
         return True, _sentencepiece(header, vocabulary)
@@ -202,11 +191,8 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Every way to put a piece together from two others, the pieces of the best score first.
-
-    SentencePiece merges the pair whose result has the best score, and of equal ones the leftmost: what a list of
-    merges says, too, that has them in the order of their scores. Raises _NoTokenizer.
-    """
+    """Lists all merges by the scores of their results: SentencePiece, too, merges the pair with the best result, and of
+    equal ones the leftmost. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)

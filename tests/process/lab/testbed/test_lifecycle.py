@@ -14,7 +14,7 @@ import pytest
 from tests.process.command import gone, run_command, wait_for
 from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed
 from tpiedge.errors import UserError
-from tpiedge.lab.testbed.description import load_scenario
+from tpiedge.lab.testbed.description import Link, load_scenario
 from tpiedge.lab.testbed.isolation import inside
 from tpiedge.lab.testbed.running import attach, open_testbed, status_of
 from tpiedge.lab.testbed.state import folder_of, read_state
@@ -116,7 +116,7 @@ def test_two_at_once_do_not_meet(bed: str) -> None:
                 one = socket.create_server((first.devices[0].address, 7000))
             with one, second.inside("device1"):
                 socket.create_server((second.devices[0].address, 7000)).close()
-            first.set_links("device1", latency_s=0.1)
+            first.set_all({"device1": (Link(0.1), Link(0.1))})
             assert first.expected("device1", "device2").latency_s == pytest.approx(0.1005)
             assert second.expected("device1", "device2").latency_s == pytest.approx(0.001)
             down(bed)

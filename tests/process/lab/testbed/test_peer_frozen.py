@@ -11,6 +11,7 @@ import pytest
 from tests.patience import Meanwhile
 from tests.process.command import Started, gone
 from tests.process.lab.testbed.beds import left_of, why_no_testbed, written
+from tpiedge.lab.testbed.description import Link
 from tpiedge.lab.testbed.running import attach
 from tpiedge.lab.testbed.testbed import members
 
@@ -75,5 +76,6 @@ def test_a_frozen_node_is_named(bed: str, answering: PendingAnswer, way: str, ra
 def test_a_node_whose_link_is_cut_is_named(bed: str, answering: PendingAnswer, way: str) -> None:
     command, nodes = answering(way)
     since = Meanwhile()
-    attach(bed).set_links("device2", loss=1.0)
+    cut = Link(loss=1.0)
+    attach(bed).set_all({"device2": (cut, cut)})
     assert_names(command, 2, since, bed, nodes)

@@ -8,9 +8,9 @@ import torch
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.shared_library import kernel_library
-from tpiedge.lab.bench.kernel_cases import KERNELS, Case, Rotation, cases_of, check_room
+from tpiedge.lab.bench.kernel_cases import Case, Rotation, cases_of, check_room
 from tpiedge.lab.bench.kernel_times import Bench
-from tpiedge.lab.verbs.bench_kernels import _shapes
+from tpiedge.lab.verbs.bench_kernels import _KERNELS, _shapes
 
 BUFFER_BYTES = 1 << 20
 SHAPE = (64, 192)
@@ -35,7 +35,7 @@ def test_shapes() -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", _KERNELS)
 def test_every_case_runs_natively_and_with_torch_alike(kernel: str, precision: str) -> None:
     (case,) = cases(kernel, precision, 3)
     assert case.precision == ("f32" if kernel in ("rms_norm", "rope", "swiglu") else precision)

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from tpiedge.lab.bench.memory_runs import Budget, GroupPeak, NodeSample, Sample, SettingRun, report
+from tpiedge.lab.bench.memory_runs import Budget, GroupPeak, Sample, SettingRun, report
 from tpiedge.lab.verbs.bench_memory import print_report
 from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import PreparedModel
@@ -27,24 +27,8 @@ def setting(name: str, nbytes: int) -> Budget:
 
 
 def sample(s_per_token: float, streamed: float = 0.0, stall_s: float = 0.0) -> Sample:
-    return Sample(s_per_token, (node(streamed, stall_s),))
-
-
-def node(streamed: float, stall_s: float) -> NodeSample:
-    return NodeSample(
-        streamed_bytes=streamed,
-        reads=4.0 if streamed else 0.0,
-        prefetch_hits=3.0,
-        stalls=1.0,
-        stall_s=stall_s,
-        load_s=0.5,
-        attention_s=0.1,
-        ffn_s=0.1,
-        reduce_s=0.0,
-        head_s=0.1,
-        peak_rss_bytes=1000,
-        weight_bytes=10,
-    )
+    node = {"streamed_bytes": streamed, "reads": 4.0 * (streamed > 0), "stall_s": stall_s, "load_s": 0.5}
+    return Sample(s_per_token, (node,))
 
 
 def run(found: Sample, rate: float = 100.0) -> SettingRun:

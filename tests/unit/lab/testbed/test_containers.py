@@ -27,11 +27,12 @@ from tpiedge.lab.testbed.docker_engine import (
     maker_of,
     switch_spec,
 )
+from tpiedge.lab.testbed.state import Owner
 from tpiedge.lab.testbed.switch import SwitchPlan
 
 SCENARIO = load_scenario("pair", "home")
-GONE = replace(containers._self(), pid=2**22 + 1)
-ELSEWHERE = replace(containers._self(), node="another-computer")
+GONE = replace(Maker.own(), process=replace(Owner.own(), pid=2**22 + 1))
+ELSEWHERE = replace(Maker.own(), node="another-computer")
 
 
 class Remembering:
@@ -119,7 +120,7 @@ def test_from_up_to_down(said) -> None:
     engine = Remembering()
     found = up(engine, said)
     assert next(iter(engine.there)) == "tpiedge.home.SWITCH"
-    assert maker_of(engine.there["tpiedge.home.SWITCH"].labels) == containers._self()
+    assert maker_of(engine.there["tpiedge.home.SWITCH"].labels) == Maker.own()
     assert found.topology.description == SCENARIO.description
     assert (found.state, found.pids) == ("up", {"device1": 100, "device2": 101})
     assert found.connected("device1")

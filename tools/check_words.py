@@ -1,0 +1,123 @@
+"""Counts docstrings and comments that break the rules below, and fails where there are more than the budget allows, or
+so few that the budget is to be lowered.
+
+python -m tools.check_words          # counts by rule
+python -m tools.check_words --all    # every place
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent
+FOLDERS: Final = ("tpiedge", "tools", "tests")
+
+#: First words of a docstring that has no subject: pronouns, prepositions, question words. A predicate may begin with
+#: "Whether".
+DENIED_FIRST: Final = re.compile(
+    r"(after|as|at|because|before|both|by|for|from|he|how|if|in|its?|like|none|nobody|not|of|on|one's|so|such|than|that|"
+    r"theirs?|them|these|they|this|those|though|to|under|until|what|whatever|when|where|whether|which|while|who|whoever|"
+    r"whole|whose|why|with|without)[,.:]?",
+    re.IGNORECASE,
+)
+DENIED: Final = re.compile(r"\b(whoever|nobody|such that are|is none|of these|what is no)\b", re.IGNORECASE)
+WORDS: Final[Mapping[type[ast.AST], int]] = {
+    ast.Module: 120,
+    ast.ClassDef: 120,
+    ast.FunctionDef: 40,
+    ast.AsyncFunctionDef: 40,
+}
+
+#: What breaks each rule today. A row only goes down.
+BUDGET: Final[Mapping[str, int]] = {
+    "words of docstrings in tpiedge": 63200,
+    "first word": 833,
+    "denied phrase": 196,
+    "too many words": 111,
+}
+SLACK_PART, SLACK = 0.02, 10
+
+
+@dataclass(frozen=True)
+class Place:
+    file: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.rule}: {self.text}"
+
+
+def main() -> int:
+    """Prints the counts; status 1 where one differs from its budget."""
+    places = [place for path in _files() for place in check(path.read_text(), str(path.relative_to(ROOT)))]
+    if "--all" in sys.argv[1:]:
+        print(*places, sep="\n")
+    found = Counter(place.rule for place in places)
+    found["words of docstrings in tpiedge"] = sum(_words(path.read_text()) for path in _files("tpiedge"))
+    wrong = dict(differing(found))
+    for rule in BUDGET:
+        print(f"{rule}: {found[rule]}{wrong.get(rule, '')}", file=sys.stderr if rule in wrong else sys.stdout)
+    return 1 if wrong else 0
+
+
+def differing(found: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yields the rules whose count is above its budget, or far below it, with what to do."""
+    for rule, most in BUDGET.items():
+        if found[rule] > most:
+            yield rule, f", the budget is {most}: python -m tools.check_words --all shows them"
+        elif found[rule] < most - max(SLACK, SLACK_PART * most):
+            yield rule, f", the budget is {most}: lower it in {Path(__file__).name}"
+
+
+def check(source: str, file: str) -> Iterator[Place]:
+    """Yields every place of a module that breaks a rule."""
+    for node, text in _docstrings(source):
+        words = text.split()
+        line = node.body[0].lineno
+        start = text.partition(".")[0][:80]
+        if DENIED_FIRST.fullmatch(words[0]) and not (words[0] == "Whether" and _is_predicate(node)):
+            yield Place(file, line, "first word", start)
+        if len(words) > WORDS[type(node)]:
+            yield Place(file, line, "too many words", f"{len(words)}: {start}")
+        for phrase in DENIED.findall(text):
+            yield Place(file, line, "denied phrase", phrase)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            for phrase in DENIED.findall(token.string):
+                yield Place(file, token.start[0], "denied phrase", phrase)
+
+
+def _files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders or FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def _words(source: str) -> int:
+    return sum(len(text.split()) for _, text in _docstrings(source))
+
+
+def _docstrings(
+    source: str,
+) -> Iterator[tuple[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if text := ast.get_docstring(node):
+            yield node, text
+
+
+def _is_predicate(node: ast.AST) -> bool:
+    returned = getattr(node, "returns", None)
+    return isinstance(returned, ast.Name) and returned.id == "bool"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

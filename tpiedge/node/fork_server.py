@@ -1,0 +1,147 @@
+"""Entry of a fork server: `python -m tpiedge.node.fork_server`.
+
+It imports torch once and forks a node for each bootstrap: a new epoch waits for no import, and all processes share the
+memory of what was imported. Standard input is a socket of the parent, on which a ServerOrder arrives first, then each
+bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit status. The
+server reports once on its standard output, ends with its parent, and its nodes end with it.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Final
+
+from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, ServerOrder, from_line, to_line
+from tpiedge.lifeline import die_with_parent, guard, raise_oom_score
+from tpiedge.node.process import import_engine, run
+
+_FILES: Final = 3
+
+
+class Forks:
+    """It never has a second thread, which a fork would lose."""
+
+    def __init__(self, parent: socket.socket) -> None:
+        self._parent = parent
+        self._received = b""
+        self._files: list[int] = []
+        self._told: dict[int, int] = {}
+        """The pipe on which the end of each process is told; -1 for the one that measures."""
+        self._woken, self._wakes = os.pipe()
+        for end in (self._woken, self._wakes):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakes)
+
+    def next_line(self) -> bytes | None:
+        """The next line of the parent; None once it is gone. Blocks, and tells meanwhile which processes have ended."""
+        while b"\n" not in self._received:
+            ready, _, _ = select.select([self._parent.fileno(), self._woken], [], [])
+            if self._woken in ready:
+                os.read(self._woken, 512)
+                self._tell_ends()
+            if self._parent.fileno() in ready:
+                data, files, _, _ = socket.recv_fds(self._parent, 65536, 16)
+                if not data:
+                    return None
+                self._received += data
+                self._files += files
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def measure(self, order: ServerOrder, pipe: int) -> None:
+        """Has a process report on `pipe`: threads that compute while it measures would be lost by a fork."""
+        if (pid := self._fork()) == 0:
+            _report(order, pipe)
+            os._exit(0)
+        self._told[pid] = -1
+        os.close(pipe)
+
+    def start_node(self) -> bool:
+        """Forks a node with the files that came with its bootstrap; returns whether this process is the node."""
+        given, self._files = self._files[:_FILES], self._files[_FILES:]
+        lifeline, log, tells = given
+        if (pid := self._fork()) == 0:
+            for number, file in enumerate((lifeline, log, log)):
+                os.dup2(file, number)
+            for file in given:
+                os.close(file)
+            return True
+        self._told[pid] = tells
+        self._tell(tells, pid)
+        for file in (lifeline, log):
+            os.close(file)
+        return False
+
+    def _fork(self) -> int:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            sys.exit(
+                f"cannot start a node ({error.strerror}): is this machine short of memory or of processes?"
+            )
+        if pid == 0:
+            die_with_parent()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._parent.close()
+            for file in (self._woken, self._wakes, *self._files, *self._told.values()):
+                if file >= 0:
+                    os.close(file)
+        return pid
+
+    def _tell_ends(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                pid, status = ended[0], os.waitstatus_to_exitcode(ended[1])
+                tells = self._told.pop(pid)
+                if tells >= 0:
+                    self._tell(tells, status)
+                    os.close(tells)
+                elif status:
+                    sys.exit(f"the process that measures this machine ended with status {status}")
+
+    def _tell(self, pipe: int, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the parent has given the node up
+            os.write(pipe, b"%d\n" % number)
+
+
+def main() -> int:
+    raise_oom_score(500)
+    die_with_parent()
+    with socket.socket(fileno=os.dup(0)) as parent:
+        server = Forks(parent)
+        if (line := server.next_line()) is None:
+            return 0
+        order = from_line(line, ServerOrder)
+        # A descriptor for the report alone; what libraries print goes to the log.
+        pipe = os.dup(1)
+        os.dup2(2, 1)
+        import_engine()
+        server.measure(order, pipe)
+        while (line := server.next_line()) is not None:
+            if server.start_node():
+                break
+        else:
+            os._exit(0)  # and with it the nodes
+    guard(lambda: os._exit(143))  # as by SIGTERM
+    return run(from_line(line, NodeBootstrap))
+
+
+def _report(order: ServerOrder, pipe: int) -> None:
+    from tpiedge.host.process import cpu_name
+    from tpiedge.kernels.shared_library import NO_ISA, kernel_library
+    from tpiedge.node.capacity import measure
+
+    library = kernel_library()
+    capacity = measure(order.threads) if order.measure else NOT_MEASURED
+    report = NodeReport(cpu_name(), library.isa if library else NO_ISA, capacity)
+    with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
+        stream.write(to_line(report) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
