@@ -76,7 +76,6 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_docs.py
-	$(BIN)/python -m tools.check_words
 	$(MAKE) test-all
 	@$(BIN)/python -m tools.lab_touched; test $$? -eq 3 || $(MAKE) test-lab
 

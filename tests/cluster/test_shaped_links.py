@@ -37,7 +37,7 @@ def shaped(reference: Reference, pack: Path, shares: str, way: str, seed: int) -
         assert network.lost > 0
 
 
-@pytest.mark.parametrize("shares", ["2,1", "1,0:3,1,0:1,1", "1,1,1,1,1,1,1,1"])
+@pytest.mark.parametrize("shares", ["2,1", "1,5,2", "1,0:3,1,0:1,1", "1,1,1,1,1,1,1,1"])
 @pytest.mark.fault("P10", "the same bits as without")
 def test_logits_are_the_bits_of_links_without_a_fault(
     shares: str, references: References, packs: Packs

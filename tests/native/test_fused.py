@@ -56,6 +56,7 @@ def assert_exact(driver: Path, triples: list[Triple]) -> None:
 
 
 def ties(rng: random.Random) -> Triple:
+    """Sums in the middle between two f32, or beside it by less than f64 holds: (1 + i u) (1 - i u) = 1 - i^2 u^2."""
     c = rng.getrandbits(23) | rng.choice([0, rng.randint(0, 200)]) << 23
     half = max(c >> 23, 1) - 151  # of the last place, as a power of two
     away = rng.choice([0, 1, 2, 3, 50, 2000]) * 2.0**-23
@@ -65,6 +66,7 @@ def ties(rng: random.Random) -> Triple:
 
 
 def hidden_beyond_f64(rng: random.Random) -> Triple:
+    """A tie of f32 with a product so small that f64 loses it: only the rounding to odd tells the side."""
     a = rng.getrandbits(23) | rng.randint(10, 60) << 23 | rng.getrandbits(1) << 31
     b = rng.getrandbits(23) | rng.randint(60, 120) << 23
     return a, b, rng.getrandbits(23) | rng.randint(90, 250) << 23 | rng.getrandbits(1) << 31
@@ -77,6 +79,7 @@ def cancelling(rng: random.Random) -> Triple:
 
 
 def around_a_power(rng: random.Random) -> Triple:
+    """Sums just below a power of two, where places are half as large."""
     exponent = rng.randint(60, 200)
     return (
         rng.getrandbits(23) | max(1, exponent - rng.randint(20, 60)) << 23 | 1 << 31,

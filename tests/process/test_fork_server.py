@@ -55,12 +55,14 @@ def test_neither_outlives_a_killed_parent():
         wait_for(lambda: all(map(gone, family)), IMPORTING_S)
 
 
-def test_one_that_dies_before_its_report_says_why(server: ForkServer):
+def test_one_that_dies_before_its_report_says_why():
+    server = ForkServer(1, measure=True)
     assert server.report(time.monotonic()) is None
     psutil.Process(server.pid).kill()
     with pytest.raises(PeerError, match="did not report: its process was killed by SIGKILL"):
         server.report(time.monotonic() + IMPORTING_S)
     assert server.exit_cause() is not None
+    server.stop(0.0)
 
 
 def test_a_node_that_is_killed_says_so_and_the_next_one_is_forked(server: ForkServer):

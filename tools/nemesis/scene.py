@@ -70,7 +70,7 @@ class Scene:
         return self.draws.choice(there) if there else None
 
     def node(self) -> psutil.Process | None:
-        """Of a worker; or its fork server."""
+        """Picks a node of a worker, or its fork server."""
         worker = self.worker()
         children = worker.agent.children(recursive=True) if worker is not None else []
         return self.draws.choice(children) if children else None

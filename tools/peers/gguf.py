@@ -17,6 +17,7 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf.model import gguf_name
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor
 
@@ -24,23 +25,6 @@ _MAGIC, _VERSION, _ALIGN = b"GGUF", 3, 32
 _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _F32_TENSOR, _BF16_TENSOR = 0, 30
 _MOSTLY_BF16 = 32
-
-_OUTER = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_INNER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 GgufValue = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
@@ -123,18 +107,10 @@ def plain(tensors: Mapping[str, StoredTensor]) -> dict[str, SourceTensor]:
 
 def describe(tensors: Mapping[str, SourceTensor]) -> list[GgufTensor]:
     """Every tensor of a bf16 checkpoint. Raises UserError for unknown names."""
-    return [GgufTensor(gguf_name(name), name, tensor.shape) for name, tensor in tensors.items()]
-
-
-def gguf_name(source: str) -> str:
-    """'model.layers.3.mlp.up_proj.weight' -> 'blk.3.ffn_up.weight'. Raises UserError."""
-    if source in _OUTER:
-        return _OUTER[source]
-    layer, _, inner = source.removeprefix("model.layers.").partition(".")
-    name = _INNER.get(inner.removesuffix(".weight"))
-    if name is None or not layer.isdecimal():
-        raise UserError(f"tensor {source} has no name in GGUF")
-    return f"blk.{layer}.{name}.weight"
+    try:
+        return [GgufTensor(gguf_name(name), name, tensor.shape) for name, tensor in tensors.items()]
+    except KeyError as error:
+        raise UserError(f"a tensor ({error}) has no name in GGUF") from None
 
 
 def header(values: Mapping[str, GgufValue], tensors: Sequence[GgufTensor]) -> bytes:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf.model import gguf_name
 from tpiedge.model.presets import preset
 from tpiedge.model.spec import model_spec
 
-from .gguf import GgufTensor, GgufValue, gguf_name, header, metadata
+from .gguf import GgufTensor, GgufValue, header, metadata
 
 _ALIGN = 32
 _BLOCK = 32

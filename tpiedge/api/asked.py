@@ -41,7 +41,7 @@ FormatName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How the answer is written; a part of a record on disk.
+    """The form in which the answer is written; a part of a record on disk.
 
     `logprobs`: how many alternatives are reported per token; None reports nothing. `namespaces`: by the names of tools.
     `grammar`: the request's field that restricts the answer. `functions`: calls are written as before OpenAI had tools.

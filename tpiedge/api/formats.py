@@ -20,8 +20,8 @@ RESUMABLE = "x-resumable"
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What an answer says of itself. `created`: in seconds since 1970; `prompt_tokens`: of all prompts; `prompts`: the
-    prompt's number of each choice."""
+    """The fields that every answer begins with. `created` is in seconds since 1970, `prompt_tokens` counts those of all
+    prompts, and `prompts` has the number of each choice's prompt."""
 
     id: str
     created: int

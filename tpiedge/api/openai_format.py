@@ -154,7 +154,7 @@ class OpenAIFormat(AnswerFormat):
         }
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        """Of tokens with one text, as a letter and its byte, the likeliest counts. A prompt's first token has none."""
+        """Returns the score of each text, that of its likeliest token; None for a prompt's first token."""
         if not token.logprobs:
             return None
         found: dict[str, float] = {}

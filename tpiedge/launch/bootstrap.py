@@ -86,7 +86,7 @@ class ServerOrder:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A fork server is ready: torch is imported. `isa` is the native kernels' or, without them, "torch"."""
+    """What a fork server measured. `isa` is the native kernels' or, without them, "torch"."""
 
     cpu: str
     isa: str

@@ -52,6 +52,7 @@ class Child:
         reports: bool = False,
         prefix: Sequence[str] = (),
     ) -> None:
+        self._oom_kills = Cgroups.own().oom_kills()
         with contextlib.ExitStack() as opened:
             log = opened.enter_context(_log_file())
             try:
@@ -77,7 +78,6 @@ class Child:
     def _hold(self, process: "Process", lifeline: socket.socket, log: IO[bytes]) -> None:
         """Owns from now on what `stop` closes."""
         self._process, self._lifeline, self._log = process, lifeline, log
-        self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
         self._reading = threading.Lock()  # guards `_report` and the pipe that it comes from
 
@@ -240,6 +240,7 @@ class ForkedChild(Child):
     """A child that the fork server `server` forks, told `line`. Raises ResourceError."""
 
     def __init__(self, server: Child, line: bytes) -> None:
+        self._oom_kills = Cgroups.own().oom_kills()
         with contextlib.ExitStack() as opened:
             log = opened.enter_context(_log_file())
             try:

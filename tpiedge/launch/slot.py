@@ -29,11 +29,11 @@ class ForkServer(Child):
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
         order = to_line(ServerOrder(measure, threads))
-        super().__init__(FORK_SERVER_MODULE, order, node_environment(threads), reports=True)
+        super().__init__(FORK_SERVER_MODULE, order, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
-        """None if it is not ready by `deadline` (monotonic seconds). Blocks. Raises PeerError or OutOfMemory if it ends
-        before."""
+        """Returns what it measured; None if it did not by `deadline` (monotonic seconds). Blocks. Raises PeerError or
+        OutOfMemory if it ends before."""
         line = self.read_report(deadline)
         return None if line is None else from_line(line, NodeReport)
 
@@ -102,7 +102,7 @@ class NodeSlot:
         """As `warm`, but logs failures."""
         try:
             self.warm()
-        except ResourceError as error:
+        except (OSError, ResourceError) as error:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:

@@ -149,8 +149,15 @@ class _Site:
             headers["Range"] = f"bytes={have}-"
         url = f"{self.endpoint}/{self.name.repo}/resolve/{commit}/{file.name}"
         try:
-            timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
-            stream = hub.get_session().stream("GET", url, headers=headers, timeout=timeout)
+            # It waits as long as a busy server says; connections that break are tried again from where they broke.
+            stream = hub.utils.http_stream_backoff(
+                "GET",
+                url,
+                headers=headers,
+                timeout=hub.constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                retry_on_status_codes=(408, 429),
+                retry_on_exceptions=(),
+            )
             with open(partial, "ab") as out, stream as response:
                 hub.hf_raise_for_status(response)
                 if have and response.status_code == 200:  # the server ignored the range
@@ -171,7 +178,7 @@ class _Site:
                 raise self._gated() from None
             if status == 416:  # the server has no such rest
                 partial.unlink()
-            kind = _BrokeOff if status >= 500 or status in (408, 429) else HubError
+            kind = _BrokeOff if status >= 500 else HubError
             raise kind(
                 f"{self.endpoint} did not give {file.name} of {self.name.repo} (HTTP {status}): pull again later"
             ) from None

@@ -2,8 +2,8 @@
 
 It imports torch once and forks a node for each bootstrap: a new epoch waits for no import, and all processes share the
 memory of what was imported. Standard input is a socket of the parent, on which a ServerOrder arrives first, then each
-bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit status. The
-server reports once on its standard output, ends with its parent, and its nodes end with it.
+bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit status. What
+it measures, if it is to, it reports on its standard output. It ends with its parent, and its nodes end with it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Final
 
-from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, ServerOrder, from_line, to_line
+from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, ServerOrder, from_line, to_line
 from tpiedge.lifeline import die_with_parent, guard, raise_oom_score
 from tpiedge.node.process import import_engine, run
 
@@ -52,10 +52,10 @@ class Forks:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def measure(self, order: ServerOrder, pipe: int) -> None:
+    def measure(self, threads: int, pipe: int) -> None:
         """Has a process report on `pipe`: threads that compute while it measures would be lost by a fork."""
         if (pid := self._fork()) == 0:
-            _report(order, pipe)
+            _report(threads, pipe)
             os._exit(0)
         self._told[pid] = -1
         os.close(pipe)
@@ -121,7 +121,8 @@ def main() -> int:
         pipe = os.dup(1)
         os.dup2(2, 1)
         import_engine()
-        server.measure(order, pipe)
+        if order.measure:
+            server.measure(order.threads, pipe)
         while (line := server.next_line()) is not None:
             if server.start_node():
                 break
@@ -131,14 +132,13 @@ def main() -> int:
     return run(from_line(line, NodeBootstrap))
 
 
-def _report(order: ServerOrder, pipe: int) -> None:
+def _report(threads: int, pipe: int) -> None:
     from tpiedge.host.process import cpu_name
     from tpiedge.kernels.shared_library import NO_ISA, kernel_library
     from tpiedge.node.capacity import measure
 
     library = kernel_library()
-    capacity = measure(order.threads) if order.measure else NOT_MEASURED
-    report = NodeReport(cpu_name(), library.isa if library else NO_ISA, capacity)
+    report = NodeReport(cpu_name(), library.isa if library else NO_ISA, measure(threads))
     with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
         stream.write(to_line(report) + b"\n")
 

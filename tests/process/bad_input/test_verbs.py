@@ -68,15 +68,20 @@ def test_a_value_that_the_type_of_a_flag_refuses(fails, tmp_path, flag, value, e
     assert list(tmp_path.iterdir()) == []
 
 
-# tests/unit/cli/test_settings.py has more of them; here is how a command and one of a group end.
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"[zebra]\n", "there is no table [zebra]"), (b"#" * (1 << 20) + b"##", "is larger than 1 MiB")],
-    ids=["unknown table", "large"],
+    [
+        (b"garbage [[[", "is not valid TOML"),
+        (b"[zebra]\n", "there is no table [zebra]"),
+        (b"#" * (1 << 20) + b"##", "is larger than 1 MiB"),
+        (None, "cannot read the settings file"),
+    ],
+    ids=["garbage", "unknown table", "large", "missing"],
 )
 def test_settings_that_cannot_be_read(fails, tmp_path, content, expected):
     path = tmp_path / "settings.toml"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     for words in (("ls",), ("nodes", "approve", "x")):
         line = fails(*words, "--config", path)
         assert expected in line

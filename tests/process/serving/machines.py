@@ -135,7 +135,7 @@ class Worker:
 
     @property
     def node(self) -> psutil.Process:
-        """Its part of the serving cluster, which its fork server has forked."""
+        """The node that the fork server of this worker forked last."""
         (server,) = self.agent.children()
         return max(server.children(), key=lambda child: child.create_time())
 

@@ -33,11 +33,22 @@ def test_without_a_word_links_decide_nothing_is_rounded_and_there_are_as_many_gu
     assert json.loads(invoke("run", *words).output) == [None, None, 0, "auto", "int8"]
 
 
-@pytest.mark.parametrize("word", ["16", "0", "\u00b2", ""])
-def test_other_words_are_refused_with_what_there_is(word: str) -> None:
-    answer = invoke("master", "--speculate", word)
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        *(
+            ("--speculate", word, "is none of 'auto', 'off' or a number from 1")
+            for word in ("16", "0", "\u00b2", "")
+        ),
+        ("--collective", "gossip", "'auto', 'star', 'mesh'"),
+        ("--wire", "f16", "'f32', 'bf16', 'int8'"),
+        ("--parallel", "0", "0 is not in the range 1<=x<="),
+    ],
+)
+def test_other_words_are_refused_with_what_there_is(flag: str, value: str, words: str) -> None:
+    answer = invoke("master", flag, value)
     assert answer.exit_code == 2
-    assert "is none of 'auto', 'off' or a number from 1" in " ".join(answer.output.split())
+    assert words in " ".join(answer.output.split())
 
 
 def test_every_verb_has_our_types_and_can_be_configured() -> None:

@@ -1,5 +1,7 @@
 """Products with quantised matrices: bit for bit those of the definition, on every instruction set."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -143,3 +145,19 @@ def test_rows_for_outputs_take_no_product_with_inputs_as_rows(
     """A kernel would read the units of this matrix as panels of another size, beyond their end."""
     with opened(engine, INT8) as linear, pytest.raises(ValueError, match="row-parallel"):
         linear.project_into(torch.randn(2, 250), large[4, True].matrix, torch.empty(2, 290))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("engine", AVAILABLE)
+def test_what_is_no_number_spoils_its_row_alone(
+    large: dict[tuple[int, bool], Quantised], engine: str, bad: float
+) -> None:
+    w = large[4, False].matrix
+    x = torch.randn(11, 290)
+    with opened(engine, INT8, 2) as linear:
+        clean = linear.project(x, w)
+        x[6, 289] = bad
+        y = linear.project(x, w)
+    assert y[6].isnan().all()
+    others = torch.arange(11) != 6
+    assert torch.equal(y[others], clean[others])

@@ -151,6 +151,11 @@ def test_a_rest_that_the_server_no_longer_has_is_fetched_anew(hub: Hub):
     assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_busy_hub_is_asked_again(hub: Hub):
+    hub.statuses["model.safetensors"] = [429]
+    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
 def test_a_server_without_ranges_sends_the_file_anew(hub: Hub):
     hub.cuts["model.safetensors"] = [70_000]
     hub.ignores_ranges = True

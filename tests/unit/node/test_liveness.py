@@ -31,7 +31,7 @@ def test_a_silent_master_ends_the_wait() -> None:
 
 
 def test_a_node_that_was_itself_held_up_does_not_blame_the_master() -> None:
-    """After a pause the master's messages wait to be read; none was missed yet."""
+    """Messages of the master wait to be read after a pause: none was missed yet."""
     clock, liveness = make()
     clock.advance(60.0)
     liveness.check(1, "allreduce")

@@ -1,0 +1,24 @@
+"""The check of words finds what breaks each rule, and nothing else."""
+
+import pytest
+
+from tools.check_words import DENIED_PHRASE, FIRST_WORD, LENGTH, check
+
+LONG = " ".join(["word"] * 41)
+
+
+@pytest.mark.parametrize(
+    ("source", "rules"),
+    [
+        ('"""Reads a file."""', []),
+        ('"""Of what is read."""', [FIRST_WORD]),
+        ('def f() -> bool:\n    """Whether it is read."""', []),
+        ('def f() -> int:\n    """Whether it is read."""', [FIRST_WORD]),
+        ('class A:\n    """Reads, for it, or nobody."""', [DENIED_PHRASE]),
+        ("x = 1  # whoever reads it", [DENIED_PHRASE]),
+        (f'def f():\n    """{LONG}"""', [LENGTH]),
+        (f'"""{LONG}"""', []),
+    ],
+)
+def test_rules(source: str, rules: list[str]) -> None:
+    assert [place.rule for place in check(source + "\n", "file.py")] == rules
