@@ -38,6 +38,7 @@ OTHERS = {
     "bench_view": "a cluster that is looked at for many answers",
     "check_docs": "test: Makefile",
     "check_lm_eval": "lm-eval is installed, and a master runs",
+    "check_words": "test: tests/unit/tools/test_check_words.py",
     "converse": "a network: the model is the one that fetch_smollm2 fetches",
     "demo_corpus": "part: train_demo_model",
     "demo_facts": "part: demo_corpus",
