@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,14 +20,11 @@ from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import Namespaces
 from tests.process.serving.conftest import SLOW
 from tests.process.serving.machines import Worker
-from tests.process.serving.serving import words_of_loss
+from tests.process.serving.serving import START_S, words_of_loss
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _MEGABITS = 20
-# Generous: the promise of two seconds is that of test_cuts.py.
-_TOLD_S = 15.0
-_BACK_S = 30.0
 #: Of what TCP, the encryption and other messages add, and of what was under way at the cut.
 _OVERHEAD = 1.15
 _SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cut off\)"
@@ -57,21 +53,19 @@ def test_a_shipment_goes_on_where_it_was_cut(
         status = cluster.wait_until(lambda status: fetched(status) > 0.4)
         with namespaces.dropping("worker1"):
             _check_loss(cluster)
-        again = cluster.wait_until(lambda status: fetched(status) > 0, _BACK_S)
+        again = cluster.wait_until(lambda status: fetched(status) > 0)
         assert fetched(again) >= fetched(status)
-        cluster.wait_ready(3, _BACK_S)
+        cluster.wait_ready(3)
     share = worker_of(status)["fetch_total_bytes"]
     assert namespaces.received_bytes("worker1") - before < _OVERHEAD * share
     assert cluster.ask(PROMPT, TOKENS) == bulky_text
 
 
 def _check_loss(cluster: NetworkCluster) -> None:
-    started = time.monotonic()
-    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _TOLD_S)
-    assert time.monotonic() - started < _TOLD_S
+    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost")
     assert re.fullmatch(_SILENT, worker_of(lost)["why"])
     words = words_of_loss(r"\d", _SILENT, "its preparation")
-    wait_for(lambda: re.search(words, cluster.master.log), _TOLD_S)
+    wait_for(lambda: re.search(words, cluster.master.log), START_S)
     with pytest.raises(openai.InternalServerError, match="1 of 2 workers here"):
         cluster.ask(PROMPT, TOKENS)
 
@@ -87,7 +81,7 @@ class Shipment:
         return self.cluster.wait_until(lambda status: fetched(status) > part)
 
     def check_resumed(self, held: int) -> None:
-        status = self.cluster.wait_until(lambda status: fetched(status) > 0, _BACK_S)
+        status = self.cluster.wait_until(lambda status: fetched(status) > 0)
         assert worker_of(status)["fetched_bytes"] >= held
 
 
@@ -113,7 +107,7 @@ def shipment(serving: NetworkCluster, namespaces: Namespaces, bulky_text: str) -
         shipment = Shipment(serving, worker)
         shipment.wait_for(_PROGRESS)
         yield shipment
-    serving.wait_ready(3, _BACK_S)
+    serving.wait_ready(3)
     assert serving.ask(PROMPT, TOKENS) == bulky_text
     forget(serving, worker)
 
@@ -171,22 +165,21 @@ def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[st
         part = fetched(shipment.wait_for(part + _PROGRESS))
         logged = len(cluster.master.log)
         with FAULTS[name](cluster):
-            check_loss(cluster, _LOST[name], time.monotonic())
+            check_loss(cluster, _LOST[name])
             held = held_bytes(shipment.worker)
             assert cluster.ask(PROMPT, TOKENS) == bulky_text
         words = words_of_loss(r"\d", _LOST[name], "its preparation")
         assert re.search(words, cluster.master.log[logged:])
         assert held, name
-        cluster.end_waits(cluster.wait_until(lambda status: worker_of(status)["state"] != "lost", _BACK_S))
+        cluster.end_waits(cluster.wait_until(lambda status: worker_of(status)["state"] != "lost"))
         shipment.check_resumed(held)
 
 
-def check_loss(cluster: NetworkCluster, words: str, started: float) -> None:
-    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _TOLD_S)
-    assert time.monotonic() - started < _TOLD_S
+def check_loss(cluster: NetworkCluster, words: str) -> None:
+    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost")
     assert re.fullmatch(words, worker_of(lost)["why"])
     # The others serve on. (Beside other work another worker may have been silent for too long as well, and is back.)
-    cluster.wait_until(lambda status: status["ready"], _TOLD_S)
+    cluster.wait_until(lambda status: status["ready"])
 
 
 @pytest.mark.fault("P4", "rank 0, then the master: the shipment and the worker outlive both")
@@ -200,7 +193,7 @@ def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment, namespaces
         stream.join()
     assert stream.error is not None, "the answer went on after rank 0, and ended with the master"
     assert cluster.master.wait() == -signal.SIGKILL
-    wait_for(lambda: "the master is silent; waiting for it" in worker.log, _TOLD_S)
+    wait_for(lambda: "the master is silent; waiting for it" in worker.log, START_S)
     held = held_bytes(worker)
     assert held
     # The other worker is here first: were it this one, its share would be another at first.
@@ -216,5 +209,5 @@ def check_rank_zero_lost(shipment: Shipment) -> None:
     before, status = len(shipment.cluster.master.log), shipment.cluster.status()
     shipment.cluster.rank_zero().kill()
     said = words_of_loss(0, ".*killed by SIGKILL")
-    wait_for(lambda: re.search(said, shipment.cluster.master.log[before:]), _TOLD_S)
+    wait_for(lambda: re.search(said, shipment.cluster.master.log[before:]), START_S)
     assert fetched(shipment.cluster.status()) >= fetched(status) >= _PROGRESS

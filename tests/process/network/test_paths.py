@@ -14,7 +14,7 @@ from tests.process.command import COMMAND, run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER
 from tests.process.serving.machines import Worker
-from tests.process.serving.serving import words_of_loss
+from tests.process.serving.serving import START_S, words_of_loss
 from tpiedge.errors import ResourceError
 from tpiedge.host.addresses import Address
 from tpiedge.worker.wording import NARROW
@@ -23,13 +23,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network
 
 _OTHER_ADDRESS = "10.213.7.77"
 _NAME = "kitchen-master.test"
-_BACK_S = 30.0
 #: Routers at home forget what was idle for minutes.
 _IDLE_S = 3
 #: Shorter than the packets of a prompt's hidden states, longer than a heartbeat.
 _LONGEST = 900
-#: The kernel gives up after 6 s.
-_ENDED_S = 20.0
 
 Exact = Callable[[NetworkCluster], None]
 
@@ -47,8 +44,8 @@ def test_a_machine_whose_address_changes_is_taken_back(cluster: NetworkCluster, 
 
 
 def check_taken_back(cluster: NetworkCluster, epoch: int, exact: Exact) -> int:
-    cluster.wait_until(lambda status: status["epoch"] > epoch, _BACK_S)
-    status = cluster.wait_ready(3, _BACK_S)
+    cluster.wait_until(lambda status: status["epoch"] > epoch)
+    status = cluster.wait_ready(3)
     exact(cluster)
     return int(status["epoch"])
 
@@ -147,10 +144,10 @@ def test_large_packets_that_vanish_are_seen_and_the_answer_comes_once_they_pass(
     with ThreadPoolExecutor(1) as thread:
         with cluster.namespaces.swallowing("worker1", _LONGEST):
             answer = thread.submit(exact, cluster)
-            wait_for(lambda: re.search(said, cluster.master.log[before:]), _ENDED_S)
-            wait_for(lambda: worker.log.count(NARROW) > unsaid, _ENDED_S)
-        answer.result(_BACK_S)
-    cluster.wait_ready(3, _BACK_S)
+            wait_for(lambda: re.search(said, cluster.master.log[before:]), START_S)
+            wait_for(lambda: worker.log.count(NARROW) > unsaid, START_S)
+        answer.result(START_S)
+    cluster.wait_ready(3)
     exact(cluster)
 
 

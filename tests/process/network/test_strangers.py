@@ -18,6 +18,7 @@ from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import BRIDGE, Namespaces
 from tests.process.network.observed import PROMPT
 from tests.process.network.proxy import Proxy
+from tests.process.serving.serving import START_S
 from tpiedge.host.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.joining.identity import peer_name
 from tpiedge.transport.admission import GuestPolicy
@@ -29,12 +30,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network
 
 _PORTS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
 _SILENT = 100
-#: After the last of them has called. A handshake has 3 s.
-_CLOSED_S = 8.0
 _LONG = 400
 #: Through the middle everything is slow.
 _STORY = 100
-_BACK_S = 25.0
 
 
 def _greeting(mechanism: bytes) -> bytes:
@@ -70,11 +68,11 @@ def test_garbage_is_thrown_out(cluster: NetworkCluster, namespaces: Namespaces, 
     master = psutil.Process(cluster.master.pid)
     files = master.num_fds()
     with cluster.streaming(PROMPT, _LONG) as stream, _callers(cluster, namespaces) as callers:
-        left = _wait_closed(callers, time.monotonic() + _CLOSED_S)
+        left = _wait_closed(callers, time.monotonic() + START_S)
         assert left == []
     assert stream.error is None, stream.error
     exact(cluster)
-    wait_for(lambda: master.num_fds() <= files + 4, _CLOSED_S)
+    wait_for(lambda: master.num_fds() <= files + 4, START_S)
     cluster.wait_until(lambda status: all(node["state"] == "ready" for node in status["nodes"]))
 
 
@@ -93,7 +91,7 @@ def _callers(cluster: NetworkCluster, namespaces: Namespaces) -> Iterator[list[s
 
 
 def _connected(address: Address) -> socket.socket:
-    deadline = time.monotonic() + _CLOSED_S
+    deadline = time.monotonic() + START_S
     while True:
         try:
             return socket.create_connection((address.host, address.port), 5)
@@ -183,7 +181,7 @@ def test_what_was_recorded_is_worth_nothing(
             with contextlib.suppress(ConnectionError):  # it need not listen to the end
                 caller.sendall(heard)
             callers.append(caller)
-        assert _wait_closed(callers, time.monotonic() + _CLOSED_S) == []
+        assert _wait_closed(callers, time.monotonic() + START_S) == []
     exact(cluster)
     assert cluster.status()["epoch"] == epoch
 
@@ -215,9 +213,9 @@ def check_broken_link(
     links = proxy.connections[port]
     with cluster.streaming(PROMPT, _STORY) as stream:
         harm(port)
-        stream.join(_BACK_S)
-    wait_for(lambda: not proxy.pending, _BACK_S)  # what is said now and then may be said after the answer
+        stream.join()
+    wait_for(lambda: not proxy.pending, START_S)  # what is said now and then may be said after the answer
     assert (stream.error, stream.text) == (None, story)
-    wait_for(lambda: proxy.connections[port] > links, _BACK_S)
-    cluster.wait_ready(3, _BACK_S)
+    wait_for(lambda: proxy.connections[port] > links, START_S)
+    cluster.wait_ready(3)
     exact(cluster)
