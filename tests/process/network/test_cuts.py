@@ -17,7 +17,7 @@ from tests.process.serving.serving import START_S, words_of_loss
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
-_LONG = 900
+_LONG = 300
 #: Seen within 2 s (1.5 s of silence, a heartbeat's interval, and what a busy machine adds), and said at once.
 _SEEN_S = 2.0
 _SLACK_S = 1.0

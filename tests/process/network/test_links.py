@@ -14,7 +14,7 @@ from tests.process.serving.serving import words_of_loss
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
-_LONG = 900
+_LONG = 300
 _APART = "nodes 1 and 2 cannot reach each other"
 _BROKEN = re.compile(
     words_of_loss(r"\d", "it gave up, because " + words_of_loss(r"\d", "its connection broke.*", ".*"))

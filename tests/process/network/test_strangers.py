@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network
 
 _PORTS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
 _SILENT = 100
-_LONG = 400
+_LONG = 200
 #: Through the middle everything is slow.
 _STORY = 100
 
