@@ -7,9 +7,11 @@ switch. With TPIEDGE_REQUIRE_NATIVE=1 it does not install.
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 COMPILE = [
@@ -46,7 +48,25 @@ class BuildWithConfigs(build_py):
             shutil.copytree("configs", Path(self.build_lib, "tpiedge", "configs"), dirs_exist_ok=True)
 
 
+class BuildAtOnce(build_ext):
+    """Compiles the sources of an extension on all processors."""
+
+    def build_extension(self, ext: Extension) -> None:
+        def compiled(source: str) -> list[str]:
+            return self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                extra_postargs=ext.extra_compile_args,
+                depends=ext.depends,
+            )
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            objects = [made for some in threads.map(compiled, ext.sources) for made in some]
+        ext.depends, ext.extra_objects, ext.sources = [*ext.depends, *ext.sources], objects, []
+        super().build_extension(ext)
+
+
 setup(
-    cmdclass={"build_py": BuildWithConfigs},
+    cmdclass={"build_ext": BuildAtOnce, "build_py": BuildWithConfigs},
     ext_modules=[native("tpiedge.kernels"), native("tpiedge.transport"), native("tpiedge.lab.testbed")],
 )
