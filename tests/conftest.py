@@ -1,4 +1,5 @@
-"""For every test: the reference models, one thread for torch, a cache that is not the user's, and the leak check."""
+"""Fixtures and settings for every test: reference models, one thread for torch, a cache of the session, the leak
+check."""
 
 import functools
 import gc
@@ -112,7 +113,7 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def patience() -> float:
-    """By how much a deadline grows beside what else the machine does now; see tests/patience.py."""
+    """The factor of deadlines for the load of this machine; see tests/patience.py."""
     return measured.patience()
 
 

@@ -8,7 +8,7 @@ _LOOK_S = 0.2
 
 
 class Meanwhile:
-    """From now on. What took longer than a deadline may have begun on an idle machine and ended on a busy one."""
+    """A measurement of the load since it was made: a deadline may begin on an idle machine and end on a busy one."""
 
     def __init__(self) -> None:
         self._times, self._began = psutil.cpu_times(), time.monotonic()
@@ -18,7 +18,7 @@ class Meanwhile:
         return time.monotonic() - self._began
 
     def patience(self) -> float:
-        """By how much a deadline grew so far: 1 on an idle machine, 3 on one whose processors were all busy."""
+        """Returns the factor for deadlines: 1 on an idle machine, 3 where all processors were busy."""
         # One that waits for a disk isn't idle (nor counted so): whoever needs the same disk waits as well.
         idle_s = psutil.cpu_times().idle - self._times.idle
         processors = psutil.cpu_count() or 1
@@ -26,7 +26,7 @@ class Meanwhile:
 
 
 def patience() -> float:
-    """By how much a deadline grows now."""
+    """The factor of deadlines for the load now."""
     look = Meanwhile()
     time.sleep(_LOOK_S)
     return look.patience()

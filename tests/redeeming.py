@@ -1,4 +1,4 @@
-"""What becomes of a token's secret, without a master."""
+"""Redeems secrets of tokens without a master."""
 
 from functools import partial
 from pathlib import Path

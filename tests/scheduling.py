@@ -1,10 +1,8 @@
-"""Who runs which tests, and when, where pytest-xdist has several workers.
+"""Distributes tests among the workers of pytest-xdist.
 
-- The tests of a file go to one worker, one after the other: they share what their fixtures start.
-- So do the tests of some folders, whose fixtures are for all of them.
-- Files that wait a lot go first, so that what only computes fills the gaps and the end.
-
-Tests marked `alone` are not among them: `make` runs them afterwards, in a process of their own.
+Tests of a file go to one worker in order, for they share fixtures; so do the tests of some folders. Files that wait a
+lot go first, so that computing fills the gaps and the end. `make` runs tests marked `alone` afterwards, in a process of
+their own.
 """
 
 import pytest

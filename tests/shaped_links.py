@@ -55,8 +55,8 @@ class LinkModel:
         self._order_ns = 0  # the last arrival
 
     def change(self, settings: LinkSettings, now_s: float) -> None:
-        """From now on. What waits is as many bytes as before; nothing is held back longer than these settings can
-        explain, not even by what is still to arrive."""
+        """Changes the link now. The bytes in the queue stay; no message, even a later one, is held back longer than the
+        new settings explain."""
         now_ns, rates = round(now_s * _NS), (self.settings.bytes_per_s, settings.bytes_per_s)
         if self._free_ns > now_ns:
             self._free_ns = now_ns + _scaled_ns(self._free_ns - now_ns, *rates)
@@ -65,7 +65,7 @@ class LinkModel:
         self._order_ns = min(self._order_ns, max(self._free_ns, now_ns) + delay_ns)
 
     def arrival(self, now_s: float, nbytes: int) -> float | None:
-        """When a message that is sent at `now_s` has arrived; None where it was dropped or lost."""
+        """Returns when a message sent at `now_s` arrives; None if it is dropped or lost."""
         arrival_ns = self.arrival_ns(round(now_s * _NS), nbytes)
         return None if arrival_ns is None else arrival_ns / _NS
 
@@ -86,7 +86,7 @@ class LinkModel:
         return self._order_ns
 
     def _serialised(self, now_ns: int, nbytes: int, bytes_per_s: float) -> int | None:
-        """When it has left; None where the queue is full."""
+        """Returns when the message has left; None where the queue is full."""
         waiting_ns, queue_bytes = self._free_ns - now_ns, self.settings.queue_bytes
         is_full = queue_bytes is not None and waiting_ns * bytes_per_s / _NS + nbytes > queue_bytes
         if waiting_ns > 0 and is_full:
@@ -97,7 +97,7 @@ class LinkModel:
 
 
 def _scaled_ns(waiting_ns: int, before: float | None, after: float | None) -> int:
-    """How long what waits does so at another rate."""
+    """Returns the rest of a wait at another rate."""
     return 0 if before is None or after is None else int(waiting_ns * before / after + 0.5)
 
 
@@ -108,7 +108,7 @@ class PathModel:
         self.links = tuple(links)
 
     def arrival(self, now_s: float, nbytes: int) -> float | None:
-        """As of LinkModel. Links may be shared among paths if all reach them in the order of calls."""
+        """Returns as LinkModel.arrival does. Paths may share links if all reach them in the order of calls."""
         arrival_ns = self.arrival_ns(round(now_s * _NS), nbytes)
         return None if arrival_ns is None else arrival_ns / _NS
 
@@ -134,7 +134,7 @@ class _Random:
         self._state = seed & _MASK
 
     def uniform(self) -> float:
-        """In [0, 1)."""
+        """Returns a number in [0, 1)."""
         self._state = mixed = (self._state + 0x9E3779B97F4A7C15) & _MASK
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _MASK
@@ -153,7 +153,7 @@ class _Flight:
 
 
 class _Way:
-    """From one endpoint to another one, in order."""
+    """A path from one endpoint to another; messages arrive in order."""
 
     def __init__(self, sender: str, path: PathModel, least_timeout_s: float) -> None:
         self.sender = sender
@@ -196,7 +196,7 @@ class ShapedNetwork:
         self._thread.start()
 
     def join(self, *endpoints: InProcessHub | InProcessSpoke | InProcessPeer) -> None:
-        """From now on what these send takes its time."""
+        """Delays what these endpoints send from now on."""
         for endpoint in endpoints:
             endpoint.carry = self._carry
 
@@ -228,7 +228,7 @@ class ShapedNetwork:
         return self._ways[names]
 
     def _send(self, flight: _Flight, now_s: float) -> None:
-        """For the first time or again; under the lock."""
+        """Sends for the first time or again; under the lock."""
         arrival_s = flight.way.path.arrival(now_s, len(flight.frame))
         if arrival_s is None:
             self.lost += 1

@@ -66,7 +66,7 @@ class Browser:
     # --- the window
 
     def open(self, url: str, path: str = "/") -> None:
-        """Until the page knows which model there is, or asks for a key."""
+        """Returns once the page knows which model there is, or asks for a key."""
         self._origins.add(url)
         self.driver.get(url + path)
         self.wait(lambda: self.see("#message") and self.see(".model, dialog[open], .problem"))
@@ -115,7 +115,7 @@ class Browser:
             self.driver.switch_to.window(tabs[0])
 
     def cut_off(self, *paths: str) -> None:
-        """Addresses with one of these in them are not reached from now on."""
+        """Makes addresses that contain one of `paths` unreachable."""
         self._tell("Network.enable")
         self._tell("Network.setBlockedURLs", urls=[f"*{path}*" for path in paths])
 
@@ -141,13 +141,13 @@ class Browser:
         return self.driver.execute_script(script, *values)
 
     def draw(self) -> None:
-        """Until what changes now is drawn, and what follows from that."""
+        """Waits until a change that is due, and what follows from it, is drawn."""
         self.driver.execute_async_script(
             "const [done] = arguments; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
         )
 
     def wait(self, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-        """What `condition` returns as soon as that is true."""
+        """Returns the first true value of `condition`."""
         deadline = time.monotonic() + limit_s
         while True:
             found = condition()
@@ -166,19 +166,18 @@ class Browser:
         )
 
     def text(self, selector: str) -> str:
-        """Of the first one; empty where there is none."""
+        """Returns the text of the first element; "" without one."""
         return self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
 
     def texts(self, selector: str) -> list[str]:
         return self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector)
 
     def wait_for_text(self, selector: str, text: str) -> None:
-        """Until one of them has it."""
         self.wait(lambda: any(text in one for one in self.texts(selector)))
 
     def outside(self) -> list[int]:
-        """By how many pixels the page is wider and higher than the window, and its content wider than its own place: 0
-        where the window itself never scrolls."""
+        """Returns by how many pixels the page is wider and higher than the window, and its content wider than its
+        place: 0 where the window never scrolls."""
         return self.run(
             "const { documentElement: page } = document, content = document.getElementById('content');"
             "return [page.scrollWidth - page.clientWidth, page.scrollHeight - page.clientHeight,"
@@ -194,8 +193,8 @@ class Browser:
     # --- doing
 
     def click(self, name: str, within: str = "body") -> None:
-        """What is called so, as a screen reader says it: the last one. The mouse misses what moves at that moment:
-        it is clicked until it hears of that."""
+        """Clicks the last element of that name for a screen reader. The mouse misses elements that move: the click is
+        repeated until it is heard."""
 
         def hit() -> bool:
             found = self._called(name, within)
@@ -206,7 +205,7 @@ class Browser:
         self._patiently(hit)
 
     def focus(self, name: str, within: str = "body") -> None:
-        """As Tab does, pressed as often as it takes."""
+        """Presses Tab until the element has the focus."""
         focused = "arguments[0].focus(); return document.activeElement === arguments[0]"
         self._patiently(lambda: self.run(focused, self._called(name, within, seen=False)))
 
@@ -226,7 +225,6 @@ class Browser:
         self._patiently(ticked)
 
     def press(self, *keys: str) -> None:
-        """To whatever has the focus."""
         for key in keys:
             self._patiently(lambda key=key: self.driver.switch_to.active_element.send_keys(key))
 
@@ -250,11 +248,11 @@ class Browser:
         return self.texts(".answer .markdown")
 
     def wait_for_answers(self, *texts: str) -> None:
-        """Until they stand there, all of them complete."""
+        """Waits until exactly these answers are there, all complete."""
         self.wait(lambda: self.answers() == list(texts) and not self.see(".progress"))
 
     def flaws(self) -> list[str]:
-        """What axe finds that keeps people from using the page: its serious and critical rules."""
+        """Returns the serious and critical violations that axe finds."""
         if not self.run("return 'axe' in window"):
             self.run(_AXE.read_text(encoding="utf-8"))
         found = self.driver.execute_async_script(

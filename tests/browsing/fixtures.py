@@ -1,4 +1,4 @@
-"""A browser for whoever wants one: one for all tests of a module, which leaves nothing behind for the next."""
+"""One browser for all tests of a module, without traces for the next module."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _DRIVER = shutil.which("chromedriver")
 
 
 def _opened(*, keeps: bool) -> Iterator["Browser"]:
-    """Its processes come and go: the module checks for what is left behind as a whole."""
+    """Yields a browser. Its processes come and go, so the module checks for leaks as a whole."""
     if _PROGRAM is None or _DRIVER is None:
         pytest.skip(
             "browser: there is no chromium with its chromedriver (Debian: apt install chromium-driver)"
@@ -35,7 +35,7 @@ def _browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def forgetful_browser() -> Iterator["Browser"]:
-    """It lets pages store nothing."""
+    """A browser in which pages store nothing."""
     for browser in _opened(keeps=False):
         browser.shape(1200, 800)
         yield browser
@@ -44,7 +44,7 @@ def forgetful_browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def browser(_browser: "Browser") -> Iterator["Browser"]:
-    """With a desktop's window. Afterwards it must not have complained, neither of scripts nor of the policy."""
+    """A browser with a desktop's window. Errors of scripts and violations of the policy fail the test."""
     _browser.complaints()
     _browser.shape(1200, 800)
     yield _browser

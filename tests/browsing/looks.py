@@ -1,4 +1,4 @@
-"""How the page looks in a few states that are always the same, and how far two pictures of one are from each other."""
+"""Pictures of the page in fixed states, and the distance between two pictures."""
 
 import base64
 from collections.abc import Callable
@@ -85,7 +85,6 @@ class Look:
     touch: bool = False
 
     def picture(self, browser: Browser, service: FakeService, url: str, more_css: str = "") -> bytes:
-        """As PNG."""
         browser.shape(self.width, self.height, dark=self.dark, touch=self.touch)
         browser.open(url)
         browser.run(_STILL, more_css)

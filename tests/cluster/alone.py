@@ -1,4 +1,4 @@
-"""What one node says with quantised weights, which others are compared with."""
+"""Answers of one node with quantised weights, for comparison."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""By whichever collective the nodes' parts are summed, the tokens are those of transformers."""
+"""The tokens are those of transformers with every collective."""
 
 import pytest
 

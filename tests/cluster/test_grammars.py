@@ -174,7 +174,7 @@ def test_a_grammar_that_is_too_much_hurts_nobody_else(demo: Demo, ask: Ask, case
 
 
 class Late:
-    """Has each mask of these requests come only when it was asked for `calls` times; None: never."""
+    """Delays each mask until it was asked for `calls` times; None: forever."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: int | None) -> None:
         self._usual = grammars.Constraint.known

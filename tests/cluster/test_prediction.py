@@ -1,4 +1,4 @@
-"""What the planner predicts of a node's weights is what the node holds, to the byte."""
+"""The planner predicts to the byte what weights a node holds."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""What a seed promises: with f32 arithmetic the tokens of one node on any number of them, however they sum; with
-arithmetic that rounds, the same tokens again for the same plan."""
+"""A seed fixes the tokens: in f32 for any number of nodes and any collective, otherwise for the same plan."""
 
 from collections.abc import Callable
 

@@ -16,13 +16,13 @@ IMAGE = "tpiedge-test/tpiedge"
 
 @pytest.fixture(autouse=True)
 def _leak_check() -> None:
-    """Not per test: containers are the engine's, which may be a child of this process. What is started is ended: each
-    module's containers at its end, the engine with `running_engine`."""
+    """Replaces the check of each test: containers belong to the engine, which may be a child of this process. Modules
+    end their containers, `running_engine` the engine."""
 
 
 @pytest.fixture(scope="session")
 def folder() -> Iterator[Path]:
-    """With a short path, for sockets are in it, on a real disk."""
+    """A folder on a real disk with a path short enough for sockets."""
     made = Path(tempfile.mkdtemp(prefix="tpiedge-", dir="/var/tmp"))
     yield made
     shutil.rmtree(made, ignore_errors=True)

@@ -36,7 +36,7 @@ _PIP_SETTINGS = ("index-url", "trusted-host", "proxy")
 
 @dataclass(frozen=True)
 class Engine:
-    """Where it listens."""
+    """A docker engine and its address."""
 
     url: str
 
@@ -65,7 +65,7 @@ def _listens(path: str) -> bool:
 
 @contextlib.contextmanager
 def running_engine(folder: Path) -> Iterator[Engine]:
-    """The one that runs, or one in `folder`, which is ended afterwards; where there is none the test is skipped."""
+    """Yields the running engine, or one in `folder` that is ended afterwards. Skips the test if neither works."""
     found = Engine(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
     if found.answers:
         yield found
@@ -104,7 +104,7 @@ def _own_engine(folder: Path) -> Iterator[Engine]:
 
 
 def base_image(engine: Engine, folder: Path) -> str:
-    """What the image stands on: the default one, or where no registry is reached, Debian's packages with Python."""
+    """Returns the base of the image: the default one, or Debian's packages with Python if no registry is reachable."""
     with engine.client() as client:
         with contextlib.suppress(DockerException):
             client.images.get(_BASE)
@@ -156,7 +156,7 @@ def build_base(engine: Engine, base: str, folder: Path) -> tuple[str, str]:
 
 
 def _download_torch(folder: Path) -> Path:
-    """From where pip finds it here."""
+    """Downloads torch from pip's index."""
     options = ["--no-deps", "--only-binary=:all:", f"--python-version={_PYTHON}", f"--dest={folder}"]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     done = _run([*pip, *options, f"--constraint={ROOT / 'constraints.txt'}", "torch"], check=False)
@@ -166,7 +166,7 @@ def _download_torch(folder: Path) -> Path:
 
 
 def _pip_settings(own_certificates: bool) -> str:
-    """This computer's, as far as they say where packages come from; what the environment says wins."""
+    """Returns this computer's settings of package indexes; the environment wins."""
     settings = {"cert": "/opt/certificates.pem"} if own_certificates else {}
     for line in _run([sys.executable, "-m", "pip", "config", "list"]).stdout.splitlines():
         key, _, value = line.partition("=")

@@ -56,7 +56,6 @@ class Laptops:
         return status, output.decode(errors="replace")
 
     def container(self, service: str) -> str:
-        """Its id."""
         labels = {
             "label": [f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}"]
         }
@@ -65,7 +64,6 @@ class Laptops:
 
     @property
     def ready(self) -> bool:
-        """What the master's last line says."""
         return next((line.startswith(READY) for line in reversed(self.log("master"))), False)
 
     def answer(self) -> str:

@@ -24,8 +24,6 @@ _LIMIT_S = 110.0
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command left: its status and all it wrote."""
-
     status: int
     out: str
     err: str
@@ -45,7 +43,7 @@ class Started:
         self._family: dict[int, psutil.Process] = {}
 
     def wait_for_output(self) -> None:
-        """Until the first byte on standard output: an answer has begun. Fails if the command ends before."""
+        """Returns at the first byte on standard output. Fails if the command ends before."""
         assert self.process.stdout is not None
         first = os.read(self.process.stdout.fileno(), 1)
         assert first, self.finish().err
@@ -125,7 +123,7 @@ def wait_for(condition, limit_s: float) -> float:
 
 
 def text_of_one_node(prompt: str, tokens: int) -> str:
-    """What the demo model says after `prompt`, greedily, where one node computes all."""
+    """Returns the demo model's greedy answer by one node."""
     ended = run_command(
         "run", "--model", "demo", "--raw", "--prompt", prompt, "--max-tokens", tokens, "--temperature", 0,
         "--threads", 1,

@@ -34,7 +34,7 @@ _MET_S = 90.0
 
 
 class Fault:
-    """Of a process that is started by `program`."""
+    """A fault of a process that is started by `program`."""
 
     def __init__(self, kind: str, path: Path) -> None:
         self.program = (sys.executable, "-m", "tests.process.faulty", kind, path)
@@ -69,7 +69,6 @@ def _stuck(path: Path) -> Path:
 
 
 def wait_where_held(path: Path) -> None:
-    """Until a step may begin."""
     if path.exists():
         _stuck(path).touch()
         while path.exists():
@@ -77,7 +76,7 @@ def wait_where_held(path: Path) -> None:
 
 
 def _other_nodes(module: str, path: Path) -> None:
-    """For the nodes that it starts, which look for modules where they are told to alone."""
+    """Passes the fault on to nodes, which import modules only from the paths that they get."""
     os.environ |= {NODE_FAULT_FILE: str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
     slot.FORK_SERVER_MODULE = f"tests.process.{module}"
 

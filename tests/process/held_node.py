@@ -1,8 +1,7 @@
-"""A node whose answers stand still while it lives: `python -m tests.process.held_node`, in place of
-`tpiedge.node.fork_server`.
+"""A node that can be held while it lives: `python -m tests.process.held_node` instead of `tpiedge.node.fork_server`.
 
-A step does not begin while the file is there that NODE_FAULT_FILE names. Unlike one that is suspended the node is heard
-meanwhile, so nobody takes it for lost; the others wait for it inside an all-reduce.
+No step begins while the file named by NODE_FAULT_FILE exists. Heartbeats go on, so the node counts as alive; the others
+wait for it inside an all-reduce.
 """
 
 import os

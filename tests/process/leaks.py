@@ -35,7 +35,7 @@ _COLLECTOR_FILES = 16
 
 
 def adopt_orphans() -> None:
-    """From now on a process whose parent dies becomes a child of this one, where the check finds it."""
+    """Makes a process whose parent dies a child of this one, where the check finds it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -54,7 +54,7 @@ class Holdings:
         return Holdings(threads, frozenset(_children()), Counter(_open_files()))
 
     def growth(self, grace_s: float) -> list[str]:
-        """What has come since, in words; what is only slow to go has `grace_s` to do so."""
+        """Describes new holdings; slow ones have `grace_s` to go."""
         deadline = time.monotonic() + grace_s
         left = self._growth()
         if left:

@@ -91,7 +91,7 @@ def terminal(text_model: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.thin
 def test_lines_are_edited_and_called_back(terminal: Terminal) -> None:
-    """What is pasted is one message, and so are lines of Alt-Enter."""
+    """A paste is one message, and so are lines joined by Alt-Enter."""
     terminal.say("ba bex\x7f")
     terminal.say("bi bo\x01zu ")  # at the beginning of the line
     terminal.say(_UP + _UP)

@@ -1,4 +1,4 @@
-"""Whatever dies, and however: the rest ends too, quickly, and says why in one line."""
+"""The death of any process ends the others quickly, with the reason in one line."""
 
 import os
 import signal

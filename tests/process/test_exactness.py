@@ -57,7 +57,7 @@ def assert_logprobs(logprobs, logits_GV):
 
 
 def assert_prompt_logprobs(scores, found):
-    """Of every prompt token after the first."""
+    """Compares every prompt token after the first."""
     following = list(found.prompt_ids[1:])
     expected_T = log_softmax(found.logits_TV[:-1])[np.arange(len(following)), following]
     assert_close(scores, expected_T, found.logits_TV)

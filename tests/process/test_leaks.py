@@ -47,10 +47,10 @@ def test_an_orphan_is_seen():
 
 
 def _await_command(pid: int) -> None:
-    """Until the process has its own command line.
+    """Waits until the process has its own command line.
 
-    A fork has its parent's at first, and none from the instant at which exec closes files, which is what Popen waits
-    for, until the kernel has laid out the new one.
+    A fork has its parent's at first, and none between the exec that closes files, for which Popen waits, and the
+    kernel's layout of the new one.
     """
     deadline = time.monotonic() + 30
     while psutil.Process(pid).cmdline() != ["sleep", "60"]:

@@ -94,7 +94,7 @@ def prompt(tokens: int) -> tuple[object, ...]:
 
 
 def least_megabytes(*arguments: object) -> float:
-    """What a refusal says that every node needs."""
+    """Returns the least memory per node that a refusal names."""
     ended = run_command("run", *arguments, "--memory", "64MB")
     assert ended.status == RESOURCE
     least = re.findall(r"node \d+ needs at least ([\d.]+) MB", ended.err)

@@ -1,4 +1,4 @@
-"""From a hub to an answer and back to an empty disk, through the command."""
+"""The command pulls a model from a hub, answers with it, and empties the disk."""
 
 import json
 import shutil

@@ -13,7 +13,7 @@ PROMPT = "Once upon a time there was a little fox"
 
 @pytest.fixture(scope="module")
 def words(_session_cache) -> set[str]:
-    """That the model knows: of a long answer without quantisation, with a temperature."""
+    """The model's words, from a long answer without quantisation at a temperature."""
     flags = ("--max-tokens", 300, "--ignore-eos", "--temperature", 1, "--seed", 1, "--json")
     ended = run_command("run", "--model", "demo", "--raw", "--prompt", PROMPT, *flags)
     assert ended.status == 0, ended.err
@@ -28,7 +28,7 @@ def words(_session_cache) -> set[str]:
     ],
 )
 def test_without_native_kernels_what_is_quantised_is_refused(flags, words, tmp_path):
-    """Before anything is packed, and before a master listens."""
+    """The refusal comes before anything is packed, and before a master listens."""
     folders = ("--cache", tmp_path / "cache", "--state", tmp_path / "state")
     ended = run_command("master", "--model", "demo", *flags, *folders, TPIEDGE_NATIVE="0")
     assert ended.status == USER

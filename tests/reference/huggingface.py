@@ -29,11 +29,11 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers answers in f32 arithmetic, eager attention, one thread, with its KV cache.
+    """An answer of transformers in f32 arithmetic, eager attention, one thread, with its KV cache.
 
-    `folder`: the checkpoint. `greedy_ids`: GENERATED tokens; the end token is an ordinary one. `logits_TV`:
-    at every position of the prompt. `greedy_logits_GV`: row g is what chose greedy_ids[g], so its first row
-    is the last of `logits_TV`. `min_margin`: the least difference of the best two over the greedy steps.
+    `folder`: the checkpoint. `greedy_ids`: GENERATED tokens; the end token is an ordinary one. `logits_TV`: at every
+    position of the prompt. `greedy_logits_GV`: row g chose greedy_ids[g], so its first row is the last of `logits_TV`.
+    `min_margin`: the least difference of the best two over the greedy steps.
     """
 
     case: Case

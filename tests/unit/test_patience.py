@@ -1,4 +1,4 @@
-"""By how much deadlines of tests grow beside what else a machine does."""
+"""Deadlines of tests grow with the load of the machine."""
 
 import time
 from dataclasses import dataclass

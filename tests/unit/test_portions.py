@@ -1,4 +1,4 @@
-"""What clients get of what is divided among them."""
+"""Portions of what is divided among clients."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What is said of long work, and when: a live line on a terminal, a plain one now and then otherwise."""
+"""Progress of long work: a live line on a terminal, else a plain line now and then."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What is skipped says what it needs, fails where that is required, and is told once in the end."""
+"""A skipped test names its need, fails where that is required, and is told once at the end."""
 
 import ast
 import subprocess
@@ -31,7 +31,7 @@ def test_fixture(namespace): ...
 
 @pytest.fixture
 def outcome(tmp_path: Path):
-    """Of these tests with these options: what pytest prints, and its status."""
+    """Runs tests with options; returns the output and the status."""
 
     def run(text: str, *options: str) -> tuple[str, int]:
         (tmp_path / "test_some.py").write_text(text)

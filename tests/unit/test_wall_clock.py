@@ -31,7 +31,7 @@ ALLOWED = {
 
 
 def looks(source: str) -> Iterator[str]:
-    """Where a module looks at the time of day, or hands on what does."""
+    """Yields places where a module reads the time of day, or passes such a function on."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(_OF_THE_DAY):
             yield ast.unparse(node)

@@ -109,7 +109,7 @@ def bed(run: Run, file: str, image: str) -> Iterator[str]:
 
 @pytest.fixture
 def own_bed(run: Run, file: str, image: str) -> Iterator[str]:
-    """For a test that breaks it."""
+    """Yields a testbed of its own for a test that breaks it."""
     with up(run, file, image) as name:
         yield name
 

@@ -1,4 +1,4 @@
-"""How a refusal looks: one line, the documented status, nothing on standard output, nothing half-written."""
+"""Checks of refusals: one line, the documented status, no standard output, no partial files."""
 
 import json
 import os

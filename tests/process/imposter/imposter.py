@@ -113,7 +113,7 @@ class Imposter:
     """
 
     def __init__(self, token: str, pack: str, name: str = "mallory") -> None:
-        """It says that the end of each layer of `pack` is on its disk, so it gets that: the last rank."""
+        """Claims to hold the end of each layer of `pack`, and so becomes the last rank."""
         self.keys = CurveKeys.generate()
         self.name = name
         self.mischief: Mischief | None = None

@@ -1,4 +1,4 @@
-"""What an authorised node or agent may send, above all in the middle of an all-reduce, and what is said of it."""
+"""Messages that break the protocol, most of them in the middle of an all-reduce, and the report of each."""
 
 from tests.process.imposter.imposter import Mischief, Node
 from tpiedge.transport.endpoint import TENSOR

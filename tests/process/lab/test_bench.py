@@ -1,4 +1,4 @@
-"""The benchmarks run and print what they promise; their numbers are nobody's assertion."""
+"""The benchmarks print the fields they promise; their numbers are not asserted."""
 
 import json
 from typing import Any
@@ -13,7 +13,6 @@ DEMO = {"model": "demo", "precision": "bf16", "compute": "f32", "kv_precision": 
 
 
 def described(record: dict[str, Any]) -> dict[str, Any]:
-    """What every verb says of its model."""
     return {name: record.get(name) for name in DEMO}
 
 

@@ -1,4 +1,4 @@
-"""`tpiedge bench kernels` runs and prints what it promises; its numbers are nobody's assertion."""
+"""`tpiedge bench kernels` prints the fields it promises; its numbers are not asserted."""
 
 import json
 import math

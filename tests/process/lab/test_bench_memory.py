@@ -1,4 +1,4 @@
-"""`tpiedge bench memory` runs and its figures fit together; how large they are is nobody's assertion."""
+"""`tpiedge bench memory` prints figures that fit together; their size is not asserted."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(400)  # a cluster for each setting, and a disk 
 
 
 def memory_groups() -> Path | None:
-    """Where control groups with a memory limit can be made (version 1); None where they cannot."""
+    """Returns the folder of control groups with a memory limit (version 1); None without one."""
     folders = Cgroups.own().memory_v1
     return folders[0] if folders and os.access(folders[0], os.W_OK) else None
 

@@ -106,7 +106,7 @@ def test_a_precision_is_compared_with_f32(
 
 @pytest.fixture(scope="session")
 def narrow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the text model's words, with other weights and fewer positions than the text has words."""
+    """The text model's vocabulary with other weights and fewer positions than the text has words."""
     folder = tmp_path_factory.mktemp("narrow") / "narrow"
     return build_text_model(folder, hidden_size=32, num_hidden_layers=1, max_position_embeddings=100)
 

@@ -110,7 +110,7 @@ def _listener(device: str) -> socket.socket:
 
 
 def _tcp_of(packet: bytes) -> tuple[Direction, int, bool, bytes] | None:
-    """(direction, sequence number, is it a SYN, payload); None for what is no TCP over IPv4."""
+    """Returns direction, sequence number, whether it is a SYN, and payload; None for anything but TCP over IPv4."""
     if struct.unpack_from("!H", packet, 12)[0] != _IPV4 or packet[14 + 9] != _TCP:
         return None
     ip = packet[14:]

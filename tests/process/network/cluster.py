@@ -10,7 +10,7 @@ from tpiedge.host.addresses import Address
 
 
 class NetworkCluster(Serving):
-    """Its master is on the machine that the tests are on."""
+    """A cluster whose master runs on the machine of the tests."""
 
     def __init__(self, folder: Path, namespaces: Namespaces, *options: object, **more: object) -> None:
         super().__init__(folder, *options, **more)

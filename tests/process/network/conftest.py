@@ -16,7 +16,7 @@ from tests.process.network.observed import PROMPT, TOKENS, Observed, observe
 
 @contextlib.contextmanager
 def machines() -> Iterator[Namespaces]:
-    """On whose master this thread is; skips where there can be none."""
+    """Yields machines, with this thread on the master's. Skips where namespaces are impossible."""
     reason = why_impossible("nft", "tc")
     if reason is not None:
         pytest.skip(reason)
@@ -26,7 +26,7 @@ def machines() -> Iterator[Namespaces]:
 
 @pytest.fixture(scope="package", autouse=True)
 def _leak_check() -> Iterator[None]:
-    """As everywhere, but over the package, whose tests share a cluster."""
+    """Replaces the check of each test: tests of the package share a cluster."""
     with leak_check("package"):
         yield
 

@@ -25,7 +25,7 @@ _TABLE = "tpiedge"
 
 
 def why_impossible(*commands: str) -> str | None:
-    """Why there can be no namespaces here (or without `commands`), in words."""
+    """Returns the reason why namespaces are impossible here, or lack one of `commands`."""
     if os.geteuid() != 0:
         return "root: network namespaces need it"
     missing = [command for command in ("ip", *commands) if shutil.which(command) is None]
@@ -66,7 +66,7 @@ class Namespaces:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """This thread is on the machine `name`: the sockets, threads and processes that it makes belong there."""
+        """Moves this thread to the machine: its new sockets, threads and processes belong there."""
         with within(self._fds[name]):
             yield
 
@@ -81,7 +81,7 @@ class Namespaces:
 
     @contextlib.contextmanager
     def dropping(self, name: str, *, sent: bool = True, received: bool = True) -> Iterator[None]:
-        """The bridge swallows what the machine sends, or is sent, or both; nobody is told."""
+        """Has the bridge drop packets of the machine silently."""
         ways = [f'iifname "{name}"'] * sent + [f'oifname "{name}"'] * received
         rules = "\n".join(f"{way} meta protocol ip drop;" for way in ways)
         with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
@@ -105,8 +105,8 @@ class Namespaces:
 
     @contextlib.contextmanager
     def swallowing(self, name: str, longest: int) -> Iterator[None]:
-        """Packets of more than `longest` bytes to and from the machine vanish, as where a tunnel has a smaller MTU and
-        tells nobody. (Offloaded packets are as long as they were before they are cut.)"""
+        """Drops packets of more than `longest` bytes silently, as a tunnel with a smaller MTU does. Offloaded packets
+        count before they are cut."""
         ways = (f'iifname "{name}"', f'oifname "{name}"')
         rules = "\n".join(f"{way} ip length > {longest} drop;" for way in ways)
         with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
@@ -132,8 +132,8 @@ class Namespaces:
 
     @contextlib.contextmanager
     def forgetting(self, name: str, idle_s: int) -> Iterator[None]:
-        """As behind a router that was started anew: of the machine's connections nothing more passes, and of new ones
-        nothing once they were idle for so long."""
+        """Drops the machine's connections, and new ones after `idle_s` of silence, as a router does that was
+        restarted."""
         drops = "ct state invalid drop; ct state new tcp flags & syn == 0 drop;"
         chains = "\n".join(
             f"chain {hook} {{ type filter hook {hook} priority 0; iifname lo accept; oifname lo accept; {drops} }}"

@@ -44,7 +44,7 @@ def observe(cluster: NetworkCluster, namespaces: Namespaces) -> Observed:
 
 
 def _approve(cluster: NetworkCluster, worker: Worker) -> None:
-    """As a user does who reads the code on one screen and types it on another."""
+    """Types the code that the worker shows."""
     wait_for(lambda: "the code of this worker is" in worker.log, _JOIN_S)
     code = re.search(r"the code of this worker is ([^;]+);", worker.log)[1]
     ended = run_command("nodes", "approve", code, TPIEDGE_STATE=str(cluster.state))

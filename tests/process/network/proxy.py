@@ -13,7 +13,7 @@ _PART = 1 << 16
 
 
 class Proxy:
-    """On the bridge, at the master's `count` ports from `port` on. A context manager."""
+    """A context manager: a proxy on the bridge for the master's `count` ports from `port` on."""
 
     def __init__(self, namespaces: Namespaces, port: int, count: int) -> None:
         self._master = namespaces.addresses[MASTER]

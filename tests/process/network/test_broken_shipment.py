@@ -72,7 +72,7 @@ def _check_loss(cluster: NetworkCluster) -> None:
 
 @dataclass(frozen=True)
 class Shipment:
-    """To `worker`, which is on a slow link."""
+    """A shipment to `worker`, which is on a slow link."""
 
     cluster: NetworkCluster
     worker: Worker

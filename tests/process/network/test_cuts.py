@@ -82,8 +82,8 @@ def test_a_cut_inside_an_all_reduce(observed: Observed, cluster: NetworkCluster,
 
 
 class _Watch:
-    """Of what the master says from now on: made before a cut, which is seen while the command that makes it still
-    runs."""
+    """Reads the master's log from now on. It is made before a cut, which is noticed while the command that makes it
+    still runs."""
 
     def __init__(self, cluster: NetworkCluster) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""Masters that announce themselves, and workers that nobody told whom to join: on machines of their own."""
+"""Masters announce themselves, and workers without an address find them, on machines of their own."""
 
 import contextlib
 import socket

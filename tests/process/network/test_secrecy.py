@@ -1,4 +1,4 @@
-"""Three machines serve, and whoever listens to the network between them learns nothing."""
+"""Three machines serve, and a listener in the network between them learns nothing."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""Who has no key changes nothing: whatever he sends, and wherever he sits."""
+"""A stranger without a key changes nothing, from any place and by any bytes."""
 
 import contextlib
 import random

@@ -21,7 +21,8 @@ GROUP_ENDS_S = 30.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _leak_check() -> Iterator[None]:
-    """As everywhere, but over a module, whose tests share a cluster that starts and ends processes all the time."""
+    """Replaces the check of each test: tests of a module share a cluster that starts and ends processes all the
+    time."""
     with leak_check("module"):
         yield
 
@@ -78,7 +79,7 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
 
 
 def start_trio(cluster: Serving) -> Serving:
-    """So slow that what a machine computes counts, and each of them is worth its round trips."""
+    """Starts two workers so slow that computing counts, and each of them is worth its round trips."""
     cluster.start_master()
     for name in ("ann", "bob"):
         cluster.start_worker(name, bytes_per_s=SLOW)
@@ -94,7 +95,7 @@ def slow_trio(clusters: Callable[..., Serving]) -> Serving:
 
 @pytest.fixture
 def serving_on(cluster: Serving, exact: Callable[[Serving], None]) -> Iterator[None]:
-    """Whatever is tried: afterwards master and worker answer as ever."""
+    """Checks after the test that master and worker still answer."""
     cluster.wait_ready(2)
     yield
     cluster.wait_ready(2)

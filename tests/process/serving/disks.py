@@ -21,7 +21,7 @@ _FILLER = "filler"
 
 
 class NoDisk(Exception):
-    """None can be made here; why not, as a test that is skipped says it."""
+    """The disk cannot be made here; the reason is for a skipped test."""
 
 
 class FailingDisk:
@@ -35,9 +35,8 @@ class FailingDisk:
 
     @contextlib.contextmanager
     def failing_from(self, path: Path, offset: int) -> Iterator[None]:
-        """Whatever reads or writes the disk where this byte of the file is, or behind it, meets an I/O error; a writer
-        may also hang, where the file system needs a block of its own from there. What was there is there again
-        afterwards."""
+        """Fails reads and writes of the disk from this byte of the file on. A writer may hang if the file system needs
+        a block of its own there. The content returns afterwards."""
         with path.open("rb") as file:
             block = fcntl.ioctl(file.fileno(), _FIBMAP, struct.pack("i", offset // _BLOCK))
         self._cut(struct.unpack("i", block)[0] * _BLOCK)
@@ -62,7 +61,7 @@ class FailingDisk:
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """Whatever writes the disk waits until the end of the block."""
+        """Blocks every write until the end of the block."""
         _run("fsfreeze", "--freeze", self.folder)
         try:
             yield
@@ -80,7 +79,7 @@ class FailingDisk:
 
 @contextlib.contextmanager
 def mounted_disk(folder: Path, image: Path, size: int = _SIZE) -> Iterator[FailingDisk]:
-    """Of so many bytes, in the file `image`, which has only what is written to the disk. Raises NoDisk."""
+    """Yields a disk of `size` bytes in the sparse file `image`. Raises NoDisk."""
     _need_root_and("mkfs.ext4", "losetup")
     with image.open("wb") as file:
         file.truncate(size)

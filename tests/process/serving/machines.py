@@ -25,7 +25,7 @@ PANELS_SLOWER = 4
 
 
 def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
-    """As if this machine had measured itself before: the speed is the same each time, and so are the shares."""
+    """Stores a measured speed, so that shares are the same each time."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     of_panels = bytes_per_s / PANELS_SLOWER
     library = kernel_library()
@@ -75,7 +75,6 @@ class Process:
         return []
 
     def wait(self, limit_s: float = END_S) -> int:
-        """Its exit status."""
         return self.popen.wait(limit_s)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -144,14 +143,14 @@ class Worker:
         return self.process.log
 
     def weights(self) -> dict[str, tuple[int, int, int]]:
-        """What its shard store holds of weights: size, when it was written, and how much of it takes room."""
+        """Returns size, time of writing and allocated bytes of each file of weights in its shard store."""
         found = (self.cache / "shards" / "blobs").iterdir()
         whole = {path.name: path.stat() for path in found if not path.name.startswith(".")}
         return {name: (one.st_size, one.st_mtime_ns, one.st_blocks) for name, one in whole.items()}
 
     def fetched_again(self, before: dict[str, tuple[int, int, int]]) -> list[str]:
-        """What was written since `before` and is no more than it was. (On a busy machine the next plan may have other
-        parts, of which a worker fetches what it lacks.)"""
+        """Returns files that were written since `before` without growing. (On a busy machine the next plan may have
+        other parts, of which a worker fetches the rest.)"""
         now = self.weights()
         blobs = {name: was for name, was in before.items() if "." not in name}
         return [

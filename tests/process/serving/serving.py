@@ -68,7 +68,7 @@ def node_of(status: dict, name: str) -> dict:
 
 
 def rank_of(status: dict, host: str) -> int | None:
-    """None for a machine that takes no part or is not there."""
+    """Returns None for a machine without a part, or one that is not there."""
     return next((node["rank"] for node in status["nodes"] if node["host"] == host), None)
 
 
@@ -140,7 +140,7 @@ class Serving:
         return worker
 
     def token(self, expires_s: float = 3600.0) -> str:
-        """As `tpiedge token create`."""
+        """Creates a token as `tpiedge token create` does."""
         folder = self.state / "master"
         _, secret = TokenStore(folder).create(expires_s)
         return JoinToken(load_or_create_keys(folder).public, secret, self.address).text
@@ -168,11 +168,11 @@ class Serving:
         return read_private(self.state / "master" / "admin.json")
 
     def status(self) -> dict:
-        """What the master tells `tpiedge nodes`, without starting a process."""
+        """Returns the data of `tpiedge nodes` without a process."""
         return self.administer("GET", "nodes").raise_for_status().json()
 
     def picture(self) -> dict:
-        """What it tells `tpiedge top`."""
+        """Returns the data of `tpiedge top`."""
         return self.administer("GET", "cluster").raise_for_status().json()
 
     @property
@@ -194,7 +194,6 @@ class Serving:
         return self._http.get(f"{self.url}/ready")
 
     def node(self, name: str) -> dict:
-        """Its line of the status now, as `node_of`."""
         return node_of(self.status(), name)
 
     def wait_until(self, condition: Callable[[dict], bool], limit_s: float = START_S) -> dict:
@@ -206,8 +205,8 @@ class Serving:
         return status
 
     def wait_ready(self, nodes: int, limit_s: float = START_S) -> dict:
-        """Until so many nodes serve, the master's own among them. Where fewer do, the waits of workers that failed are
-        ended: how long these are is not what most tests are about."""
+        """Returns the first status with so many serving nodes, the master's own included. Ends the back-off of failed
+        workers meanwhile: most tests are not about its length."""
 
         def serve(status: dict) -> bool:
             serving = sum(node["rank"] is not None for node in status["nodes"])
@@ -218,7 +217,7 @@ class Serving:
         return self.wait_until(serve, limit_s)
 
     def end_waits(self, status: dict) -> None:
-        """As an administrator, of all workers that are left out."""
+        """Ends the back-off of all workers that are left out, as an administrator."""
         for node in status["nodes"]:
             if node["state"] == "left out":
                 self._http.post(
@@ -228,12 +227,12 @@ class Serving:
                 )
 
     def losses(self) -> int:
-        """How often what served has ended so far, but for the next plan: on a busy machine for other reasons, too."""
+        """Returns how often serving ended so far, except for a next plan. A busy machine has other reasons, too."""
         return self.master.log.count("stopped serving: ")
 
     def silences(self, logged: int) -> int:
-        """How often what served has ended since the master's log was so long, because others kept a process from saying
-        that it lives. Fails if it ended for another reason."""
+        """Returns how often serving ended by silence since the log had `logged` characters, because others kept a
+        process from its heartbeats. Fails at another reason."""
         losses = re.findall("stopped serving: (.*)", self.master.log[logged:])
         assert all("silent for " in loss for loss in losses), losses
         return len(losses)
@@ -283,7 +282,7 @@ class Serving:
 
     @contextlib.contextmanager
     def crawling(self) -> Iterator[None]:
-        """What runs goes on for as long as a test needs: all nodes of this epoch are slow."""
+        """Slows all nodes of this epoch down, so that answers last as long as a test needs."""
         serving = [node["host"] for node in self.status()["nodes"] if node["rank"] is not None]
         workers = [self.workers[host].node for host in serving if host in self.workers]
         with crawling([self.rank_zero(), *workers]):
@@ -311,7 +310,6 @@ class Serving:
                     child.kill()
 
     def _check_ports(self) -> None:
-        """Nobody listens any more."""
         for port in range(self.port, self.port + _PORTS):
             with socket.socket() as probe:
                 assert probe.connect_ex((HOST, port)) != 0, f"somebody still listens at port {port}"

@@ -26,11 +26,11 @@ _FIRST = -20
 
 @contextlib.contextmanager
 def crawling(nodes: Sequence[psutil.Process]) -> Iterator[None]:
-    """All of them get a twentieth of their time: they rest by what they computed, not by when they could have. An
-    answer of 900 tokens takes at least twenty seconds; what starts meanwhile is quick.
+    """Gives the nodes a twentieth of their time, by what they computed: 900 tokens take at least twenty seconds. New
+    nodes run at full speed.
 
-    Which of them is stopped in its FFN is chance, and what that takes, too: after half a minute somebody is taken for
-    many times slower than the others, where the master's machine has a speed to compare with (UNMEASURED).
+    Chance decides which node rests in its FFN: after half a minute one of them may count as much slower than the others
+    if the master's machine has a speed to compare with (UNMEASURED).
     """
     with _in_turns(nodes, _Turn.used_s, awake_s=0.01, part=20):
         yield
@@ -40,8 +40,8 @@ def crawling(nodes: Sequence[psutil.Process]) -> Iterator[None]:
 def _in_turns(
     nodes: Sequence[psutil.Process], time_of: Callable[["_Turn"], float], awake_s: float, part: int
 ) -> Iterator[None]:
-    """They may owe more than the longest rest, as where nobody could stop them in time: what is left of it follows
-    after turns that are as short as can be."""
+    """Alternates rest and work. More rest than the longest may be due if they could not be stopped in time; it follows
+    after turns that are as short as possible."""
     over = threading.Event()
 
     def take_turns(handles: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ def _in_turns(
 
 
 class _Turn:
-    """What has run since this was made."""
+    """The time that processes ran since it was made."""
 
     def __init__(self, nodes: Sequence[psutil.Process]) -> None:
         self._before = [(node, _run_ns(node)) for node in nodes]

@@ -26,12 +26,10 @@ class Streaming:
         assert self._begun.wait(_LIMIT_S), "no answer began"
 
     def join(self, limit_s: float = _LIMIT_S) -> None:
-        """Until its end."""
         self._thread.join(limit_s)
         assert not self._thread.is_alive(), f"the answer goes on after {limit_s} s"
 
     def wait_for_text(self, characters: int, limit_s: float = _LIMIT_S) -> None:
-        """Until so much of it has come."""
         deadline = time.monotonic() + limit_s
         while len(self.text) < characters:
             assert self._thread.is_alive(), f"the answer has ended: {self.error}"
@@ -40,7 +38,6 @@ class Streaming:
             self._more.clear()
 
     def wait_until_it_stalls(self, quiet_s: float) -> None:
-        """Until nothing has come for so long."""
         while self._more.wait(quiet_s):
             self._more.clear()
         assert self._thread.is_alive(), f"the answer has ended: {self.error}"

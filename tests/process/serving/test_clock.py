@@ -1,4 +1,4 @@
-"""The time of day jumps by an hour, in both directions, while master and workers do their work: nobody notices."""
+"""The time of day jumps by an hour, in both directions, without any effect on master and workers."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ _WITHIN_S = 60.0
 
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory: pytest.TempPathFactory) -> WallClock:
-    """That of all processes of the cluster."""
+    """The clock of all processes of the cluster."""
     reason = why_no_shim()
     if reason is not None:
         pytest.skip(reason)
@@ -44,7 +44,7 @@ def _right_again(clock: WallClock) -> Iterator[None]:
 
 
 def masters_lead_s(cluster: Serving) -> float:
-    """By how much the master's clock is ahead."""
+    """Returns by how much the master's clock is ahead."""
     return parsedate_to_datetime(cluster.ready().headers["Date"]).timestamp() - time.time()
 
 

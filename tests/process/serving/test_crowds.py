@@ -30,7 +30,7 @@ ALL_S = 30.0
 
 @pytest.fixture
 def sockets(cluster: Serving):
-    """How many the master holds beyond those at the start."""
+    """Returns the master's sockets beyond those at the start."""
     pid = cluster.master.pid
     before = sockets_of(pid)
     return lambda: sockets_of(pid) - before

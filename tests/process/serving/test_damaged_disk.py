@@ -25,13 +25,12 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
 
 
 def blobs(worker: Worker) -> list[Path]:
-    """Of layers, the largest part on disk first."""
+    """Returns the files of layers, the largest part on disk first."""
     found = [path for path in (worker.cache / "shards" / "blobs").iterdir() if len(path.name) == 64]
     return sorted(found, key=lambda path: path.stat().st_blocks, reverse=True)
 
 
 def flip_a_bit(worker: Worker) -> None:
-    """In the middle of what is there of the layer."""
     with blobs(worker)[0].open("r+b") as file:
         start = os.lseek(file.fileno(), 0, os.SEEK_DATA)
         at = start + 4096 * 3
@@ -55,7 +54,7 @@ HARMS = {"a bit flipped": flip_a_bit, "deleted": delete}
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.fault("F5", "found at the next load; only the damage is fetched again")
 def test_damage_while_it_serves(cluster: Serving, exact: Callable[[Serving], None], harm: str) -> None:
-    """What is in memory is as it was; the next load finds the damage, and only what is damaged is fetched."""
+    """The weights in memory serve on; the next load finds the damage, and only damaged parts are fetched."""
     cluster.wait_ready(2)
     worker = cluster.workers["ann"]
     HARMS[harm](worker)
@@ -86,7 +85,6 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_too_small(
     cluster: Serving, tiny_disk: Path, exact: Callable[[Serving], None]
 ) -> None:
-    """Its offer says so, and the plan does without it."""
     cluster.wait_ready(2)
     worker = cluster.start_worker("tiny", "--cache", tiny_disk, bytes_per_s=SLOW)
     cluster.wait_until(lambda status: any(node["host"] == "tiny" for node in status["nodes"]))
@@ -129,7 +127,7 @@ def test_a_disk_becomes_read_only(cluster: Serving, exact: Callable[[Serving], N
 
 @pytest.mark.fault("F6", "a disk that hangs: the others begin without the worker, which comes when it moves")
 def test_a_disk_hangs(clusters, tmp_path: Path, exact):
-    """Nothing can be written to it, and nobody is told so."""
+    """Writes block without an error."""
     cluster = clusters("--min-workers", 2)
     cluster.start_master()
     with failing_disk(cluster.folder / "eve-cache", tmp_path / "image") as disk:

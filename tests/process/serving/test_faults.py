@@ -30,7 +30,7 @@ def crash_node(cluster: Serving, victim: Worker) -> Callable[[], object]:
 
 
 def freeze(cluster: Serving, victim: Worker) -> Callable[[], object]:
-    """As a laptop whose lid is closed."""
+    """Suspends the machine, as a closed lid does."""
     machine = victim.agent, victim.node
     return lambda: [process.suspend() for process in machine]
 

@@ -1,4 +1,4 @@
-"""Who may come in, and what the others are told: one line, an exit status, and a cluster that serves on."""
+"""Refused workers get one line and an exit status, and the cluster serves on."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ CUT_S = 1.0
 
 @pytest.fixture
 def undisturbed(cluster: Serving, serving_on):
-    """Whoever is turned away: the first worker does not notice."""
+    """Checks that the first worker noticed nothing."""
     ann = cluster.workers["ann"]
     agent, node, epoch = ann.agent, ann.node, cluster.status()["epoch"]
     yield

@@ -58,7 +58,7 @@ LEAVE = (
 
 
 def leave(cluster: Serving, count: int) -> None:
-    """So many clients come and go, some at a time."""
+    """Has `count` clients come and go, several at a time."""
 
     def come_and_go(way: tuple[bytes, bytes, bool]) -> None:
         sent, awaited, reset = way

@@ -60,7 +60,7 @@ def cluster(clusters) -> Serving:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Fault]:
-    """One machine is held: an answer stands still, and nobody is silent for that."""
+    """A fault that holds one machine: an answer stands still, while heartbeats go on."""
     fault = Fault("held", tmp_path / "held")
     yield fault
     fault.end()
@@ -68,7 +68,7 @@ def held(tmp_path: Path) -> Iterator[Fault]:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Fault]:
-    """One machine is slow: an answer lasts, and nobody is silent for that."""
+    """A fault that slows one machine down: an answer lasts, while heartbeats go on."""
     fault = Fault("slow", tmp_path / "slow")
     yield fault
     fault.end()
@@ -125,9 +125,8 @@ def test_a_limit_is_lowered_in_an_answer(
 
 @contextlib.contextmanager
 def memory_taken(group: MemoryGroup, node: psutil.Process) -> Iterator[None]:
-    """Another program of the group takes ever more, until the node has ended; where that means to take back what the
-    system has of files, all of it at once: a group whose memory is all but used up stands still for as long as that
-    lasts, and then the node is taken for frozen."""
+    """Takes ever more memory of the group until the node has ended. Page cache is taken at once: a group that reclaims
+    for long stands still, and the node would count as frozen."""
     command = ["sh", "-c", ENTER, str(group.members_file), sys.executable, "-c", _TAKE]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as other:

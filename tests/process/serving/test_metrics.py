@@ -99,7 +99,6 @@ def test_all_that_the_board_asks_for_is_there(cluster: Serving) -> None:
 
 
 def expressions(board: dict[str, Any]) -> Iterator[str]:
-    """What its panels ask for."""
     for panel in board["panels"]:
         for target in panel.get("targets", ()):
             yield target["expr"]

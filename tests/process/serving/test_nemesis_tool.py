@@ -16,7 +16,7 @@ _LIMIT_S = 880.0
 
 
 def broken(*options: object) -> dict:
-    """What a run found. Fails unless it ends well."""
+    """Returns the report of a run. Fails unless it ends well."""
     words = [str(option) for option in options]
     ended = subprocess.run(
         [sys.executable, "-m", "tools.nemesis", *words, "--json"],

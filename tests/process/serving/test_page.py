@@ -43,7 +43,6 @@ def cluster(slow_trio: Serving) -> Serving:
 
 
 def code_of(cluster: Serving, name: str) -> str:
-    """That its screen shows."""
     shown = r"the code of this worker is (\S+);"
     wait_for(lambda: re.search(shown, cluster.workers[name].log), START_S)
     return str(re.findall(shown, cluster.workers[name].log)[-1])
@@ -104,7 +103,7 @@ def test_a_machine_is_let_in_by_its_code_and_drained(browser: Browser, cluster: 
     browser.wait(lambda: browser.see(".machine"))
 
     def state(name: str) -> str:
-        """The text of that machine's card; empty where there is none."""
+        """Returns the text of that machine's card; "" without one."""
         return str(dict(browser.run(_STATES)).get(name, ""))
 
     assert state("master") == "serves"

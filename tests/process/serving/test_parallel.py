@@ -1,4 +1,5 @@
-"""Many clients at once: each gets its own exact answer; one that leaves disturbs nobody, a loss makes them wait."""
+"""Many clients at once get their own exact answers; one that leaves does not disturb the others, a loss makes them
+wait."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

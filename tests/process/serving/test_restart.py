@@ -25,7 +25,7 @@ def cluster(clusters) -> Serving:
 
 @pytest.fixture
 def adopted(cluster: Serving, exact):
-    """After the test a new master takes over the workers as they are."""
+    """Checks after the test that a new master adopts the workers."""
     cluster.wait_ready(2)
     held = {name: worker.weights() for name, worker in cluster.workers.items()}
     agents = {name: worker.agent for name, worker in cluster.workers.items()}

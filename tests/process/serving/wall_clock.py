@@ -11,7 +11,7 @@ _COMPILERS = ("gcc", "clang")
 
 
 def why_no_shim() -> str | None:
-    """Why `build_shim` cannot work here, as a test that is skipped says it."""
+    """Returns the reason why `build_shim` cannot work here; None if it can."""
     if not any(map(shutil.which, _COMPILERS)):
         return "compiler: no C compiler: apt-get install gcc"
     return None
@@ -29,7 +29,7 @@ def build_shim(folder: Path) -> Path:
 
 
 class WallClock:
-    """That of all processes which `program` starts; `path` is a file for it."""
+    """The clock of all processes that `program` starts; `path` is a file for it."""
 
     def __init__(self, shim: Path, path: Path) -> None:
         self._path = path
@@ -40,6 +40,6 @@ class WallClock:
         self.shift(0)
 
     def shift(self, seconds: int) -> None:
-        """From now on it differs by so much from what it would be."""
+        """Sets the difference from the real time of day."""
         with self._path.open("r+b" if self._path.exists() else "wb") as file:
             file.write(struct.pack("i", seconds))

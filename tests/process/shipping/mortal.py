@@ -50,7 +50,7 @@ def live(order: dict, end: int) -> None:
 
 
 def die_within(left: int) -> None:
-    """So many bytes get to the disk from now on, those of the last write in part."""
+    """Ends this process after `left` more bytes have reached the disk; the last write is partial."""
     write = os.pwrite
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:

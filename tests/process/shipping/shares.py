@@ -1,4 +1,4 @@
-"""What a share is on either side of a transfer."""
+"""Shares as both sides of a transfer know them."""
 
 import json
 import os

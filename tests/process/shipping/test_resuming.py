@@ -1,4 +1,4 @@
-"""Whatever ends a transfer, and wherever: the next one goes on, and the bytes are those of the master."""
+"""A transfer that ends at any point is resumed, and the bytes are those of the master."""
 
 import random
 import signal
@@ -39,7 +39,6 @@ def test_killed_at_a_hundred_offsets_and_resumed(master, start_worker, pack, who
 
 
 def life(mortal: subprocess.Popen[str], end: int) -> int:
-    """How it ended."""
     mortal.stdin.write(f"{end}\n")
     mortal.stdin.flush()
     return int(mortal.stdout.readline())
@@ -74,7 +73,7 @@ def test_a_power_cut_at_any_moment(master, pack, whole, tmp_path):
 
 
 def disk_after_power_cut(store: Path, copy: Path) -> Path:
-    """What the disk holds if the power fails now. The marks are taken first: what they speak of is durable by then."""
+    """Copies the store as a power cut would leave it. The marks are copied first: they describe only durable bytes."""
     marks = {path.name: path.read_bytes() for path in (store / "blobs").glob("*.present")}
     subprocess.run(["cp", "-a", "--sparse=always", store, copy], check=True)
     for path in (copy / "blobs").glob("*.present"):
@@ -83,7 +82,7 @@ def disk_after_power_cut(store: Path, copy: Path) -> Path:
 
 
 def fill_with_junk(copy: ShardCopy) -> None:
-    """Where nothing is marked anything may stand: what was not durable yet is in any state."""
+    """Overwrites unmarked parts: bytes that are not durable yet may have any value."""
     for layer in range(copy.pack.num_layers):
         ranges = list(copy.pack.layout(layer).ranges())
         marked = set(copy.presence(layer).present(ranges))

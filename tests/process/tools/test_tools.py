@@ -111,7 +111,7 @@ def test_what_runs_a_tool_elsewhere_is_there(name: str) -> None:
 
 
 def test_tools_that_cannot_run_here_say_what_they_are() -> None:
-    """In one process: most of their time is that of the same imports."""
+    """All run in one process: most of their time is that of the same imports."""
     names = [name for name in OTHERS if name not in ELSEWHERE]
     ended = subprocess.run(
         [sys.executable, "-c", HELP, *names], capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT,

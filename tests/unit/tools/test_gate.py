@@ -1,4 +1,4 @@
-"""The gate is green by what it found alone: neither missing native code nor options of whoever calls it make it so."""
+"""The gate passes by its own findings: neither missing native code nor the caller's options turn it green."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Whether tests of the laboratory and of tools run goes by what they are about, and by nothing that was forgotten."""
+"""Tests of the laboratory and of tools run when their subject or its imports changed."""
 
 import shutil
 import subprocess

@@ -63,7 +63,7 @@ def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedPr
 
 
 def complaints(ended: subprocess.CompletedProcess[str]) -> list[str]:
-    """What a failed setup says on standard error, without make's own line."""
+    """Returns the standard error of a failed setup without make's own line."""
     assert ended.returncode == 2
     lines = ended.stderr.splitlines()
     assert lines.pop().startswith("make: *** ")

@@ -1,4 +1,4 @@
-"""What a run of nemesis comes to, and its faults, without a cluster."""
+"""Reports and faults of nemesis, without a cluster."""
 
 from pathlib import Path
 

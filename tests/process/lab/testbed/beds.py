@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 
 def why_no_testbed() -> str | None:
-    """Why there can be none here, in words."""
+    """Returns the reason why no testbed works here; None if one does."""
     if os.geteuid():
         return "root: a testbed needs it"
     if not Path("/dev/net/tun").exists():
@@ -49,7 +49,6 @@ def bed_name() -> str:
 
 @contextmanager
 def removed(name: str) -> Iterator[str]:
-    """Whatever the test leaves is gone afterwards."""
     try:
         yield name
     finally:

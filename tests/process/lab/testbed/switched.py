@@ -19,7 +19,7 @@ _END_S = 5.0
 
 
 def why_no_switch() -> str | None:
-    """Why no switch can run here, in words."""
+    """Returns the reason why no switch works here; None if one does."""
     if not sys.platform.startswith("linux"):
         return "system: the switch runs on Linux only"
     if not os.path.exists("/dev/net/tun"):
@@ -52,12 +52,12 @@ class Devices:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """This thread is on the device: the sockets and processes that it makes belong there."""
+        """Moves this thread to the device: its new sockets and processes belong there."""
         with within(self._fds[name]):
             yield
 
     def socket(self, name: str, kind: socket.SocketKind, bound: bool = True) -> socket.socket:
-        """On the device, bound to a free port of its address. Each wait ends after 10 s."""
+        """Returns a socket on the device, bound to a free port of its address. Each wait ends after 10 s."""
         with self.inside(name):
             made = socket.socket(socket.AF_INET, kind)
         made.settimeout(10.0)
@@ -98,7 +98,7 @@ class RunningSwitch:
         self.wait()
 
     def wait(self) -> int:
-        """Its exit status; killed where it does not end."""
+        """Returns the exit status; kills a switch that does not end."""
         try:
             return self.process.wait(_END_S)
         finally:

@@ -1,4 +1,4 @@
-"""kill -9 at any point of `up`: whoever comes next finds and removes what is left, and can begin anew."""
+"""kill -9 at any point of `up`: the next command finds and removes the rest, and can begin anew."""
 
 import signal
 import subprocess

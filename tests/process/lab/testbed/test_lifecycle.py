@@ -31,7 +31,6 @@ def run(*arguments: object, status: int = 0, **options):
 
 
 def record_of(name: str) -> dict:
-    """As `status` prints it, without a process for it."""
     return status_of(state(name))
 
 

@@ -85,7 +85,7 @@ def test_processor_time(bed: str, tmp_path: Path) -> None:
 def test_a_computer_that_allows_no_groups_is_told_of(
     bed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container: the network is there, the limits are not, and that is said."""
+    """A container has the network without the limits, and says so."""
 
     def refuse(self: Controllers, name: str) -> None:
         raise PermissionError(1, "Operation not permitted")

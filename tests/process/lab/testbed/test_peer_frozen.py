@@ -51,7 +51,7 @@ def answering(bed: str, tmp_path: Path, start: Callable[..., Started]) -> Pendin
 def assert_names(
     command: Started, rank: int, since: Meanwhile, bed: str, nodes: list[psutil.Process]
 ) -> None:
-    """It has ended by the loss of this node, soon after `since`, and so has all that it started."""
+    """Fails unless the command ended soon after `since` by the loss of `rank`, with all its processes."""
     ended = command.finish(4 * ENDED_S)
     took_s, patience = since.spent_s, since.patience()
     assert ended.status == 3, ended.err

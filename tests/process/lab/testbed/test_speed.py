@@ -1,4 +1,4 @@
-"""What an idle testbed gives is what its file says, within 5 %: by this project's own probes, ping and iperf3."""
+"""An idle testbed has the figures of its file within 5 %, by tpiedge's probes, ping and iperf3."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def rtt_s(testbed: RunningTestbed, source: RunningDevice, target: RunningDevice)
 
 
 def deviation(measure, wanted: float, within: float = WITHIN) -> float:
-    """Of the best of some tries."""
+    """Returns the best of some tries."""
     found: list[float] = []
     for _ in range(TRIES):
         found.append(abs(measure() / wanted - 1))

@@ -89,7 +89,6 @@ def test_it_sleeps_while_packets_wait_and_when_an_interface_is_deleted(
 
 
 def _cpu_s(process: psutil.Process, seconds: float) -> float:
-    """What it uses meanwhile. Not for something to happen: nothing must."""
     before = process.cpu_times()
     threading.Event().wait(seconds)
     used = process.cpu_times()

@@ -19,7 +19,7 @@ _UDP_BUFFER_BYTES = 32 << 20
 
 
 def open_udp(devices: Devices, name: str) -> socket.socket:
-    """With room for thousands of packets, which are stamped with their arrival."""
+    """Returns a socket with room for thousands of packets, which are stamped on arrival."""
     made = devices.socket(name, socket.SOCK_DGRAM)
     made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _UDP_BUFFER_BYTES)
@@ -53,13 +53,13 @@ def round_trip_s(devices: Devices, source: str, target: str, count: int = 50) ->
 
 
 def lateness_s() -> float:
-    """What waking up may add to a round trip through the switch, where processors cannot be kept from deep sleep."""
+    """Returns what waking up may add to a round trip through the switch where processors may sleep deeply."""
     return 0.0 if os.access("/dev/cpu_dma_latency", os.W_OK) else 2 * _waking_s()
 
 
 def _waking_s(count: int = 31) -> float:
-    """What this machine adds to a round trip that sleeps once: three threads wake up, one of them by the clock.
-    A median."""
+    """Returns the median of what this machine adds to a round trip that sleeps once: three threads wake up, one by the
+    clock."""
     pause_s = 0.001
     added = []
     with (
@@ -89,8 +89,7 @@ def _echo(other: socket.socket, count: int, pause_s: float = 0.0) -> None:
 
 
 def receive_stamped(other: socket.socket) -> tuple[str, float]:
-    """From which address, and when the packet had arrived by the clock of `time.time`, whenever this process came to
-    look."""
+    """Returns the sender's address and the packet's time of arrival by `time.time`."""
     _, ancillary, _, (address, _) = other.recvmsg(2048, _ANCILLARY_BYTES)
     return address, _stamp_s(ancillary[0][2])
 

@@ -1,4 +1,4 @@
-"""What the kernels are measured with, and what is told of it."""
+"""Cases of `tpiedge bench kernels` and its report."""
 
 import math
 

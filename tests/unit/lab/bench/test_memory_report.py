@@ -1,4 +1,4 @@
-"""From runs to figures, by hand."""
+"""Figures of memory runs, computed by hand."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""From the bytes of an answer, however they are cut, to its tokens and their times."""
+"""The bytes of an answer, cut anywhere, give its tokens and their times."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What answers come to, by hand: percentiles, gaps, and the rate while all answer."""
+"""Percentiles, gaps and the rate of full load, computed by hand."""
 
 from tpiedge.lab.bench.serve_figures import (
     RoundFigures,

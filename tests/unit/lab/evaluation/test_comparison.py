@@ -13,7 +13,7 @@ from tpiedge.lab.eval_text import Window
 
 
 def logits(*rows: tuple[float, ...]) -> torch.Tensor:
-    """Of these probabilities, shifted as logits may be."""
+    """Returns logits of these probabilities, shifted by a constant."""
     return torch.tensor(rows).log() + 3.5
 
 
@@ -37,7 +37,6 @@ def test_what_is_no_number() -> None:
 
 
 def strict_json(found: Comparison) -> dict[str, object]:
-    """As a reader gets it who knows no Infinity."""
     described = json.loads(json.dumps(found.described(), allow_nan=False))
     assert isinstance(described, dict)
     return described
@@ -65,7 +64,7 @@ def test_a_perplexity_beyond_any_number_is_null(impossible: float, who: str) -> 
 
 
 def pieces(rows: torch.Tensor, sizes: tuple[int, ...], asked: list[int]) -> Iterator[torch.Tensor]:
-    """In one buffer, as an engine gives them: a piece is gone once the next is asked for."""
+    """Yields pieces in one buffer, as an engine does: the next piece overwrites the last."""
     buffer = torch.empty(max(sizes), rows.shape[1])
     for number, part in enumerate(rows.split(sizes)):
         asked.append(number)

@@ -91,7 +91,7 @@ class Remembering:
         return json.dumps(next(self._answers)), ""
 
     def leave(self, member: str, status: str, maker: Maker = GONE) -> None:
-        """As an earlier command did."""
+        """Leaves a container as an earlier command did."""
         labels = dict(switch_spec("home", SCENARIO.text, maker).labels)
         labels = labels if member == SWITCH else {LABEL: "home", MEMBER: member}
         running = status == "running"
@@ -174,7 +174,7 @@ def test_a_switch_that_ended_is_noticed(said) -> None:
 
 
 def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
-    """It builds on what was changed before."""
+    """A change builds on earlier changes."""
     earlier = {"device1": [{"latency_s": 0.5}, {"latency_s": 0.25}]}
     engine = Remembering(answers=({"links": earlier}, {}))
     up(engine, said)

@@ -1,4 +1,4 @@
-"""What is remembered of a testbed, when that is worth nothing any more, and who may change it."""
+"""The stored state of a testbed: when it is void, and who may change it."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What a process has come to hold is seen, and what it always held is no leak."""
+"""Growth of a process's holdings is seen, and what it held before is no leak."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the contestants print, and the record and the table made of it."""
+"""Output of the contestants, and the record and table made of it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What llama-bench says, and what comes of both sides' speeds."""
+"""Output of llama-bench, and the ratio of both sides' speeds."""
 
 import json
 

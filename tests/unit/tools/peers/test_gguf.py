@@ -77,7 +77,6 @@ def read(data: bytes) -> tuple[dict[str, object], dict[str, tuple[int, np.ndarra
 
 
 def tensor(checkpoint: Path, name: str) -> np.ndarray:
-    """Its bf16 bits."""
     for path in checkpoint.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             if name in file.keys():  # noqa: SIM118 (not a mapping)
