@@ -177,7 +177,7 @@ def _write(options: argparse.Namespace, records: Sequence[PhaseRecord], faults: 
 
 
 def _values(record: object) -> dict[str, object]:
-    """Of a dataclass; its own fields are for JSON to look at."""
+    """Returns the fields of a dataclass; nested ones stay as they are."""
     return {one.name: getattr(record, one.name) for one in fields(record)}  # type: ignore[arg-type]
 
 

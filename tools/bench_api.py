@@ -1,4 +1,4 @@
-"""What the HTTP API costs the process of a master, and how soon it answers while all cores compute.
+"""Measure what the HTTP API costs a master's process, and how soon it answers while all cores compute.
 
     .venv/bin/python -m tools.bench_api [MODEL] [--streams 16] [--tokens 400] [--requests 640] [--connections 1000]
         [--looks 500] [--repeats 5]
@@ -129,7 +129,7 @@ class _Api:
         return (after.user + after.system - before.user - before.system) * 1000
 
     async def _streams(self) -> None:
-        """So many answers at once."""
+        """Streams all answers at once."""
         await asyncio.gather(
             *(self._ask(self._options.tokens, stream=True) for _ in range(self._options.streams))
         )
@@ -139,7 +139,7 @@ class _Api:
             await self._streams()
 
     async def _requests(self, count: int) -> None:
-        """So many requests of one token, on as many connections as there are streams."""
+        """Sends `count` requests of one token over as many connections as there are streams."""
         left = iter(range(count))
 
         async def client() -> None:
@@ -149,7 +149,7 @@ class _Api:
         await asyncio.gather(*(client() for _ in range(self._options.streams)))
 
     async def _ask(self, tokens: int, *, stream: bool) -> None:
-        """Fails where the answer is none."""
+        """Fails without an answer."""
         body = json.dumps(
             {
                 "model": self._model,
@@ -174,7 +174,7 @@ class _Api:
             raise RuntimeError(f"no answer: {answer[-300:]!r}")
 
     async def idle_bytes(self) -> int:
-        """What the memory grows by when so many connections are open and wait."""
+        """Returns the growth of memory by that many open, waiting connections."""
         before = self._process.memory_full_info().uss
         writers = []
         try:
@@ -215,7 +215,7 @@ def _last_percent(values: list[float]) -> float:
 
 @contextlib.contextmanager
 def _bare_server() -> Iterator[int]:
-    """Its port. It reads to the end of a head, as /health's clients write it."""
+    """Yields its port. It reads up to the end of a head, as clients of /health write it."""
     with subprocess.Popen([sys.executable, "-c", _BARE], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

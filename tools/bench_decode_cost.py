@@ -1,4 +1,4 @@
-"""What spare ranges, the journal and a look at the cluster cost of decode speed.
+"""Measure what spare ranges, the journal and a look at the cluster cost of decode speed.
 
     .venv/bin/python -m tools.bench_decode_cost [MODEL] [--tokens 80] [--rounds 14] [--starts 1] [--json]
 
@@ -132,7 +132,7 @@ def _round(clusters: dict[str, Serving], tokens: int, number: int) -> dict[str, 
 
 
 def _looked_at(cluster: Serving, tokens: int, prompt: Sequence[int]) -> float:
-    """As _tokens_per_s."""
+    """Measures `_tokens_per_s` while the page's view is polled."""
     over = threading.Event()
     watcher = threading.Thread(target=looks, args=(cluster, over))
     watcher.start()
@@ -144,7 +144,7 @@ def _looked_at(cluster: Serving, tokens: int, prompt: Sequence[int]) -> float:
 
 
 def _tokens_per_s(cluster: Serving, tokens: int, prompt: Sequence[int], *, echo: bool = False) -> float:
-    """Of the last three quarters of an answer."""
+    """Returns the rate over the last three quarters of an answer."""
     body = {
         "model": cluster.model if cluster.model == "demo" else Path(cluster.model).name,
         "prompt": list(prompt),

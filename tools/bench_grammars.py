@@ -1,4 +1,4 @@
-"""How long it takes to find out what a grammar allows, and whether answers keep to it, without a model.
+"""Measure the time of a grammar's masks, and check that answers keep to it, without a model.
 
     python -m tools.bench_grammars MODEL [--schemas 1000] [--seed 1] [--calls]
     python -m tools.bench_grammars MODEL --flood http://127.0.0.1:8080 [--answers 5]
@@ -48,7 +48,7 @@ COMPILED_WITHIN_S = 30.0
 
 
 class Bench:
-    """What was measured, in milliseconds."""
+    """Measurements in milliseconds."""
 
     def __init__(self, grammars: Grammars, tokenizer: Tokenizer, rows: int, chance: random.Random) -> None:
         self._grammars = grammars

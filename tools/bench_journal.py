@@ -1,4 +1,4 @@
-"""What `tpiedge master --journal` costs the master for each token, beside what it pays anyway.
+"""Measure the cost of `tpiedge master --journal` for each token, beside the rest of the master's.
 
     .venv/bin/python tools/bench_journal.py [--tokens 20000] [--repeats 5] [--folder FOLDER]
 
@@ -66,10 +66,10 @@ class _Tokens:
         """There are no others."""
 
     def cancel(self) -> None:
-        """It ends by itself."""
+        """Does nothing: the answer ends by itself."""
 
     def complete(self) -> None:
-        """It ends by itself."""
+        """Does nothing: the answer ends by itself."""
 
 
 def _write_us(folder: RecordFolder, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""What `/metrics` and `/admin/cluster` cost the master: for each token of 16 answers, and for each look.
+"""Measure the cost of `/metrics` and `/admin/cluster` for the master: per token of 16 answers, and per look.
 
     .venv/bin/python tools/bench_metrics.py [--tokens 50000] [--repeats 5]
 
@@ -124,7 +124,7 @@ def _picture_us() -> float:
 
 
 def _spans(rank: int) -> StepSpans:
-    """Of 32 layers: arithmetic and all-reduces in turn, each half a millisecond."""
+    """Spans of 32 layers: arithmetic and all-reduces in turn, half a millisecond each."""
     compute, reduce = (tuple((500 * at, 500 * at + 400) for at in range(first, 128, 2)) for first in (0, 1))
     return StepSpans(1, rank, 7, 1, compute, reduce, ())
 

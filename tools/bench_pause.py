@@ -1,4 +1,4 @@
-"""How long an answer pauses when a node is killed in the middle of it, in an idle cluster of three machines.
+"""Measure the pause of an answer when a node is killed in the middle of it, in an idle cluster of three machines.
 
     .venv/bin/python -m tools.bench_pause [MODEL] [--changes 6] [--planned] [--served 9] [--tokens 300] [--prompt 16]
 

@@ -76,7 +76,7 @@ class Trace:
 
     @staticmethod
     def read(path: Path, tokens: int) -> "Trace":
-        """At most so many tokens of the answer. Raises UserError where the file is none."""
+        """Reads up to `tokens` tokens of the answer. Raises UserError for any other file."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             return Trace(path.stem, tuple(content["prompt_ids"]), tuple(content["answer_ids"][:tokens]))

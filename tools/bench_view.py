@@ -1,4 +1,4 @@
-"""What it costs to look at a cluster that answers, as the page's view does: `GET /admin/cluster` every second.
+"""Measure the cost of the page's view of a cluster that answers: `GET /admin/cluster` every second.
 
     .venv/bin/python -m tools.bench_view [MODEL] [--tokens 400] [--seconds 6] [--repeats 8]
 
@@ -87,15 +87,15 @@ class _Spent:
 
 
 class _Turns:
-    """Of a cluster that stands."""
+    """Turns of measuring on one cluster."""
 
     def __init__(self, cluster: Serving, options: argparse.Namespace) -> None:
         self._cluster = cluster
         self._options = options
 
     def take(self, work: Callable[[], int], *, looked_at: bool) -> "_Spent":
-        """What a turn of `work` costs, which says how much it did. One in which processes began or ended, as for
-        another plan, is taken again."""
+        """Measures a turn of `work`, which returns its amount. A turn in which processes began or ended, as for another
+        plan, is repeated."""
         over = threading.Event()
         watcher = threading.Thread(target=looks, args=(self._cluster, over))
         if looked_at:
@@ -121,7 +121,7 @@ class _Turns:
         return _Spent(1000 * all_s / done, 1000 * beside_s / done)
 
     def answer(self) -> int:
-        """Its tokens."""
+        """Returns the number of tokens."""
         body = {
             "model": self._cluster.model,
             "prompt": "Once upon a time",
@@ -144,7 +144,7 @@ def _family(cluster: Serving) -> tuple[list[int], list[int]]:
 
 
 def looks(cluster: Serving, over: threading.Event) -> None:
-    """At the cluster, as `page/watch.js` does, until it is over."""
+    """Polls the cluster as `page/watch.js` does."""
     tag = ""
     headers = {"Authorization": f"Bearer {cluster.secret}"}
     with httpx.Client(base_url=cluster.url, trust_env=False) as client:
@@ -160,18 +160,18 @@ def _rest() -> int:
 
 
 def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
-    """By all of these processes so far, and by their threads beside the nodes' first ones, the engines."""
+    """Returns the seconds of all these processes so far, and those of the nodes' threads beside the engines."""
     found = sum(_process_s(pid) for pid in (*roots, *nodes))
     return found, found - sum(_engine_s(pid) for pid in nodes)
 
 
 def _process_s(pid: int) -> float:
-    """Of all its threads, those that have ended, too."""
+    """Counts all its threads, also those that have ended."""
     return time.clock_gettime((~pid << 3) | _PROCESS)
 
 
 def _engine_s(pid: int) -> float:
-    """Of its first thread."""
+    """Counts its first thread."""
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
 
 

@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def check(document: Path) -> Iterator[str]:
-    """What is wrong with a document."""
+    """Yields the faults of a document."""
     text = document.read_text()
     if "@@" in text:
         yield "something was to be filled in at @@"

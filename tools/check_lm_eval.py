@@ -69,7 +69,7 @@ def _documents(text: str, count: int) -> Iterator[dict[str, object]]:
 def _evaluated(
     folder: Path, documents: list[dict[str, object]], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """What lm-eval says of each document."""
+    """Returns lm-eval's record of each document."""
     lines = folder / "texts.jsonl"
     lines.write_text("\n".join(map(json.dumps, documents)))
     task = {
@@ -113,7 +113,7 @@ def _lm_eval() -> Path:
 
 
 def _compared(samples: list[dict[str, Any]], folder: Path) -> tuple[int, float, int]:
-    """How many scores there are, the largest difference from transformers', and how often greedy is told otherwise."""
+    """Returns the number of scores, the largest difference from transformers', and how many disagree about greedy."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     scored, worst, disagreements = 0, 0.0, 0

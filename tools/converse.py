@@ -83,7 +83,7 @@ class Exchange:
     error: str = ""
 
     def difference(self, alone: "Exchange") -> str | None:
-        """Where this one is not what was answered alone."""
+        """Describes the difference from the answer alone; None without one."""
         if self.error or alone.error:
             return self.error or f"alone: {alone.error}"
         if not self.left and (self.finish_reason, self.text) != (alone.finish_reason, alone.text):
@@ -119,7 +119,7 @@ def _take(exchange: Exchange, event: dict[str, Any]) -> None:
 
 
 def _has_enough(tokens: int, seen: Exchange) -> bool:
-    """So many as its client waits for; 0: all of them."""
+    """Whether the client has all the tokens that it waits for (0: no end)."""
     return 0 < tokens <= len(seen.logprobs)
 
 
@@ -138,7 +138,7 @@ class Talker:
         self.conversations = 0
 
     def talk(self, client: httpx.Client) -> None:
-        """Until the time is over, or something fails."""
+        """Talks until the time is over or something fails."""
         self._model = client.get("/v1/models").json()["data"][0]["id"]
         while not self._is_over and not (self.exchanges and self.exchanges[-1].error):
             self._conversation(client)
@@ -234,7 +234,7 @@ def _talk(url: str, options: argparse.Namespace) -> tuple[list[Exchange], int]:
 
 
 def _compare(url: str, exchanges: Sequence[Exchange], seed: int) -> list[str]:
-    """What differs. In another order, so that pages of an earlier turn are seldom there."""
+    """Describes differences. The order differs, so that pages of an earlier turn are seldom kept."""
     order = list(exchanges)
     random.Random(seed).shuffle(order)
     faults = []

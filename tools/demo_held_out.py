@@ -20,7 +20,7 @@ DOCUMENTS = 64
 
 
 def stories() -> Iterator[str]:
-    """Without end."""
+    """Yields stories without end."""
     rng = random.Random(SEED)
     while True:
         yield story_text(rng)

@@ -1,4 +1,4 @@
-"""How the benchmarks of a cluster tell what they found."""
+"""Figures that cluster benchmarks print."""
 
 import json
 import statistics

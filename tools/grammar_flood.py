@@ -1,4 +1,4 @@
-"""How much slower a client gets beside another one that floods a server with slow grammars, and with none.
+"""Measures how much slower a client gets beside one that floods a server with slow grammars, and with none.
 
 Used by `bench_grammars.py --flood`. The flood comes from an address of its own (127.0.0.2), so the server must run on
 this computer, without keys.

@@ -25,7 +25,7 @@ _TABLE = "| | fault | outcome | command |\n|---|---|---|---|\n"
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What a test shows of a fault. `test` is what pytest calls it."""
+    """A test that reproduces a fault. `test` is its id in pytest."""
 
     fault: str
     outcome: str
@@ -68,7 +68,7 @@ def page(
 
 
 def reproductions(source: str, path: str) -> Iterator[Reproduction]:
-    """Those of a file of tests, from top to bottom."""
+    """Yields the reproductions in a file of tests, from top to bottom."""
     return _of_body(ast.parse(source).body, path)
 
 

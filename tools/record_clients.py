@@ -30,7 +30,7 @@ _PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Status 1 where a client failed, or asked for what nobody is known to ask for."""
+    """Returns 1 if a client failed, or asked for a path that no known client uses."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -20,7 +20,7 @@ class BrokenAnswer(Exception):
 
 
 def connection(url: str) -> httpx.Client:
-    """To be closed by the caller."""
+    """Returns a client, which the caller closes."""
     return httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False)
 
 

@@ -70,7 +70,7 @@ def _same(folder: Path, file: dict[str, Any], content: bytes, write: bool) -> bo
 
 
 def _files_of(package: str) -> dict[str, bytes]:
-    """What npm's package has, by paths."""
+    """Returns the files of npm's package by path."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["npm", "pack", "--silent", "--pack-destination", folder, package]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_LIMIT_S)

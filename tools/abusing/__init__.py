@@ -1,4 +1,4 @@
-"""What `tools/abuse.py` consists of.
+"""The parts of `tools/abuse.py`.
 
 `target` is the cluster as abusers see it, `attack` runs an abuser in a process of its own. Abusers: `strangers` without
 a key, `crowds` of HTTP clients, `members` with a valid token. `client` asks beside them and compares every byte;

@@ -68,7 +68,7 @@ class Attacker:
         return self._process.is_alive() and not self._results.poll()
 
     def finish(self) -> tuple[Counter[str], list[str]]:
-        """What it has counted, and the faults that it saw. Afterwards it has gone."""
+        """Returns the counts and the faults, after its process has ended."""
         counts, faults = Counter[str](), [f"{self.name}: the attack itself failed"]
         try:
             if self._results.poll(max(0.0, self._ends - time.monotonic())):

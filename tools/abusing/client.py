@@ -42,8 +42,8 @@ REQUESTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a client heard. `status`: 0 where there was none; `whole`: whether the body ended as HTTP says; `cause`: why
-    it did not."""
+    """A client's view of an answer. `status`: 0 without one; `whole`: whether the body ended as HTTP says; `cause`: the
+    reason if not."""
 
     status: int
     body: bytes = b""
@@ -88,7 +88,7 @@ def canonical(body: bytes) -> bytes:
 
 
 def judge(heard: Heard, reference: bytes) -> tuple[Judgement, str]:
-    """What kind of answer it is, and in words why it is not exact. `reference`: the body without abuse, canonical."""
+    """Returns the kind of answer and why it is not exact. `reference`: the body without abuse, canonical."""
     if heard.status == 0:
         return "unreachable", heard.cause
     if heard.status != 200:
@@ -131,7 +131,7 @@ def _judge_refusal(heard: Heard) -> tuple[Judgement, str]:
 
 @dataclass
 class StreamRecord:
-    """What the client heard in a phase. `words`: of what was not exact, and how often."""
+    """One phase as the client saw it. `words`: deviations and their number."""
 
     judgements: Counter[Judgement] = field(default_factory=Counter)
     words: Counter[str] = field(default_factory=Counter)
@@ -162,7 +162,7 @@ class StreamingClient:
         self._thread.start()
 
     def take(self) -> StreamRecord:
-        """What it heard since the last call."""
+        """Returns the record since the last call."""
         with self._lock:
             record, self._record = self._record, StreamRecord()
         return record
@@ -176,7 +176,7 @@ class StreamingClient:
         self._asking.acquire()
 
     def close(self) -> None:
-        """To be called while it pauses."""
+        """Ends it; call it during a pause."""
         self._closing.set()
         self._asking.release()
         self._thread.join()

@@ -48,7 +48,7 @@ _Client = Callable[[Target, Bout], Awaitable[None]]
 
 
 def _crowd(count: int, target: Target, bout: Bout, client: _Client) -> None:
-    """So many clients at a time, each followed by the next, until the time is over."""
+    """Keeps `count` clients connected until the time is over."""
     asyncio.run(_all_of(count, target, bout, client))
 
 
@@ -137,7 +137,7 @@ async def _slow(target: Target, bout: Bout) -> None:
 
 
 async def _status(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and head. Raises EOFError where there is none."""
+    """Returns status and head. Raises EOFError without them."""
     async with asyncio.timeout(2 * _PATIENCE_S):
         head = await reader.readuntil(b"\r\n\r\n")
     return int(head.split(b" ", 2)[1]), head

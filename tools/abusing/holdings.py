@@ -1,4 +1,4 @@
-"""What the processes of a cluster hold: descriptors, threads, memory; and what has come since."""
+"""Descriptors, threads and memory of a cluster's processes, and their growth."""
 
 import contextlib
 import statistics
@@ -22,7 +22,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ProcessHoldings:
-    """Of one process, or of several together. `rss`: bytes; `pss`: bytes, what is shared counted in part."""
+    """The holdings of one process or of several. `rss`, `pss`: bytes; `pss` has shared memory in part."""
 
     processes: int
     files: int
@@ -45,7 +45,7 @@ def look(roles: Callable[[], Roles]) -> dict[str, ProcessHoldings]:
 
 
 def growth(before: Mapping[str, ProcessHoldings], now: Mapping[str, ProcessHoldings]) -> list[str]:
-    """What has come, in words, save for memory; also what has gone, of processes."""
+    """Describes growth except that of memory, and processes that ended."""
     found = []
     for role in sorted({*before, *now}):
         then, new = before.get(role), now.get(role)
@@ -60,7 +60,7 @@ def growth(before: Mapping[str, ProcessHoldings], now: Mapping[str, ProcessHoldi
 
 
 def memory_growth(before: Mapping[str, ProcessHoldings], now: Mapping[str, ProcessHoldings]) -> list[str]:
-    """Who has more memory than before, in words."""
+    """Names processes with more memory than before."""
     found = []
     for role in before.keys() & now.keys():
         had, has = before[role].rss, now[role].rss
@@ -96,7 +96,7 @@ def _held(pids: Iterable[int]) -> ProcessHoldings:
 
 
 def _descriptors(process: psutil.Process) -> int:
-    """Without those of packs: the server of files keeps those open that were asked for last, a few dozen at most."""
+    """Counts descriptors without those of packs: the file server keeps the last ones open, a few dozen at most."""
     files = [file for file in process.open_files() if "packs" in Path(file.path).parts]
     return process.num_fds() - len(files)
 

@@ -159,7 +159,7 @@ class _Saboteur(Imposter):
 
     @mischief.setter
     def mischief(self, _used: Mischief | None) -> None:
-        """It keeps what it has."""
+        """Does nothing."""
 
     def _once(self, node: Node) -> None:
         if node is not getattr(self, "_spoilt", None):

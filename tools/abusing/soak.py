@@ -33,7 +33,7 @@ _TOLD_S = 30.0
 
 
 class SoakFailure(TpiedgeError):
-    """What makes going on pointless."""
+    """A failure that makes further phases pointless."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ PHASES = (
 
 @dataclass
 class PhaseRecord:
-    """What happened in a phase. `counts`: by the attacks; `faults`: in words, what must not be."""
+    """One phase. `counts`: by the attacks; `faults`: broken promises in words."""
 
     name: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Who has no key: callers and guests that say nothing, junk, empty frames, guesses."""
+"""Strangers without a key: silent callers and guests, junk, empty frames, guesses."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""What a soak found, for people."""
+"""Prints the findings of a soak."""
 
 from collections.abc import Sequence
 

@@ -37,7 +37,7 @@ _DURATIONS = {
 
 
 def answer(method: str, path: str, body: object) -> tuple[str, bytes]:
-    """Content type and body. Raises KeyError for a path that nobody is known to ask for."""
+    """Returns content type and body. Raises KeyError for a path that no known client asks for."""
     asked = body if isinstance(body, dict) else {}
     usual: dict[str, object] = {"path": path}
     name_usual_path(usual)
@@ -97,7 +97,7 @@ def _call(asked: Mapping[str, object]) -> tuple[str, Json] | None:
 
 
 def _value(schema: Mapping[str, object]) -> object:
-    """What a parameter may be."""
+    """Returns a plausible value of a parameter."""
     choices = schema.get("enum")
     if isinstance(choices, list):
         return choices[0]

@@ -21,7 +21,7 @@ def install(folder: Path, client: Client) -> None:
 
 
 def command(folder: Path, client: Client) -> list[str | Path]:
-    """What runs its driver."""
+    """Returns the command that runs the client's driver."""
     return ["node" if client.node else folder / "python" / "bin" / "python", folder / client.driver]
 
 

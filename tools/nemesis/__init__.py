@@ -1,4 +1,4 @@
-"""What `python -m tools.nemesis` consists of.
+"""The parts of `python -m tools.nemesis`.
 
 `stage` is a cluster on machines that can be broken; `scene` draws who is hit, and mends later; the faults are in
 `of_processes`, `of_links` and `of_machines`, and `nemesis` strikes. `readers` ask

@@ -178,7 +178,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
 
 
 def _strike(scene: Scene, nemesis: Nemesis, options: argparse.Namespace) -> int:
-    """Until there were as many faults as wanted, or the time is over. How many there were."""
+    """Strikes until there were as many faults as wanted, or the time is over. Returns their number."""
     struck, draws = 0, random.Random(f"{options.seed}/quiet")
     ends = time.monotonic() + 60 * (options.minutes or 0.0)
     while time.monotonic() < ends if options.minutes else struck < options.kills:

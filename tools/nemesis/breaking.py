@@ -12,7 +12,7 @@ _LONGEST_S = 4.0
 
 
 class Breaks:
-    """How many connections are to break, and how long their clients stand still before, by the draws of a seed."""
+    """The number of connections to break, and for how long their clients pause before, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._draws = random.Random(f"{seed}/breaks")

@@ -1,4 +1,4 @@
-"""What a run came to, as a record and in words."""
+"""The result of a run as a record and in words."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ _NOTICE_S, _STAND_S = 2.0, 1.5
 def pauses(
     found: Found, changes: Sequence[tuple[float, str]], reading_s: float, prefill_s: float
 ) -> dict[str, Any]:
-    """From the last of the `changes` before a pause to the next token; of all, and by what it was. `changes`: when
-    something broke or was mended, and what; the first one is the beginning. A plan that is only better waits for its
-    moment while answers go on: such pauses count from their own beginning, and have less time."""
+    """Sums up pauses from the last of the `changes` before each to the next token; in all, and by cause. `changes`:
+    when something broke or was mended, and what; the first one is the beginning. A better plan waits for its moment
+    while answers go on: such pauses count from their own beginning, and have less time."""
     planned_bound = _STAND_S + reading_s + prefill_s
     bound = _NOTICE_S + planned_bound
     start = changes[0][0]

@@ -1,4 +1,4 @@
-"""What master and workers hold: before, and afterwards, when it must be no more."""
+"""Holdings of master and workers before and after a run; they must not grow."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ _PART = 1 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """By a master or an agent. `processes`: which it has started; `resident` and `disk` (its folders) in MiB."""
+    """Holdings of a master or an agent. `processes`: its children; `resident` and `disk` (its folders) in MiB."""
 
     descriptors: int
     threads: int
@@ -53,7 +53,7 @@ def _of(process: psutil.Process, *folders: Path) -> Held:
 
 
 def _blocks(path: Path) -> int:
-    """Of 512 bytes that a file has on disk; none where it was deleted just now."""
+    """Counts blocks of 512 bytes on disk; 0 for a file that was just deleted."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -64,8 +64,7 @@ def _blocks(path: Path) -> int:
 def left_over(
     stage: Stage, before: Mapping[str, Held], pack_bytes: int, mend: Callable[[], None]
 ) -> list[str]:
-    """What is held afterwards and was not before, in words. A worker may have the whole pack. Calls `mend` until the
-    cluster is whole."""
+    """Describes growth. A worker may have the whole pack. Calls `mend` until the cluster is whole."""
     deadline = time.monotonic() + _SETTLED_S
     while not _whole(status := stage.cluster.status(), stage.names):
         if time.monotonic() > deadline:
@@ -108,7 +107,7 @@ def _grown(before: Mapping[str, Held], after: Mapping[str, Held], pack: int) -> 
 
 
 def reading_s(stage: Stage) -> float:
-    """To read from disk, one after the other, what all workers have, in seconds."""
+    """Returns the seconds to read from disk, one after the other, what all workers have."""
     files = [file for name in stage.names for file in stage.cluster.workers[name].cache.rglob("*")]
     began = time.monotonic()
     for file in files:

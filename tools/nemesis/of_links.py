@@ -12,7 +12,7 @@ _MEGABITS = (1, 20)
 
 
 def cut(scene: Scene) -> bool:
-    """Nothing passes, either way, and nobody is told."""
+    """Drops everything silently, both ways."""
     return _break(scene, lambda links, name: links.dropping(name))
 
 
@@ -22,7 +22,7 @@ def deafen(scene: Scene) -> bool:
 
 
 def mute(scene: Scene) -> bool:
-    """What the worker says does not pass; it hears."""
+    """Drops what the worker sends; it still receives."""
     return _break(scene, lambda links, name: links.dropping(name, received=False))
 
 

@@ -22,7 +22,7 @@ def disk_full(scene: Scene) -> bool:
 
 
 def disk_errors(scene: Scene) -> bool:
-    """What is on a worker's disk from some weights on cannot be read."""
+    """Makes a part of the weights on a worker's disk unreadable."""
 
     def fault(name: str) -> contextlib.AbstractContextManager[None]:
         disk = scene.stage.disks[name]

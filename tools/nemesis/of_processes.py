@@ -25,7 +25,7 @@ def kill_node(scene: Scene) -> bool:
 
 
 def stop_node(scene: Scene) -> bool:
-    """It stands still for a while."""
+    """Suspends a node for a while."""
     return _stop(scene, scene.node())
 
 
@@ -35,7 +35,7 @@ def kill_rank_zero(scene: Scene) -> bool:
 
 
 def stop_rank_zero(scene: Scene) -> bool:
-    """It stands still for a while."""
+    """Suspends rank 0 for a while."""
     return _stop(scene, scene.rank_zero())
 
 
@@ -60,7 +60,7 @@ def stop_machine(scene: Scene) -> bool:
 
 
 def kill_agent(scene: Scene) -> bool:
-    """Its node ends with it. It is started again."""
+    """Kills an agent, and its node with it, and restarts it."""
     worker = scene.worker()
     if worker is not None:
         worker.agent.kill()
@@ -70,12 +70,12 @@ def kill_agent(scene: Scene) -> bool:
 
 
 def kill_master(scene: Scene) -> bool:
-    """With all that answers under way; it is started again and goes on with them."""
+    """Kills the master with all answers under way; the next one resumes them."""
     return scene.restart_master(_DOWN_S)
 
 
 def leave(scene: Scene) -> bool:
-    """In order; it comes back."""
+    """Ends a worker in order; it comes back."""
     worker = scene.worker()
     if worker is not None:
         worker.process.end()
@@ -84,7 +84,7 @@ def leave(scene: Scene) -> bool:
 
 
 def drain(scene: Scene) -> bool:
-    """By its user's word, who takes it back later; or it is refused."""
+    """Drains a worker as its user, who undoes it later; or is refused."""
     worker = scene.worker()
     if worker is None:
         return False

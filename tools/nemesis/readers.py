@@ -37,8 +37,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Pause:
-    """Of one answer: `why` was said at the instant `began` of the monotonic clock, and the next token came when it
-    `ended`."""
+    """A pause of one answer: `why` was told at `began` (monotonic seconds), and the next token came at `ended`."""
 
     began: float
     ended: float
@@ -47,8 +46,7 @@ class Pause:
 
 @dataclass
 class Found:
-    """What the clients saw. `again`: how often somebody had to ask again, because no answer had begun when the
-    connection broke."""
+    """Findings of the clients. `again`: requests repeated because the connection broke before an answer began."""
 
     answers: int = 0
     again: int = 0
@@ -101,12 +99,12 @@ def prefill_s(url: str, asked: Sequence[Question]) -> float:
 
 
 class Readers:
-    """So many threads, each with a question after the other until `stop`."""
+    """Threads that ask one question after the other until `stop`."""
 
     def __init__(
         self, url: str, asked: Sequence[Question], count: int, seed: int, breaks: Breaks | None = None
     ) -> None:
-        """`breaks`: connections of these clients break so."""
+        """`breaks`: how connections of these clients break."""
         self.found = Found()
         self._questions = asked
         self._ended = threading.Event()
@@ -193,7 +191,7 @@ class Readers:
 
 
 def _usage(events: Sequence[Json]) -> Json:
-    """What the last event says of it that says anything: in itself, or in the response that it is about."""
+    """Returns the usage of the last event that has one, in itself or in its response."""
     for one in reversed(events):
         usage: Json | None = one.get("usage") or one.get("response", {}).get("usage")
         if usage:

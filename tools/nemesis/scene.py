@@ -1,4 +1,4 @@
-"""Who is hit, by the draws of a seed, and what is mended later."""
+"""Victims drawn from a seed, and what is to be mended later."""
 
 import contextlib
 import random
@@ -48,7 +48,7 @@ class Scene:
             time.sleep(0.02)
 
     def mend(self, *, everything: bool = False) -> None:
-        """What is due, or `everything`; and starts agents again that have ended by themselves."""
+        """Mends what is due, or `everything`, and restarts agents that have ended by themselves."""
         self._look_after_agents()
         now = time.monotonic()
         for one in sorted(self._due, key=lambda due: due[0]):
@@ -76,7 +76,7 @@ class Scene:
         return self.draws.choice(children) if children else None
 
     def rank_zero(self) -> psutil.Process | None:
-        """None between two epochs."""
+        """Returns None between two epochs."""
         pid = self.cluster.node("master")["pid"]
         return psutil.Process(pid) if pid is not None else None
 
@@ -97,7 +97,7 @@ class Scene:
         self.later(seconds, "moves again", go_on)
 
     def come_back(self, worker: Worker) -> None:
-        """Its agent has ended; it is started again."""
+        """Restarts an agent that has ended."""
         self._away.add(worker.name)
 
         def start() -> None:
@@ -133,8 +133,8 @@ class Scene:
         fault: Callable[[str], AbstractContextManager[None]],
         seconds: Seconds,
     ) -> bool:
-        """For a while one of the `machines`, of which nothing of this `kind` is broken. False where there is none, or
-        the system does not let it be."""
+        """Breaks one of the `machines` that has no fault of this `kind`, for a while. Returns False without one, or if
+        the system refuses."""
         free = [name for name in machines if (kind, name) not in self._broken]
         if not free:
             return False

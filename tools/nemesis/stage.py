@@ -33,7 +33,7 @@ _LEAST_DISK = 64 << 20
 
 
 def why_not(kind: str, folder: Path) -> str | None:
-    """Why faults of that kind are impossible here, in words. `folder`: for a try."""
+    """Returns the reason why faults of that kind are impossible here. `folder`: for a try."""
     if kind == "links":
         return why_impossible("nft", "tc")
     if kind == "disks":
@@ -63,8 +63,8 @@ def calling_model(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """What can be broken. The mappings go by names of workers, `clocks` by "master", too. Where nothing of a kind is to
-    be broken they are empty, and `links` is None."""
+    """The breakable parts of a cluster. Mappings are by worker, `clocks` also by "master"; a kind that stays whole has
+    none, and `links` is None then."""
 
     cluster: Serving
     names: tuple[str, ...]

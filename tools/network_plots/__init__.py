@@ -1,1 +1,1 @@
-"""What tools/plot_network.py is made of."""
+"""The parts of tools/plot_network.py."""

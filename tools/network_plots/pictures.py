@@ -35,7 +35,7 @@ _BOUND = Line2D([], [], color="grey", linestyle="--", label="latencies alone")
 
 
 def draw_allreduces(reduces: Sequence[AllReduce], folder: Path) -> list[Path]:
-    """Their figures; that of latencies only if some link has one. Raises UserError, DiskFull."""
+    """Draws figures; that of latencies only if some link has one. Raises UserError, DiskFull."""
     if not reduces:
         return []
     drawn = [_save(_of_payloads(reduces), folder / "allreduce-payload.png")]

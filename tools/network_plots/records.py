@@ -1,4 +1,4 @@
-"""What `tpiedge bench allreduce --json` and `tpiedge bench decode --json` print, checked field by field."""
+"""Reads and checks the JSON of `tpiedge bench allreduce --json` and `tpiedge bench decode --json`."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Which measurements belong on one line."""
+"""Groups measurements into lines."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ _Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """What decoding is plotted against: a field of Decode, and how it is shown."""
+    """A field of Decode as an axis, and how it is shown."""
 
     field: str
     label: str
@@ -33,7 +33,7 @@ AXES = (
 
 
 def latencies(collective: str) -> int:
-    """How many one-way latencies an all-reduce takes at least."""
+    """Returns the least number of one-way latencies of an all-reduce."""
     return {"star": 2, "mesh": 1, "two-shot": 2}[collective]
 
 

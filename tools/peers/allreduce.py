@@ -103,7 +103,7 @@ def report(
 
 
 def required_ratio(nodes: int, nbytes: int, latency_s: float | None) -> float | None:
-    """How many times faster than gloo tpiedge has to be; None where nothing is asked for."""
+    """Returns how many times faster than gloo tpiedge has to be; None without a goal."""
     return (
         5.0
         if (nodes, nbytes) == (8, 4) and latency_s is not None and round(1e3 * latency_s, 6) == 1

@@ -84,14 +84,14 @@ class _Rank:
         )
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """To one that has ended nothing: `hear` tells why it did."""
+        """Sends to the process. If it has ended, `hear` says why."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
     def hear(self, deadline: float) -> dict[str, Any]:
-        """Its next answer. Raises PeerError."""
+        """Returns its next answer. Raises PeerError."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._said:

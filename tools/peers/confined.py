@@ -21,7 +21,7 @@ class Ended:
 
     @property
     def failure(self) -> str | None:
-        """In words; None where all went well."""
+        """Describes the failure; None without one."""
         if self.status == 0:
             return None
         if self.use.oom_kills:

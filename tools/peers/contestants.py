@@ -1,4 +1,4 @@
-"""How each contestant is started for one measurement, and how its answer is read."""
+"""Starts each contestant for one measurement, and reads its answer."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Work:
-    """Where everything is, and what every contestant is told."""
+    """Paths and settings of all contestants."""
 
     folder: Path
     models: Models
@@ -61,7 +61,7 @@ class Work:
 
     @property
     def few_tokens(self) -> int:
-        """For those that take seconds for each."""
+        """Returns the number of tokens for contestants that take seconds for each."""
         return max(2, self.tokens // 4)
 
 
@@ -137,7 +137,8 @@ MAKERS: dict[str, Maker] = {
 def prepare(
     names: Sequence[str], work: Work, makers: Mapping[str, Maker]
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """Those of `names`, ready, in the makers' order, and why others are not. Raises NotInstalled if it is the first."""
+    """Returns the contestants among `names` that are ready, in the makers' order, and why others are not. Raises
+    NotInstalled if it is the first."""
     ready: list[Contestant] = []
     missing: dict[str, str] = {}
     for name in (name for name in makers if name in names):

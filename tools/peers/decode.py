@@ -68,7 +68,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Machines:
-    """Where llama-bench runs, and what it is told of the others. By default this one alone."""
+    """The computers of llama-bench, by default this one alone."""
 
     prefix: tuple[str, ...] = ()
     flags: Mapping[str, object] = field(default_factory=lambda: {"-ngl": 0})
@@ -170,7 +170,7 @@ def _required(setting: dict[str, Any], work: _Work) -> Mapping[str, float]:
 def _cluster(
     pack: Path, threads: int, work: _Work
 ) -> Iterator[tuple[LocalCluster, PreparedModel, _Machines]]:
-    """With the same machines for llama-bench, which are there during the block."""
+    """Yields a cluster, its model, and the same machines for llama-bench."""
     model = prepare(str(pack), None, None, None)
     nodes = 1 if work.testbed is None else 2
     layout = Layout(nodes, None, threads, None, testbed=work.testbed, wire=work.wire)

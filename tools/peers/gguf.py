@@ -72,7 +72,7 @@ def write_gguf(folder: Path, out: Path) -> None:
 
 
 def metadata(config: ModelConfig) -> dict[str, GgufValue]:
-    """What llama.cpp has to know of the model. Raises UserError for one that this file cannot express."""
+    """Returns the model's metadata for llama.cpp. Raises UserError for a model that the file cannot express."""
     plain_rope = config.rope.kind == "default" and config.head_dim * config.num_heads == config.hidden_size
     biased = config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm
     if config.model_type != "llama" or biased or not plain_rope:

@@ -22,7 +22,7 @@ class Limit:
 
     @property
     def percent(self) -> float:
-        """How much of the model's file fits, if nothing else were there."""
+        """Returns how much of the model's file would fit alone."""
         return 100 * self.nbytes / self.model_bytes
 
 
@@ -41,7 +41,7 @@ def _parse(text: str, model_bytes: int) -> int:
 
 
 def required_ratio(peer: str, limit: Limit) -> float | None:
-    """How many times faster than `peer` tpiedge has to be; None where nothing is asked for."""
+    """Returns how many times faster than `peer` tpiedge has to be; None without a goal."""
     if peer == "llama.cpp":
         return _REQUIRED_OF_MMAP.get(round(limit.percent))
     return _REQUIRED.get(peer)

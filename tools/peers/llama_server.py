@@ -27,8 +27,8 @@ def llama_server(
 def llama_server_command(
     program: Path, model: Path, threads: int, streams: int, context: int, more: str
 ) -> list[str]:
-    """Without what only costs: saved prompts, slots to look at, the page. Each stream has a KV cache of its own, so
-    that none attends to the others' cells. `more`: flags that come last, and so count."""
+    """Builds the command without costly extras: saved prompts, slots to look at, the page. Each stream has its own KV
+    cache, so that it attends to its own cells only. `more`: flags that come last, and so count."""
     flags = {
         "-m": model,
         "-t": threads,

@@ -44,7 +44,7 @@ class Models:
 
     @property
     def name(self) -> str:
-        """What every form's begins with."""
+        """Returns the first part of each form's name."""
         return self._given.name if self._given else f"{self._preset}-bf16"
 
     def weights(self) -> list[Path]:
@@ -56,14 +56,14 @@ class Models:
         return sum(path.stat().st_size for path in self.weights())
 
     def pack(self) -> Path:
-        """For tpiedge."""
+        """Makes tpiedge's form."""
         folder = self._form("pack")
         if not (folder / "manifest.json").exists():
             checked([str(TPIEDGE), "pack", str(self.checkpoint()), "--out", str(folder)])
         return folder
 
     def gguf(self) -> Path:
-        """For llama.cpp."""
+        """Makes llama.cpp's form."""
         path = self._form("gguf")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,11 +71,11 @@ class Models:
         return path
 
     def offload(self, python: Path) -> Path:
-        """For accelerate's disk_offload: a file per tensor."""
+        """Makes the form of accelerate's disk_offload: a file per tensor."""
         return self._by_driver(python, "accelerate_disk.py", "offload")
 
     def split(self, python: Path) -> Path:
-        """For AirLLM: a file per layer."""
+        """Makes AirLLM's form: a file per layer."""
         return self._by_driver(python, "airllm_stream.py", "airllm")
 
     def _by_driver(self, python: Path, driver: str, name: str) -> Path:

@@ -69,7 +69,7 @@ def compare_offload(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def models_of(arguments: argparse.Namespace) -> Models:
-    """What the command line asks for. Raises UserError."""
+    """Returns the models that the command line names. Raises UserError."""
     folder, preset = arguments.work / "models", SHAPES[arguments.shape or "1.1b"]
     if arguments.checkpoint and (arguments.shape or arguments.precision != "bf16"):
         raise UserError(
@@ -104,9 +104,7 @@ def _compare_under(
 
 def is_due(number: int, repeats: int, share: float, earlier: Sequence[Run]) -> bool:
     """Whether a contestant runs in round `number`: in its share of the rounds, and not after two failures in a row.
-
-    Running out of memory does not count: it is quick, and a matter of chance where an allocator keeps what is freed.
-    """
+    Running out of memory does not count: it is quick, and chance if an allocator keeps freed memory."""
     has_given_up = len(earlier) >= 2 and all(run.failure and not run.use.oom_kills for run in earlier[-2:])
     return number < math.ceil(share * repeats) and not has_given_up
 
@@ -133,7 +131,7 @@ def _line(run: Run) -> str:
 
 
 def report_of_limit(limit: Limit, runs: dict[str, list[Run]], rates: list[float]) -> dict[str, object]:
-    """What stands in the JSON for one limit."""
+    """Returns the JSON of one limit."""
     own = [run.s_per_token for run in runs[_OWN]]
     return {
         "limit_bytes": limit.nbytes,

@@ -55,7 +55,7 @@ class ServeRound:
 
 @dataclass
 class _Contestants:
-    """Both servers, and what the next requests ask."""
+    """Both servers, and the next requests."""
 
     peer: Streams
     own: Streams
@@ -129,7 +129,7 @@ def _end(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _models(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
-    """As many random bits for each."""
+    """Makes models with as many random bits for each."""
     shape, precision = SHAPES[arguments.shape], arguments.precision
     gguf, pack = folder / "model.gguf", folder / "pack"
     print(f"{arguments.shape} {precision}: writing random weights for both", file=sys.stderr)
@@ -164,7 +164,8 @@ def _words(figures: RoundFigures) -> str:
 
 
 def report_of_streams(streams: int, rounds: Sequence[ServeRound]) -> dict[str, Any]:
-    """Of both, with their ratio round by round. "answering": while all streams received an answer."""
+    """Returns both servers' figures and their ratio in each round. "answering": while all streams received an
+    answer."""
     report: dict[str, Any] = {"streams": streams, "rounds": len(rounds)}
     for name in ("answering_tokens_per_s", "tokens_per_s"):
         report[name] = _pair(rounds, attrgetter(name))

@@ -1,4 +1,4 @@
-"""What repeated measurements come to, round by round, and the prompt that all contestants continue."""
+"""Sums up repeated measurements round by round; the prompt that all contestants continue."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ _VOCABULARY = 30_000
 
 
 def ratios(peer: Sequence[float | None], own: Sequence[float | None]) -> list[float]:
-    """How many times longer the peer took, round by round. Rounds that either missed, or did not run, are left out."""
+    """Returns how many times longer the peer took in each round that both measured."""
     return [p / o for p, o in zip(peer, own, strict=False) if p is not None and o is not None]
 
 

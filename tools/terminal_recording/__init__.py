@@ -1,1 +1,1 @@
-"""What tools/record_terminal.py is made of."""
+"""The parts of tools/record_terminal.py."""

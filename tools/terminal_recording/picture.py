@@ -72,18 +72,18 @@ def picture(snapshots: Sequence[Snapshot], columns: int) -> str:
 
 
 def _changes(values: Iterable[tuple[float, _T]]) -> list[tuple[float, _T]]:
-    """Those (time, value) whose value is not the one before."""
+    """Drops each (time, value) whose value equals the one before."""
     return [next(several) for _, several in groupby(values, key=lambda one: one[1])]
 
 
 def _names(lines: Iterable[Line]) -> dict[Line, str]:
-    """What each distinct line is called in <defs>; an empty one is not there."""
+    """Names each distinct line in <defs>, except an empty one."""
     distinct = dict.fromkeys(line for line in lines if line)
     return {line: f"l{place}" for place, line in enumerate(distinct)}
 
 
 def _slots(reel: Sequence[tuple[float, Line]]) -> dict[Line, int]:
-    """Where each line stands in its reel, counted from the top."""
+    """Returns the place of each line in its reel, from the top."""
     return {line: place for place, line in enumerate(dict.fromkeys(line for _, line in reel))}
 
 
@@ -156,7 +156,7 @@ def _definition(name: str, line: Line) -> str:
 
 
 def _text(span: Span) -> str:
-    """Its width is said, because what font a reader has is not known, and blanks side by side do not collapse."""
+    """Sets the width, because the reader's font is unknown and blanks side by side would collapse."""
     place = f'x="{span.column * _CELL:.6g}" y="{_BASELINE}" textLength="{span.cells * _CELL:.6g}"'
     colour = _COLOURS.get(span.colour, f"#{span.colour}")
     look = f' fill="{colour}"' * (colour != _INK) + ' font-weight="bold"' * span.bold

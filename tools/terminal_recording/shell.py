@@ -68,7 +68,7 @@ class Shell:
         self._watch(step.pause_s)
 
     def _wait_for(self, expected: str) -> None:
-        """Until the cursor's line reads `expected` up to the cursor."""
+        """Waits until the cursor's line reads `expected` up to the cursor."""
         deadline_s = time.monotonic() + _LIMIT_S
         while self._screen.before_cursor() != expected:
             if time.monotonic() > deadline_s:
@@ -106,18 +106,18 @@ class _Screen(pyte.Screen):
         self._child.send(data)
 
     def before_cursor(self) -> str:
-        """What is left of the cursor in its line."""
+        """Returns the text left of the cursor in its line."""
         row = self.buffer[self.cursor.y]
         return "".join(row[column].data for column in range(self.cursor.x))
 
     def snapshot(self, at_s: float) -> Snapshot:
-        """What is shown now."""
+        """Returns the screen now."""
         lines = tuple(self._line(row) for row in range(self.lines))
         cursor = (self.cursor.y, min(self.cursor.x, self.columns - 1))
         return Snapshot(at_s, lines, None if self.cursor.hidden else cursor)
 
     def _line(self, row: int) -> Line:
-        """Of equal colour and weight is one span."""
+        """Joins cells of equal colour and weight into spans."""
         cells = ((column, self.buffer[row][column]) for column in range(self.columns))
         looks = [(column, cell.data, cell.fg, cell.bold) for column, cell in cells]
         spans = (_span(list(several)) for _, several in groupby(looks, key=lambda one: one[2:]))
@@ -125,7 +125,7 @@ class _Screen(pyte.Screen):
 
 
 def _span(cells: list[_Cell]) -> Span:
-    """Of cells that look alike, without the blanks at both ends."""
+    """Joins cells that look alike, without the blanks at both ends."""
     while cells and cells[-1][1] == " ":
         cells.pop()
     while cells and cells[0][1] == " ":

@@ -1,4 +1,4 @@
-"""What a terminal showed when, and how its times are made fit for watching. Nothing here knows of a terminal."""
+"""Snapshots of a terminal and their times, made fit for watching, without knowledge of terminals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Snapshot:
 
 
 def thin(snapshots: Sequence[Snapshot], per_second: int) -> list[Snapshot]:
-    """At most `per_second` in a second: time is cut in equal slots, and the last of each slot stays, at its start."""
+    """Keeps `per_second` snapshots at most: the last of each equal slot of time, at the slot's start."""
     slots = groupby(snapshots, key=lambda one: int(one.at_s * per_second))
     return [replace(list(several)[-1], at_s=slot / per_second) for slot, several in slots]
 

@@ -12,7 +12,7 @@ class Answer(BaseModel):
 
 
 class Words:
-    """What counts tokens, in place of tables that are fetched from the network."""
+    """Counts tokens without tables from the network."""
 
     def encode(self, text: str, **_: object) -> list[str]:
         return text.split()

@@ -10,7 +10,7 @@ ASKED = [SystemMessage("You tell stories."), HumanMessage(QUESTION)]
 
 
 class Answer(BaseModel):
-    """What is answered."""
+    """The answer's schema."""
 
     answer: str = Field(description="The answer")
 

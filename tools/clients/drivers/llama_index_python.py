@@ -11,7 +11,7 @@ ASKED = [ChatMessage(role="system", content="You tell stories."), ChatMessage(ro
 
 
 class Answer(BaseModel):
-    """What is answered."""
+    """The answer's schema."""
 
     answer: str
 

@@ -1,4 +1,4 @@
-"""What every driver in Python needs: where the server is, and to say what is used next."""
+"""The server's address for drivers in Python, and names for the features they use."""
 
 import os
 import urllib.request
@@ -26,5 +26,5 @@ TOOL = {
 
 
 def use(name: str) -> None:
-    """What is sent from now on is sent for this."""
+    """Names the feature that the next requests are for."""
     urllib.request.urlopen(f"{URL}/record/{name.replace(' ', '_')}").read()

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 async def setting(name: str, default: object = None) -> object:
-    """Of its administrator."""
+    """Returns a setting of the page's administrator."""
     return {"openai.enable": True, "ollama.enable": True, "ollama.api_configs": {}}.get(name, default)
 
 
