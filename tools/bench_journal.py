@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpiedge.answers.generation import AnswerEvent
-from tpiedge.answers.log import AnswerLog, Parting
+from tpiedge.answers.log import AnswerLog
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.wire.control import Finished, Token
@@ -99,7 +99,7 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
         event = await reader.next(_LATE_S)
         if event is not None and isinstance(event[1], Finished):
             break
-    reader.leave(Parting.FOR_GOOD)
+    reader.leave("for good")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from tpiedge.launch.slot import ForkServer
-from tpiedge.local.cluster import ClusterSpec, LocalCluster
+from tpiedge.local.cluster import LocalCluster
 from tpiedge.master.assignments import Assignment, Served
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
@@ -41,23 +41,23 @@ def main() -> int:
         print(server.report(time.monotonic() + _REPORT_S), file=sys.stderr)
         times["report"].append(time.perf_counter() - started)
         with mock.patch("tpiedge.local.cluster.ForkServer", return_value=server):
-            times["forked"].append(start(spec))
-        times["cold"].append(start(spec))
+            times["forked"].append(start(*spec))
+        times["cold"].append(start(*spec))
     print(json.dumps({name: statistics.median(values) for name, values in times.items()}, indent=2))
     return 0
 
 
-def whole_model(pack: Path, threads: int) -> ClusterSpec:
+def whole_model(pack: Path, threads: int) -> tuple[Served, tuple[Assignment, ...]]:
     """One node with everything."""
     layer = Pack.open(pack).layout(0)
     share = NodeShare(Share(0, layer.matrix("q").units), Share(0, layer.matrix("gate").units))
     served = Served(pack.absolute(), "", "f32", 128, 128)
-    return ClusterSpec(served, (Assignment("", share, threads, 0, ""),))
+    return served, (Assignment("", share, threads, 0, ""),)
 
 
-def start(spec: ClusterSpec) -> float:
+def start(served: Served, assignments: tuple[Assignment, ...]) -> float:
     """Seconds until all weights are loaded."""
-    cluster = LocalCluster(spec)
+    cluster = LocalCluster(served, assignments)
     try:
         return seconds(cluster.start)
     finally:

@@ -96,12 +96,12 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def least_bytes(pack: Path, nodes: int, tokens: int) -> int:
     """The largest of the nodes' smallest budgets, with even shares."""
     model = prepare(str(pack), None, None, None)
-    facts = model_facts_of(model)
+    facts = model_facts_of(model, tokens)
     node = NodeFacts(1.0)
-    plan = evaluate(facts, [node] * nodes, [ShareWeight(1, 1)] * nodes, tokens)
+    plan = evaluate(facts, [node] * nodes, [ShareWeight(1, 1)] * nodes)
     if not isinstance(plan, Plan):
         raise SystemExit(plan.reason)
-    return max(smallest_bytes(facts, rank, share, node, tokens) for rank, share in enumerate(plan.shares))
+    return max(smallest_bytes(facts, rank, share, node) for rank, share in enumerate(plan.shares))
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -25,7 +25,9 @@ DENIED_FIRST: Final = re.compile(
     r"whole|whose|why|with|without)[,.:]?",
     re.IGNORECASE,
 )
-DENIED: Final = re.compile(r"\b(whoever|nobody|such that are|(?-i:is none)|of these|what is no)\b", re.IGNORECASE)
+DENIED: Final = re.compile(
+    r"\b(whoever|nobody|such that are|(?-i:is none)|of these|what is no)\b", re.IGNORECASE
+)
 FIRST_WORD, DENIED_PHRASE, LENGTH = RULES = ("denied first word", "denied phrase", "length beyond its limit")
 WORDS: Final[Mapping[type[ast.AST], int]] = {
     ast.Module: 120,

@@ -13,7 +13,6 @@ is f32 rounded. Memory stays below 200 MB whatever the size of a tensor.
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ from tpiedge.pack.export import (
     TensorEntry,
     header,
     index,
-    shard_names,
     split_shards,
 )
 from tpiedge.pack.files import check_free_space, explain_write_errors, lock_target, partial_folder
@@ -70,21 +68,18 @@ def tensors(spec: ModelSpec, dtype: str) -> list[TensorEntry]:
     shapes: dict[str, tuple[int, ...]] = {}
     for blob in (spec.embedding, *spec.layers, spec.head):
         shapes |= blob.source_shapes
-    name_of_dtype, _, itemsize = DTYPES[dtype]
-    return [
-        TensorEntry(name, name_of_dtype, shape, itemsize * math.prod(shape)) for name, shape in shapes.items()
-    ]
+    return [TensorEntry(name, DTYPES[dtype][0], shape) for name, shape in shapes.items()]
 
 
 def chunks(source: RandomSource, tensor: TensorEntry) -> Iterator[memoryview]:
     """The bytes of `tensor` in row-major order, about CHUNK elements at a time."""
     if len(tensor.shape) == 1:
-        yield _bytes(source.read_vector(tensor.name))
+        yield _bytes(source.read(tensor.name))
         return
     rows, cols = tensor.shape
     step = max(1, CHUNK // cols)
     for first in range(0, rows, step):
-        yield _bytes(source.read_rows(tensor.name, first, min(step, rows - first)))
+        yield _bytes(source.read(tensor.name, range(first, min(first + step, rows))))
 
 
 def _bytes(values: Array) -> memoryview:
@@ -100,15 +95,14 @@ def write_weights(
     spec = model(config)
     source = RandomSource.for_spec(seed, spec, DTYPES[dtype][0])
     shards = split_shards(tensors(spec, dtype), shard_size)
-    by_name = dict(zip(shard_names(len(shards)), shards, strict=True))
-    for name, shard in by_name.items():
+    for name, shard in shards.items():
         with open(folder / name, "wb") as file:
             file.write(header(shard))
             for chunk in chain.from_iterable(chunks(source, tensor) for tensor in shard):
                 file.write(chunk)
                 progress.advance(len(chunk))
     if len(shards) > 1:
-        _write_json(folder / INDEX_NAME, index(by_name))
+        _write_json(folder / INDEX_NAME, index(shards))
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -1,7 +1,7 @@
 """Every error that tpiedge raises on purpose, by whose fault it is.
 
 TpiedgeError
-├── UserError          the request, a flag, a file or a model that the user gave        exit 2
+├── UserError          a request, flag, file or model of the user                       exit 2
 ├── PeerError          another node or a message of one                                 exit 3
 │   ├── PeerLost       a peer died, froze or was cut off
 │   └── ProtocolError  a peer sent what the protocol does not allow
@@ -19,6 +19,7 @@ TpiedgeError
 A message is one line: what happened, where, and what to do next.
 """
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -27,14 +28,12 @@ _PEER_LOST = re.compile(r"node (\d{1,9})(?: \(([^)]*)\))? was lost during ([^:]*
 
 
 class TpiedgeError(Exception):
-    """Root of the tree. `exit_code` is the status of a command that ends with this error."""
+    """`exit_code` is the status of a command that ends with this error."""
 
     exit_code = 1
 
 
 class UserError(TpiedgeError):
-    """What the user gave cannot be used."""
-
     exit_code = 2
 
 
@@ -51,14 +50,11 @@ class UnknownWorker(UserError):
 
 
 class PeerError(TpiedgeError):
-    """Another node is at fault."""
-
     exit_code = 3
 
 
 class PeerLost(PeerError):
-    """The node of `rank` no longer answers. `waited_for`: like "allreduce of step 4, block 11"; `host`: "" if
-    unknown."""
+    """`waited_for`: like "allreduce of step 4, block 11"; `host` may be ""."""
 
     def __init__(self, rank: int, waited_for: str, cause: str, host: str = "") -> None:
         where = f" ({host})" if host else ""
@@ -87,8 +83,6 @@ class Misconduct(ProtocolError):
 
 
 class ResourceError(TpiedgeError):
-    """This computer lacks what the work needs."""
-
     exit_code = 4
 
 
@@ -101,12 +95,12 @@ class DiskFull(ResourceError):
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
-        """The error if the system has no space for `path`: no bytes, or no inodes."""
+        """Returns the error if there is no space for `path`: no bytes, or no inodes."""
         return cls.of_inodes(path) or cls(f"no space left for {path}: free some")
 
     @classmethod
     def of_inodes(cls, path: Path) -> "DiskFull | None":
-        """The error if the file system has no inodes left; None if it has, or does not count them."""
+        """Returns the error if the file system has no inodes left; None if it has, or does not count them."""
         folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
         found = os.statvfs(folder)
         if not found.f_files or found.f_favail or not found.f_bavail:
@@ -117,9 +111,14 @@ class DiskFull(ResourceError):
         )
 
 
-class ReadFault(ResourceError):
-    """A read failed or came up short."""
+def cannot_write(path: Path, error: OSError, words: str = "") -> TpiedgeError:
+    """Returns the error for the user; `words` replace the usual ones."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull.at(path)
+    return UserError(words or f"cannot write {path}: {error.strerror}")
 
+
+class ReadFault(ResourceError):
     def __init__(self, path: Path, offset: int, length: int, cause: str) -> None:
         super().__init__(f"cannot read {length} bytes at offset {offset} of {path}: {cause}")
 
@@ -129,7 +128,7 @@ class ChildLost(ResourceError):
 
 
 class IntegrityError(ResourceError):
-    """`what` (a range of `path`) differs from its recorded hash."""
+    """`what` is a range of `path`."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
@@ -142,14 +141,10 @@ class HubError(TpiedgeError):
 
 
 class Cancelled(TpiedgeError):
-    """The work was ended on request."""
-
     exit_code = 130
 
 
 class InternalError(TpiedgeError):
-    """A defect to report."""
-
     exit_code = 70
 
 

@@ -25,14 +25,11 @@ class LiveLine:
         self._live = sys.stderr.isatty()
         self._last = ""
 
-    @property
-    def is_due(self) -> bool:
-        return self._clock.now() - self._shown >= (0.1 if self._live else 5.0)
-
     def tell(self, how_far: str) -> None:
-        if not self.is_due:
+        now = self._clock.now()
+        if now - self._shown < (0.1 if self._live else 5.0):
             return
-        self._shown = self._clock.now()
+        self._shown = now
         if self._live:
             _write("\r" + how_far.ljust(len(self._last)))
             self._last = how_far
@@ -56,8 +53,6 @@ class ByteProgress:
         self._line = LiveLine(self._clock)
 
     def __call__(self, done: int, total: int) -> None:
-        if not self._line.is_due:
-            return
         elapsed, share = self._clock.now() - self._started, done / max(total, 1)
         rate = done / max(elapsed, 1e-3)
         told = f"{self._label}: {100 * share:.0f}% of {format_bytes(total)}, {format_bytes(rate)}/s"

@@ -9,7 +9,7 @@ from tests.reference import Reference
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import LayerShape
@@ -36,7 +36,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
 
 def packed(folder: Path, precision: Precision, to: Path) -> Path:
     checkpoint = Checkpoint.open(folder)
-    source = CheckpointSource(checkpoint.tensors)
+    source = TensorSource(checkpoint.tensors)
     write_pack(model_spec(checkpoint.config), source, precision, to)
     source.close()
     return to

@@ -134,7 +134,7 @@ def test_what_the_grammar_forces_needs_no_steps_of_its_own(
     grammar = Grammar("lark", f'start: ("A: {words}" | "B: {words}") "."')
     with demo(speculate=8) as cluster:
         for rows in (1, 2, 4, 8, 16) * 3:
-            cluster.leader._cost.measured(rows, 1.0)
+            cluster.leader._batcher.cost.measured(rows, 1.0)
         monkeypatch.setattr(StepCost, "measured", lambda self, rows, seconds: None)
         run = Run(cluster.leader, [Arrival(ask("one", grammar), 0)])
     finished = run.finished["one"]

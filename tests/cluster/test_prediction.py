@@ -16,7 +16,7 @@ def test_predicted_bytes_are_held_bytes(name: str, shares: str, references: Refe
     pack = Pack.open(packs(reference))
     nodes = split(reference, shares)
     facts = model_facts(pack, head_dim=16, kv="f32")
-    plan = evaluate(facts, [NodeFacts(1.0)] * len(nodes), parse_shares(shares, len(nodes)), 10)
+    plan = evaluate(facts, [NodeFacts(1.0)] * len(nodes), parse_shares(shares, len(nodes)))
     assert isinstance(plan, Plan)
     for rank, (share, need) in enumerate(zip(nodes, plan.needs, strict=True)):
         weights = NodeWeights(pack, share, rank == 0)

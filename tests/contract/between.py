@@ -36,6 +36,9 @@ class Between:
     def read(self, sender: str, frame: memoryview) -> Envelope:
         return self.inner.read(sender, frame)
 
+    def reducer(self, _exchange: object) -> None:
+        return None
+
 
 class Stopped(Exception):
     """The rank of this endpoint computes no more."""

@@ -5,7 +5,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import zmq
@@ -104,9 +103,7 @@ class Crowd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for stranger in self._strangers:
             stranger.close()
         self._context.term()

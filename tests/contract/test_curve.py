@@ -10,8 +10,9 @@ import pytest
 import zmq
 
 from tests.contract.relay import Relay
+from tests.contract.test_endpoint import receive
 from tpiedge.errors import UserError
-from tpiedge.transport.endpoint import TENSOR, DuplicateName, Endpoint, LinkReset, Unreachable
+from tpiedge.transport.endpoint import TENSOR, DuplicateName, Endpoint, Envelope, LinkReset, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.codec import encode
@@ -30,21 +31,15 @@ def hub() -> Iterator[ZmqHub]:
         yield made
 
 
-def connect(
-    hub: ZmqHub, keys: CurveKeys = NODE_KEYS, name: str = "node-1", server_key: str = HUB_KEYS.public
-) -> ZmqSpoke:
+def connect(hub, keys=NODE_KEYS, name="node-1", server_key=HUB_KEYS.public) -> ZmqSpoke:
     return ZmqSpoke(hub.address, server_key, keys, name, hub_name="node-0", plane=TENSOR)
 
 
 def assert_serves(hub: ZmqHub, spoke: Endpoint) -> None:
     spoke.send(Shutdown(3), timeout_s=WAIT_S)
-    envelope = hub.recv(WAIT_S)
-    assert envelope is not None
-    assert (envelope.sender, envelope.message) == ("node-1", Shutdown(3))
+    assert receive(hub) == Envelope("node-1", Shutdown(3))
     hub.send(Shutdown(4), to="node-1")
-    answer = spoke.recv(WAIT_S)
-    assert answer is not None
-    assert answer.message == Shutdown(4)
+    assert receive(spoke).message == Shutdown(4)
 
 
 def listen(*endpoints: Endpoint) -> None:
@@ -149,12 +144,7 @@ def test_a_restarted_process_takes_over_and_the_hub_learns_of_it(hub: ZmqHub) ->
 
 
 def test_a_message_that_was_changed_on_the_way_breaks_the_link_and_it_is_made_anew(hub: ZmqHub) -> None:
-    with (
-        Relay(int(hub.address.rpartition(":")[2])) as relay,
-        ZmqSpoke(
-            relay.address, HUB_KEYS.public, NODE_KEYS, "node-1", hub_name="node-0", plane=TENSOR
-        ) as spoke,
-    ):
+    with Relay(int(hub.address.rpartition(":")[2])) as relay, connect(relay) as spoke:
         assert_serves(hub, spoke)
         relay.flip()
         hub.send(Shutdown(5), to="node-1")

@@ -17,9 +17,7 @@ WAIT_S = 20.0
 @pytest.mark.parametrize("revoked", [True, False], ids=["revoked", "still admitted"])
 @pytest.mark.parametrize("hangs_up", [True, False], ids=["hangs up", "stays"])
 @pytest.mark.parametrize("farewell", [PULSE, None], ids=["farewell", "at once"])
-def test_whatever_the_peer_does(
-    monkeypatch: pytest.MonkeyPatch, revoked: bool, hangs_up: bool, farewell: AgentPulse | None
-) -> None:
+def test_whatever_the_peer_does(monkeypatch, revoked, hangs_up, farewell):
     # Later than all that is looked at: what is said over a new connection counts.
     monkeypatch.setattr("tpiedge.transport.zeromq_endpoint._RECONNECT_MS", 4000)
     keys, own = CurveKeys.generate(), CurveKeys.generate()

@@ -4,12 +4,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 
+from tests.contract.test_endpoint import receive
 from tests.fakes.inprocess import InProcessHub
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.endpoint import CONTROL, Endpoint, Hub, Unreachable
+from tpiedge.transport.endpoint import CONTROL, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import Shutdown
@@ -25,24 +27,24 @@ class Pair:
     """A hub and the spoke "w-1", which is admitted."""
 
     def __init__(self, kind: str, stack: ExitStack) -> None:
-        self.hub: Hub
-        self.spoke: Endpoint
+        self.hub: Any
+        self.spoke: Any
+        allowed = {KEYS.public: "w-1"}
         if kind == "inprocess":
-            hub = stack.enter_context(
-                closing(InProcessHub("master", CONTROL, Admission({KEYS.public: "w-1"})))
+            self.hub = InProcessHub("master", CONTROL, Admission(allowed))
+            self.hub.addresses["w-1"] = HOST
+            self.spoke = self.hub.spoke("w-1")
+        else:
+            self.hub = ZmqHub(f"tcp://{HOST}:*", MASTER, "master", allowed, plane=CONTROL)
+            self.spoke = ZmqSpoke(
+                self.hub.address, MASTER.public, KEYS, "w-1", hub_name="master", plane=CONTROL
             )
-            hub.addresses["w-1"] = HOST
-            self.hub, self.spoke = hub, stack.enter_context(closing(hub.spoke("w-1")))
-            return
-        listening = stack.enter_context(
-            ZmqHub(f"tcp://{HOST}:*", MASTER, "master", {KEYS.public: "w-1"}, plane=CONTROL)
-        )
-        link = ZmqSpoke(listening.address, MASTER.public, KEYS, "w-1", hub_name="master", plane=CONTROL)
-        self.hub, self.spoke = listening, stack.enter_context(link)
+        stack.enter_context(closing(self.hub))
+        stack.enter_context(closing(self.spoke))
 
     def greet(self) -> None:
         self.spoke.send(Shutdown(1))
-        assert self.hub.recv(WAIT_S) is not None
+        receive(self.hub)
 
 
 @pytest.fixture(params=["inprocess", "zeromq"])
@@ -65,9 +67,7 @@ def test_who_is_cut_hears_a_farewell_and_is_spoken_with_no_more(pair: Pair) -> N
     pair.hub.admission.revoke("w-1")
     pair.hub.disconnect("w-1", GOODBYE)
     pair.hub.disconnect("w-1", GOODBYE)
-    envelope = pair.spoke.recv(WAIT_S)
-    assert envelope is not None
-    assert envelope.message == GOODBYE
+    assert receive(pair.spoke).message == GOODBYE
     with pytest.raises(Unreachable):
         pair.hub.send(Shutdown(3), to="w-1", timeout_s=0.0)
     assert pair.hub.admission.key_of("w-1") is None

@@ -1,16 +1,12 @@
 """What comes while nothing is awaited, or instead of what is: it neither piles up nor keeps a wait from ending."""
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.contract.ranks import Ranks
-from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import DeadlineLiveness, Doing, Tag
-from tpiedge.collectives.group import Group
+from tests.contract.ranks import HUB, Ranks
+from tpiedge.collectives.communicator import Communicator, Doing, Tag
 from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.errors import Misconduct, PeerLost
 from tpiedge.transport.endpoint import TENSOR, Envelope, LinkReset, frame_of, read_frame
@@ -87,31 +83,12 @@ def test_a_link_that_no_step_needs_may_break_and_come_back() -> None:
         made.next_plan()
 
 
-def star(network: Any) -> tuple[Group, Group, Any]:
-    hub, spoke = network.hub(), network.spoke()
-    liveness = DeadlineLiveness(MonotonicClock(), WAIT_S)
-    root = Group(hub, liveness, epoch=EPOCH, rank=0, size=2)
-    leaf = Group(spoke, liveness, epoch=EPOCH, rank=1, size=2)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(leaf.next_plan)  # connects
-        root.announce(StepPlan(EPOCH, TAG.step, (), 1, 1))
-    return root, leaf, spoke
-
-
-def rest_until(root: Group, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        root.poll()
-
-
-def header() -> TensorHeader:
-    return TensorHeader("f32", (1, 1))
+HEADER = TensorHeader("f32", (1, 1))
 
 
 @pytest.mark.parametrize(
     "forged",
-    [StepPlan(EPOCH, 2**64 - 1, (), 1, 1), Hidden(EPOCH, 2, 0, header())],
+    [StepPlan(EPOCH, 2**64 - 1, (), 1, 1), Hidden(EPOCH, 2, 0, HEADER)],
     ids=lambda forged: type(forged).__name__,
 )
 def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
@@ -123,9 +100,15 @@ def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
     assert caught.value.rank == 2
 
 
-@pytest.mark.parametrize("forged", [StepPlan(EPOCH, 9, (), 1, 1), Reduced(EPOCH, 9, 0, 0, 0, header())])
+@pytest.mark.parametrize("forged", [StepPlan(EPOCH, 9, (), 1, 1), Reduced(EPOCH, 9, 0, 0, 0, HEADER)])
 def test_nobody_leads_rank_0(network: Any, forged: Message) -> None:
-    root, _, spoke = star(network)
-    spoke.send(forged, (bytes(4),) if isinstance(forged, Reduced) else ())
+    ranks = Ranks(network, HUB, 2).begun()
+    ranks.bare[1].send(forged, (bytes(4),) if isinstance(forged, Reduced) else ())
     with pytest.raises(Misconduct, match=f"node 1 sent {type(forged).__name__}, which only node 0 may send"):
-        rest_until(root, lambda: False)
+        poll_for_long(ranks.groups[0])
+
+
+def poll_for_long(root: Communicator) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        root.poll()

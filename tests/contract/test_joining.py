@@ -10,6 +10,7 @@ import pytest
 
 from tests.contract.crowd import wait_until
 from tests.contract.gate import MASTER, Gate
+from tests.contract.test_endpoint import receive
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
 from tpiedge.joining import connecting
@@ -23,7 +24,6 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.join import Refused
 
 WAIT_S = 20.0
 WORKER, OTHER = (CurveKeys.generate() for _ in range(2))
@@ -83,10 +83,7 @@ def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:
         enrol(spoke, "pi", gate.token())
         enrol(other, "pi2", gate.token())
         gate.door.revoke(NAME)
-        answer = spoke.recv(WAIT_S)
-        assert answer is not None
-        assert isinstance(answer.message, Refused)
-        assert answer.message.kind == "revoked"
+        assert receive(spoke).message.kind == "revoked"
         spoke.send(Shutdown(1))
         monitor = spoke.monitor
         wait_until(lambda: monitor.poll() is LinkState.REFUSED)
@@ -154,9 +151,9 @@ def test_a_typed_code_lets_a_worker_in(gate: Gate, pairing: tuple[PairingHub, Ad
         assert enrol(spoke, "pi").name == NAME
 
 
-def test_a_master_that_goes_away_is_noticed(gate: Gate) -> None:
-    hub = PairingHub("tcp://127.0.0.1:*", MASTER.public, gate.door.admit)
-    visit = Visit(Address("127.0.0.1", int(hub.address.rpartition(":")[2]) - 3))
+def test_a_master_that_goes_away_is_noticed(pairing: tuple[PairingHub, Address]) -> None:
+    hub, address = pairing
+    visit = Visit(address)
     assert visit.shown.wait(WAIT_S)
     hub.close()
     assert "went away" in str(visit.end())

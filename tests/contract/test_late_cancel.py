@@ -21,9 +21,7 @@ def two_blocks(one: Communicator) -> list[bool]:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("way", [HUB, "star", "mesh"])
-def test_while_rank_0_waits_for_a_late_peer(
-    network: Any, monkeypatch: pytest.MonkeyPatch, way: str, size: int
-) -> None:
+def test_while_rank_0_waits_for_a_late_peer(network, monkeypatch, way, size):
     ranks = Ranks(network, way, size).begun()
     ranks.reduce(9)  # all links are made
     root, asked = ranks.groups[0], threading.Event()

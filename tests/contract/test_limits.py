@@ -5,10 +5,10 @@ import time
 import pytest
 
 from tests.contract.networks import Network
+from tests.contract.test_endpoint import meet, receive
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import CONTROL, FILES, TENSOR, Endpoint, LinkReset, MalformedMessage, Plane
 from tpiedge.wire.codec import encode
-from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import FileChunk, Hidden
 from tpiedge.wire.fields import MAX_FILE_CHUNK, MAX_TENSOR_BYTES, Message, TensorHeader
 
@@ -27,8 +27,7 @@ def chunk(nbytes: int) -> FileChunk:
 @pytest.mark.fault("W3", "refused before it is sent")
 def test_a_tensor_beyond_the_limit(network: Network, nbytes: int) -> None:
     hub, spoke = network.hub(), network.spoke()
-    spoke.send(Shutdown(1), timeout_s=WAIT_S)
-    assert hub.recv(WAIT_S) is not None
+    meet(hub, spoke)
     with pytest.raises(ProtocolError, match=f"{nbytes} bytes; a message holds at most {MAX_TENSOR_BYTES}"):
         spoke.send(hidden(nbytes), (bytes(4),))
     assert hub.recv(0.0) is None
@@ -44,8 +43,7 @@ def test_exactly_at_the_limit(network: Network, plane: Plane) -> None:
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
     message: Message = hidden(MAX_TENSOR_BYTES) if plane is TENSOR else chunk(MAX_FILE_CHUNK)
     spoke.send(message, (bytes(plane.tensor_limit),), timeout_s=WAIT_S)
-    envelope = hub.recv(WAIT_S)
-    assert envelope is not None
+    envelope = receive(hub)
     assert envelope.message == message
     assert [len(tensor) for tensor in envelope.tensors] == [plane.tensor_limit]
 
@@ -61,8 +59,7 @@ def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
 @pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
 def test_a_frame_beyond_what_libzmq_takes_is_a_broken_link(network: Network, plane: Plane) -> None:
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
-    spoke.send(Shutdown(1), timeout_s=WAIT_S)
-    assert hub.recv(WAIT_S) is not None
+    meet(hub, spoke)
     spoke.send_frame(bytes(2 * plane.frame_limit))  # type: ignore[attr-defined]
     with pytest.raises(LinkReset, match=r"broke and was made anew$"):
         serve_both(hub, spoke)

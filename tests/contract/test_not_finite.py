@@ -16,9 +16,7 @@ STARS = [HUB, "star"]
 SIZE = 4
 
 
-def outcomes(
-    ranks: Ranks, values: list[float | None], at: tuple[slice, slice] = (slice(None), slice(None))
-) -> list[Any]:
+def outcomes(ranks, values, at=(slice(None), slice(None))):
     def given(rank: int) -> tuple[torch.Tensor, bool]:
         ones, value = torch.ones(4, 64), values[rank]
         ones[at] = 0.0 if value is None else value

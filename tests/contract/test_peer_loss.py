@@ -77,9 +77,7 @@ def queues() -> Iterator[Network]:
 @pytest.mark.parametrize("messages", range(MESSAGES))
 @pytest.mark.parametrize("victim", range(SIZE))
 @pytest.mark.parametrize("way", WAYS[1:])
-def test_after_any_message(
-    queues: Any, way: str, victim: int, messages: int, work: Callable[[Communicator], None]
-) -> None:
+def test_after_any_message(queues, way, victim, messages, work):
     Cluster(queues, way, victim, messages).losses(work)
 
 
@@ -101,9 +99,7 @@ def test_over_any_link(network: Any, way: str, victim: int, messages: int, close
     ids=["send up", "broadcast", "plan"],
 )
 @pytest.mark.parametrize("way", [HUB, "mesh"])
-def test_every_other_wait_ends_too(
-    network: Any, way: str, rank: int, wait: Callable[[Communicator], Any]
-) -> None:
+def test_every_other_wait_ends_too(network, way, rank, wait):
     ranks = Ranks(network, way, 2).begun()
     alive = ranks.alive[rank]
     alive.asked.clear()

@@ -107,9 +107,7 @@ def test_others_are_answered_while_the_disk_is_waited_for(gate: Gate, disk: Disk
         (errno.EROFS, "cannot write .*members.json"),
     ],
 )
-def test_a_write_that_fails_lets_nobody_in_and_spends_nothing(
-    gate: Gate, disk: Disk, tmp_path: Path, caplog: pytest.LogCaptureFixture, number: int, words: str
-) -> None:
+def test_a_write_that_fails_lets_nobody_in_and_spends_nothing(gate, disk, tmp_path, caplog, number, words):
     secret = gate.token()
     disk.refusal = number
     with (
@@ -125,9 +123,7 @@ def test_a_write_that_fails_lets_nobody_in_and_spends_nothing(
         enrol(spoke, "pi", secret)
 
 
-def test_a_revocation_that_cannot_be_kept_holds_and_can_be_repeated(
-    gate: Gate, disk: Disk, tmp_path: Path
-) -> None:
+def test_a_revocation_that_cannot_be_kept_holds_and_can_be_repeated(gate, disk, tmp_path):
     gate.door.admit(KnownWorker(WORKER.public, "pi", 1.0, "code"))
     disk.refusal = errno.EROFS
     again = f"{NAME} is shut out only until the master ends: cannot write .*; then type 'tpiedge nodes revoke {NAME}'"
@@ -141,9 +137,7 @@ def test_a_revocation_that_cannot_be_kept_holds_and_can_be_repeated(
     assert members(tmp_path) == []
 
 
-def test_who_is_revoked_during_the_write_of_another_stays_out(
-    gate: Gate, disk: Disk, joining, tmp_path: Path
-) -> None:
+def test_who_is_revoked_during_the_write_of_another_stays_out(gate, disk, joining, tmp_path):
     """The write began when the worker was still a member."""
     gate.door.admit(KnownWorker(WORKER.public, "pi", 1.0, "code"))
     secret = gate.token()
@@ -162,9 +156,7 @@ def test_who_is_revoked_during_the_write_of_another_stays_out(
     assert read_members(tmp_path) == gate.door.journal.table
 
 
-def test_a_token_stays_used_when_its_worker_is_revoked_or_let_in_by_a_code(
-    gate: Gate, tmp_path: Path
-) -> None:
+def test_a_token_stays_used_when_its_worker_is_revoked_or_let_in_by_a_code(gate, tmp_path):
     secrets = [gate.token(), gate.token()]
     for keys, secret in zip((WORKER, OTHER), secrets, strict=True):
         with link(gate, keys) as spoke:

@@ -67,9 +67,7 @@ def narrow() -> IntArray:
 
 @pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
 @pytest.mark.parametrize("widths", list(itertools.product((False, True), repeat=3)))
-def test_the_sum_of_integers_is_as_wide_as_the_widest(
-    widths: tuple[bool, ...], order: tuple[int, ...], narrow: IntArray
-) -> None:
+def test_the_sum_of_integers_is_as_wide_as_the_widest(widths, order, narrow):
     parts = OrderedSum(None, narrow, 3)
     given = [whole(LARGEST if wide else -7, wide) for wide in widths]
     for rank in order:

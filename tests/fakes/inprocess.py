@@ -17,7 +17,6 @@ from tpiedge.transport.endpoint import (
     Buffer,
     Endpoint,
     EndpointClosed,
-    Hub,
     LinkReset,
     Plane,
     Unreachable,
@@ -157,7 +156,7 @@ def _hand_over(sender: str, receiver: Receiver, frame: bytes) -> None:
     receiver.deliver(sender, frame)
 
 
-class InProcessHub(_InProcessEndpoint, Hub):
+class InProcessHub(_InProcessEndpoint):
     """The hub; `spoke(name)` connects a new one. With an `admission`, only admitted peers are heard and sent to."""
 
     def __init__(self, name: str, plane: Plane = TENSOR, admission: Admission | None = None) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tpiedge.answers.generation import AnswerEvent, Busy, Unavailable
-from tpiedge.api.service import EnrolledWorker, ModelInfo, PendingJoin
+from tpiedge.answers.generation import AnswerEvent
+from tpiedge.api.service import ModelInfo
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import Paused, RequestLine, Resumed, TakenUp
-from tpiedge.master.reconciler import CannotDrain
-from tpiedge.master.request_queue import Dismissed
+from tpiedge.master.reconciler import CannotDrain, NotServing
+from tpiedge.master.request_queue import Dismissed, QueueFull
 from tpiedge.master.request_times import Reading
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.model.template import ChatTemplate
@@ -128,7 +128,7 @@ class FakeGeneration:
 class FakeService:
     """`script` gets every accepted generation in the thread that submits it, and says what happens.
 
-    At most `places` generations run at once; a further one is refused with Busy.
+    At most `places` generations run at once; a further one is refused with QueueFull.
     """
 
     def __init__(
@@ -244,9 +244,9 @@ class FakeService:
         with self._lock:
             self._running = [running for running in self._running if not running.ended.is_set()]
             if self.unavailable:
-                raise Unavailable(self.unavailable)
+                raise NotServing(self.unavailable)
             if len(self._running) >= self._places:
-                raise Busy("the queue is full", self.retry_after_s)
+                raise QueueFull("the queue is full", self.retry_after_s)
             generation = FakeGeneration(request, attended=attended, client=client)
             self._running.append(generation)
         self.script(generation)
@@ -256,7 +256,7 @@ class FakeService:
     def postpone(self, count: int, client: str) -> None:
         with self._lock:
             if self._postponed[client] + count > self.most_postponed:
-                raise Busy("too many are postponed", self.retry_after_s)
+                raise QueueFull("too many are postponed", self.retry_after_s)
             self._postponed[client] += count
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> FakeGeneration:
@@ -266,17 +266,15 @@ class FakeService:
         self.generations.put(generation)
         return generation
 
-    def pending(self) -> tuple[PendingJoin, ...]:
-        return (PendingJoin("attic", "192.0.2.7"),)
+    def pending(self) -> list[dict[str, str]]:
+        return [{"name": "attic", "address": "192.0.2.7"}]
 
-    def members(self) -> tuple[EnrolledWorker, ...]:
-        return (
-            *(EnrolledWorker(node.name, node.host) for node in self._nodes if node.host),
-            EnrolledWorker("w-89ab", "cellar"),
-        )
+    def members(self) -> list[dict[str, str]]:
+        here = [{"name": node.name, "host": node.host} for node in self._nodes if node.host]
+        return [*here, {"name": "w-89ab", "host": "cellar"}]
 
-    def shut_out(self) -> tuple[EnrolledWorker, ...]:
-        return (EnrolledWorker("w-cdef", "thief"),)
+    def shut_out(self) -> list[dict[str, str]]:
+        return [{"name": "w-cdef", "host": "thief"}]
 
     def approve(self, code: str) -> str:
         if code != "K7Q2":

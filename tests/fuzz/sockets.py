@@ -50,7 +50,7 @@ def _body(folder: Path) -> Read:
     def read(data: bytes) -> None:
         try:
             values = parse_object(data, limits.body_values)
-            (CHAT.asked if "messages" in values else COMPLETION.asked)(values, service, "r1")
+            (CHAT.asked if "messages" in values else COMPLETION.asked)(values, service)
         except ApiError as error:
             json.dumps(error.body()).encode()
             raise _Answered(json.dumps(error.message)) from None

@@ -14,7 +14,7 @@ from typing import Any, Final
 from unittest import mock
 
 from tests.fakes.service import FakeGeneration, FakeService
-from tpiedge.answers.generation import Unavailable
+from tests.http.conftest import KnowingTemplate
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
@@ -22,13 +22,12 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import Api
 from tpiedge.errors import GrammarRefused, InternalError, OutOfMemory, PeerLost
+from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_times import Reading
-from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest
 
-DEMO: Final = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
 LIMIT_S: Final = 60.0
 SHOWN: Final = 200
 USUAL: Final = {
@@ -41,27 +40,14 @@ ERRORS: Final[Mapping[str, Callable[[str], Exception]]] = {
     "internal": InternalError,
     "lost": lambda cause: PeerLost(1, "step 4", cause),
     "memory": OutOfMemory,
-    "unavailable": Unavailable,
+    "unavailable": NotServing,
 }
 
 
-class TellingTemplate(ChatTemplate):
-    def __init__(self) -> None:
-        super().__init__({}, {})
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+class TellingTemplate(KnowingTemplate):
+    def render(self, messages: Any, *, tools: Any = None, variables: Any = None, **_more: Any) -> str:
         told = {"tools": tools, "variables": variables, "messages": messages}
         return json.dumps({key: value for key, value in told.items() if value}, ensure_ascii=False)
-
-    def source(self, *, tools: bool) -> str:
-        return "{{ tools }}<tool_call></tool_call><think></think>"
 
 
 @dataclass

@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.golden.driving import DEMO, Cluster, Heard, asked_of_cluster, digest, fixed
+from tests.golden.driving import Cluster, Heard, asked_of_cluster, digest, fixed
 from tests.golden.messages import field_lines
+from tests.http.conftest import DEMO
 from tpiedge.model.tokenizer import Tokenizer
 
 FOLDER: Final = Path(__file__).parent

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import h11
@@ -29,18 +30,23 @@ PACK = "pack-1"
 class InstantTemplate(ChatTemplate):
     """The rendering itself is tested elsewhere, and takes a process."""
 
-    def __init__(self) -> None:
+    def __init__(self, text="") -> None:
         super().__init__({}, {})
+        self._text = text
+
+    def source(self, *, tools):
+        return self._text
 
     def render(self, messages, *, add_generation_prompt=True, tools=None, variables=None):
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        said = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return said + ("<think>\n" if "opens" in self._text else "")
 
 
 class KnowingTemplate(InstantTemplate):
     """Of a model that thinks and calls tools."""
 
-    def source(self, *, tools):
-        return "{{ tools }}<tool_call></tool_call><think></think>"
+    def __init__(self) -> None:
+        super().__init__("{{ tools }}<tool_call></tool_call><think></think>")
 
 
 def answers(service, text, reason="stop"):
@@ -83,6 +89,15 @@ def service(tokenizer):
     made = FakeService(tokenizer, InstantTemplate(), vocab_size=2048)
     yield made
     made.template = None  # a test's own has a process
+
+
+def wait_until(condition):
+    pause = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        pause.wait(0.01)
+    pytest.fail("not within the limit")
 
 
 @pytest.fixture

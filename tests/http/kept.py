@@ -21,7 +21,7 @@ class KeptAnswers(AnswerShelf):
     def ask(self, asked, name, client):
         """The reader of a new answer."""
         accepted = AcceptedRequest.of(asked, name, 0, "m", self.records.pack, b"")
-        question = accepted.question(asked.choices, self.service.tokenizer)
+        question = accepted.question(accepted.choices, self.service.tokenizer)
         return self.accept(question, client, lambda: self.records.begin(accepted))
 
     def api(self, secret, limits=None):

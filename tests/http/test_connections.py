@@ -8,7 +8,6 @@ import resource
 import socket
 import sys
 import threading
-import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
@@ -16,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.http.conftest import SECRET
+from tests.http.conftest import SECRET, wait_until
 from tpiedge.api.limits import Limits
 from tpiedge.sanitise import LINES
 
@@ -68,9 +67,7 @@ def ask_from(url, source, prompt="x"):
 
 
 def wait_healthy(url):
-    deadline = time.monotonic() + LIMIT_S
-    while (found := status(url, "127.0.0.1")) != 200:
-        assert time.monotonic() < deadline, found
+    wait_until(lambda: status(url, "127.0.0.1") == 200)
 
 
 @pytest.mark.fault("H8", "one address has half of the connections at most: other clients are served")
@@ -137,10 +134,7 @@ def test_two_thousand_clients_at_once_are_answered_each(serve, service):
     for _ in range(4):
         assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
     gc.collect()
-    deadline = time.monotonic() + LIMIT_S
-    while psutil.Process().num_fds() > files + 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: psutil.Process().num_fds() <= files + 4)
 
 
 class Child:
@@ -191,14 +185,10 @@ def test_whoever_holds_bodies_back_shuts_out_nobody_else(serve, limits):
     with silent(server.url, 8) as slow:
         for connection in slow:
             connection.sendall(begun)
-        deadline = time.monotonic() + LIMIT_S
-        while (refused := ask_from(server.url, "127.0.0.1")).status_code != 429:
-            assert time.monotonic() < deadline
-        assert "arriving at once" in refused.json()["error"]["message"]
+        wait_until(lambda: ask_from(server.url, "127.0.0.1").status_code == 429)
+        assert "arriving at once" in ask_from(server.url, "127.0.0.1").json()["error"]["message"]
         assert ask_from(server.url, "127.0.0.2").status_code == 200
-    deadline = time.monotonic() + LIMIT_S
-    while ask_from(server.url, "127.0.0.1").status_code != 200:
-        assert time.monotonic() < deadline
+    wait_until(lambda: ask_from(server.url, "127.0.0.1").status_code == 200)
 
 
 @pytest.fixture
@@ -254,10 +244,7 @@ def test_what_is_prepared_for_whoever_has_left_is_given_up(serve, slow_tokenizer
     server = serve(limits=Limits(preparing=16))
 
     def wait_until_taken(places):
-        deadline = time.monotonic() + LIMIT_S
-        while server._api._intake._places.taken != places:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: server._api._intake._places.taken == places)
 
     try:
         with silent(server.url, 8) as leaving:

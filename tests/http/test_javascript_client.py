@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.page.test_page_modules import node_version
-from tpiedge.answers.generation import Busy
 from tpiedge.api.limits import Limits
 from tpiedge.errors import PeerLost
+from tpiedge.master.request_queue import QueueFull
 
 _OLDEST = 20
 _VERSION = "6.49.0"
@@ -84,7 +84,7 @@ def test_a_full_queue_is_asked_again(ask, service):
     def submit(*arguments, **options):
         if full:
             full.pop()
-            raise Busy("4 requests are waiting already", 1.0)
+            raise QueueFull("4 requests are waiting already", 1.0)
         return accept(*arguments, **options)
 
     service.submit = submit

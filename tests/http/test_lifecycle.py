@@ -11,6 +11,7 @@ import time
 import httpx
 import pytest
 
+from tests.http.conftest import wait_until
 from tpiedge.api.limits import Limits
 
 LIMIT_S = 20.0
@@ -40,16 +41,17 @@ def speak(service, times=1):
     service.script = lambda generation: generation.say(*[word] * times)
 
 
+def stream(server, **more):
+    return httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | more)
+
+
 def events_of(answer):
     return [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
 
 
 def test_a_waiting_client_is_pinged(serve, service):
     server = serve(limits=Limits(ping_s=0.05))
-    with (
-        httpx.Client(base_url=server.url) as http,
-        http.stream("POST", "/v1/completions", json=BODY) as answer,
-    ):
+    with stream(server) as answer:
         lines = answer.iter_lines()
         assert next(lines) == ": ping"
         generation = service.generations.get(timeout=LIMIT_S)
@@ -61,11 +63,8 @@ def test_a_waiting_client_is_pinged(serve, service):
 
 def test_a_pause_is_said_at_once_and_again_and_counted(serve, service):
     server = serve(limits=Limits(ping_s=0.05))
-    more = {"stream": True, "stream_options": {"include_usage": True}}
-    with (
-        httpx.Client(base_url=server.url) as http,
-        http.stream("POST", "/v1/completions", json=BODY | more) as answer,
-    ):
+    more = {"stream_options": {"include_usage": True}}
+    with stream(server, **more) as answer:
         generation = service.generations.get(timeout=LIMIT_S)
         generation.say(5)
         generation.pause("node 1 (dell-1) was lost\nduring the work")
@@ -92,11 +91,7 @@ def broken_stream(server, then, count=1):
                 if len(events) == count:
                     then()
 
-    with (
-        httpx.Client(base_url=server.url) as http,
-        http.stream("POST", "/v1/completions", json=BODY) as answer,
-        pytest.raises(httpx.RemoteProtocolError),
-    ):
+    with stream(server) as answer, pytest.raises(httpx.RemoteProtocolError):
         read(answer)
     assert "[DONE]" not in events
     return json.loads(events[-1])
@@ -113,10 +108,7 @@ def test_a_deadline_in_the_middle_breaks_the_stream(serve, service):
 def test_closing_lets_answers_finish(serve, service):
     server = serve()
     speak(service)
-    with (
-        httpx.Client(base_url=server.url) as http,
-        http.stream("POST", "/v1/completions", json=BODY) as answer,
-    ):
+    with stream(server) as answer:
         closing = threading.Thread(target=server.close, args=(LIMIT_S,))
         closing.start()
         generation = service.generations.get(timeout=LIMIT_S)
@@ -189,13 +181,9 @@ def test_a_client_that_does_not_read_many_small_answers_is_dropped(serve):
         connection.settimeout(LIMIT_S)
         connection.connect(server.address)
         connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
-        deadline = time.monotonic() + LIMIT_S
-        while not (state := server._server.server_state).total_requests:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        while state.connections:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        state = server._server.server_state
+        wait_until(lambda: state.total_requests)
+        wait_until(lambda: not state.connections)
 
 
 @pytest.mark.fault("H12", "neither is logged")

@@ -56,10 +56,7 @@ def blanks(lines, count):
 
 def test_blank_lines_come_before_a_whole_answer_that_takes_long(serve, work):
     server = serve(limits=Limits(quiet_s=0.1, ping_s=0.05))
-    with (
-        httpx.Client(base_url=server.url, timeout=LIMIT_S) as http,
-        http.stream("POST", "/v1/completions", json=BODY) as answer,
-    ):
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=LIMIT_S) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "application/json"
         lines = answer.iter_lines()
@@ -108,9 +105,6 @@ def test_a_chain_of_tries_has_one_generation_at_a_time(serve, work, impatient, p
 @pytest.mark.fault("H6", "the work of an answer that is not streamed ends")
 def test_a_client_that_leaves_between_two_blank_lines_ends_the_work(serve, work):
     server = serve(limits=Limits(quiet_s=0.05, ping_s=0.05))
-    with (
-        httpx.Client(base_url=server.url, timeout=LIMIT_S) as http,
-        http.stream("POST", "/v1/completions", json=BODY) as answer,
-    ):
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=LIMIT_S) as answer:
         blanks(answer.iter_lines(), 2)
     assert work.wait_for(1).cancelled.wait(LIMIT_S)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.fakes.clock import ManualClock
 from tests.fakes.service import token
-from tests.http.conftest import DEMO, PACK, SECRET, leave_early
+from tests.http.conftest import DEMO, PACK, SECRET, leave_early, wait_until
 from tests.http.kept import KeptAnswers
-from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog, Parting
+from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog
 from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.completions import ANSWER_FORMS
@@ -73,15 +73,6 @@ def events_in(lines):
 
 def left(folder):
     return list(folder.glob("*.answer"))
-
-
-def wait_until(condition):
-    deadline = threading.Event()
-    for _ in range(int(LIMIT_S * 100)):
-        if condition():
-            return
-        deadline.wait(0.01)
-    pytest.fail("not within the limit")
 
 
 def accepted_as(request, reply, key=b"", created=CREATED):
@@ -432,11 +423,11 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     collected_s = COLLECTED_WITHIN_S if over else UNFINISHED_S
     reader = waits(5.0 if reply.stream else collected_s)
     assert answer.left_at is None
-    reader.leave(Parting.LOST)
+    reader.leave("lost")
     assert answer.left_at == clock.now()
-    waits(collected_s).leave(Parting.LOST)
-    answer.read(collects=False).leave(Parting.LOST)
-    waits(LEFT_S).leave(Parting.FOR_GOOD)
+    waits(collected_s).leave("lost")
+    answer.read(collects=False).leave("lost")
+    waits(LEFT_S).leave("for good")
     assert answer.ended
     records.close(LIMIT_S)
     assert not left(folder)

@@ -22,7 +22,7 @@ from tests.http.test_resuming import (
     left,
     wait_until,
 )
-from tpiedge.api.asked import Asked, Choice, named_choices
+from tpiedge.api.asked import Asked, Choice
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.api.transcript import EchoedPrompt
@@ -51,7 +51,7 @@ def accepted_of(service, reply, *, echo):
         request = GenerationRequest("", ids, 100, sampling, (2,), prompt_scores=echo)
         choices.append(Choice(request, number, echoed))
     name = "chatcmpl-1" if reply.format == "chat" else "cmpl-1"
-    asked = Asked(named_choices(choices, 2 if echo else 3, name), reply, ())
+    asked = Asked(tuple(choices), reply, (), 2 if echo else 3)
     return AcceptedRequest.of(asked, name, CREATED, "babbler", PACK, b"")
 
 

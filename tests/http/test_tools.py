@@ -46,15 +46,6 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"t
 TYPED = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
 
 
-class FormTemplate(InstantTemplate):
-    def __init__(self, text):
-        super().__init__()
-        self._text = text
-
-    def source(self, *, tools):
-        return "{{ tools }}" + self._text
-
-
 @pytest.fixture
 def model(service):
     service.template = KnowingTemplate()
@@ -78,7 +69,7 @@ def streamed(client, **asked):
 def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
     """First the name with empty arguments; joined they are those of the whole answer, and no half characters."""
     template, text = FORMS[form]
-    service.template = FormTemplate(template)
+    service.template = InstantTemplate("{{ tools }}" + template)
     answers(service, text)
     asked = {"model": "babbler", "messages": USER, "tools": TYPED}
     whole = client.chat.completions.create(**asked).choices[0]
@@ -101,7 +92,7 @@ def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
 def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, form, stream):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     template, text = FORMS[form]
-    service.template, url = FormTemplate(template), serve().url
+    service.template, url = InstantTemplate("{{ tools }}" + template), serve().url
     asked = {"model": "babbler", "messages": USER, "tools": TYPED, "tool_choice": "required"}
     claude = {"model": "babbler", "messages": USER, "max_tokens": 99, "tool_choice": {"type": "any"}}
     claude["tools"] = [{"name": "weather", "input_schema": CITY}]

@@ -16,7 +16,6 @@ from tests.http.test_resuming import (
     PACK,
     wait_until,
 )
-from tpiedge.answers.log import Parting
 from tpiedge.answers.record import event_bytes
 from tpiedge.api.asked import Asked, Choice
 from tpiedge.api.records import RecordFolder
@@ -62,7 +61,7 @@ class Clients:
             generation.finish()
         answer = self.kept.find(request.id)
         wait_until(lambda: answer.over if over else len(answer.events) == tokens)
-        reader.leave(Parting.SENT if over else Parting.LOST)
+        reader.leave("sent" if over else "lost")
         return request.id
 
     def kept_of(self, names):
@@ -142,22 +141,16 @@ def test_what_a_request_holds_is_counted(kept, many, choices, reply):
     def leave(number):
         bias = tuple((token, number + 0.5 * token) for token in range(1000))
         grammar = Grammar("regex", f"{number}" + 50_000 * "\U0001f43e")
-        asked = [
-            Choice(
-                GenerationRequest(
-                    f"chatcmpl-{number}{name}", (1,), 9, sampling=Sampling(logit_bias=bias), grammar=grammar
-                )
-            )
-            for name in ("", *(f".{choice}" for choice in range(1, choices)))
-        ]
-        reader = kept.ask(Asked(tuple(asked), reply(number), ()), asked[0].request.id, "ann")
+        request = GenerationRequest("", (1,), 9, sampling=Sampling(logit_bias=bias), grammar=grammar)
+        name = f"chatcmpl-{number}"
+        reader = kept.ask(Asked((Choice(request),), reply(number), (), choices), name, "ann")
         for _ in range(choices):
             generation = many.generations.get(timeout=LIMIT_S)
             generation.say(5)
             generation.finish()
-        answer = kept.find(asked[0].request.id)
+        answer = kept.find(name)
         wait_until(lambda: answer.over)
-        reader.leave(Parting.SENT)
+        reader.leave("sent")
         for thread in answer.threads:
             thread.join(LIMIT_S)
         return answer.held_bytes

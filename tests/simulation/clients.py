@@ -37,7 +37,6 @@ class Client:
         return [part.token for part in self.parts if isinstance(part, Token)]
 
     def resumed(self, pending: PendingAnswer) -> None:
-        """Another master goes on with the answer."""
         self.pending = pending
         self.attended = False
 

@@ -11,7 +11,7 @@ from tests.simulation.clients import Client
 from tests.simulation.machines import SimulatedAgent, SimulatedNode
 from tests.unit.master.stories import SERVED, Story, assignments_of
 from tpiedge.errors import ResourceError
-from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.assignments import Assignments
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.roster import Machine
@@ -91,17 +91,14 @@ class Cluster(Story):
     # --- laws
 
     def law(self, holds: bool, law: str, *details: object) -> None:
-        """Breaks the story off where the law does not hold."""
         if not holds:
             raise LawBroken(law, details, self.clock.now())
 
     def was_asked(self, name: str, epoch: int) -> None:
-        """The worker was asked to prepare its part of an epoch."""
         self.law(name in self.members_keys, "only members have a part of a plan", name)
         self.last_epoch = max(self.last_epoch, epoch)
 
     def goes_on(self, request: GenerationRequest) -> None:
-        """Rank 0 was asked for the rest of an answer."""
         for client in self.clients:
             if client.request.id == request.id:
                 known, given = tuple(client.tokens), request.answer_ids
@@ -173,7 +170,6 @@ class Cluster(Story):
         self.law(status.running <= self.setup.parallel, "no more run than may", status.running)
 
     def _is_drained(self, name: str) -> bool:
-        """Whether the worker was drained and has not been started anew since."""
         order = self.drained.get(name)
         if order is None or not order.done() or order.exception() is not None:
             return False
@@ -181,7 +177,7 @@ class Cluster(Story):
 
     # --- how it runs
 
-    def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+    def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
         """All that are large enough have equal parts, and each makes a token quicker. The master's part is smaller
         where its machine has less than enough."""
         small = {
@@ -195,7 +191,8 @@ class Cluster(Story):
             self.law(name in self.members_keys, "only members are planned with", name)
             self.law(not self._is_drained(name), "who is drained is not planned with", name)
         if len(fit) < self.setup.min_workers:
-            return NoPlan(f"{len(fit)} of {self.setup.min_workers} workers here", small)
+            reason = f"{len(fit)} of {self.setup.min_workers} workers here"
+            return Assignments((), small, reason=reason)
         weights = [2 if own_bytes < _ENOUGH_BYTES and fit else 4, *(4 for _ in fit)]
         ends = [round(_UNITS * sum(weights[:rank]) / sum(weights)) for rank in range(len(weights) + 1)]
         shares = [Share(*ends[rank : rank + 2]) for rank in range(len(weights))]
@@ -264,7 +261,6 @@ class Cluster(Story):
             self.look_at_rest()
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-        """Time passes until `condition` holds."""
         self._until(condition, "what the test waits for comes", limit_s)
 
     def _computes(self, root: SimulatedNode) -> bool:
@@ -277,7 +273,6 @@ class Cluster(Story):
     # --- events
 
     def join(self, worker: int) -> None:  # type: ignore[override]
-        """A worker is let in, or comes back."""
         name = f"w-{worker}"
         if name not in self.members_keys:
             key = self.members_keys[name] = CurveKeys.generate().public
@@ -351,7 +346,6 @@ class Cluster(Story):
             agent.come(anew=True)
 
     def break_link(self, worker: int) -> None:
-        """The connection broke and was made anew."""
         if self._here(worker):
             self.hub.deliver(f"w-{worker}", None)
 
@@ -378,7 +372,6 @@ class Cluster(Story):
             self.hub.disconnect(node.spoke.name)
 
     def revoke(self, worker: int) -> None:
-        """As `tpiedge revoke` does it."""
         name = f"w-{worker}"
         if name in self.members_keys:
             del self.members_keys[name]
@@ -421,7 +414,6 @@ class Cluster(Story):
             agent.trouble = cause
 
     def slow_disk(self, worker: int, beats: int) -> None:
-        """Fetching takes so many heartbeats from now on."""
         if agent := self._here(worker):
             agent.fetch_beats = beats
 
@@ -433,7 +425,6 @@ class Cluster(Story):
         self.beats_a_step = beats
 
     def refuse_processes(self, refused: bool) -> None:
-        """The master's system starts no process."""
         self.rank_zero.refusal = ResourceError("no process can be started") if refused else None
 
     def ask(self, length: int, max_tokens: int, kind: str = "", attended: bool = True) -> Client | None:
@@ -514,7 +505,6 @@ class Cluster(Story):
     # --- the end
 
     def heal(self) -> None:
-        """Nothing goes wrong any more."""
         self.refuse_processes(False)
         self.load_beats = self.beats_a_step = 1
         self.limit(0, 1 << 20)
@@ -565,6 +555,5 @@ class Cluster(Story):
         self.law(self.rank_zero.epoch is None, "rank 0 ends with its master")
 
     def end(self) -> None:
-        """Ends the master, whatever has happened."""
         self.master.close()
         self.hub.close()

@@ -27,11 +27,9 @@ def ends(request: GenerationRequest, answer: Sequence[int]) -> FinishReason | No
 
 
 def scores(request: GenerationRequest) -> tuple[float, ...]:
-    """The log probability of each token of the prompt but the first."""
     ids = request.prompt_ids
     return tuple(-(crc32(f"{ids[: place + 1]}".encode()) % 64) / 8 for place in range(1, len(ids)))
 
 
 def vector(request: GenerationRequest) -> tuple[float, ...]:
-    """The embedding of the prompt."""
     return tuple(float(crc32(f"{request.prompt_ids} {place}".encode()) % 16) for place in range(4))

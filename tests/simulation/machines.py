@@ -9,36 +9,7 @@ from tests.simulation import formula
 from tests.unit.master.players import FakeAgent, FakeNode, offer
 from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.control import (
-    Assign,
-    Cancel,
-    Compile,
-    Compiled,
-    Embedding,
-    Finished,
-    FinishReason,
-    Generate,
-    Halt,
-    Halted,
-    Heartbeat,
-    Listening,
-    Loading,
-    PromptScores,
-    Resume,
-    Shutdown,
-    Token,
-)
-from tpiedge.wire.epochs import (
-    AskOffer,
-    Launch,
-    Leaving,
-    NodeEnded,
-    Prepare,
-    Prepared,
-    Preparing,
-    Release,
-    Spawned,
-)
+from tpiedge.wire import control, epochs
 from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -47,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class SimulatedAgent(FakeAgent):
-    """Keeps the order of one epoch and the node of another at most, as a real agent does."""
-
     def __init__(self, cluster: "Cluster", name: str) -> None:
         super().__init__(cluster, name)
         self.cluster = cluster
@@ -77,34 +46,34 @@ class SimulatedAgent(FakeAgent):
         if self.fetching > 0:
             self.fetching -= 1
             self.fetched += 1
-            self.say(Preparing(self.order.epoch, self.fetched, self.fetched + self.fetching, 3.0))
+            self.say(epochs.Preparing(self.order.epoch, self.fetched, self.fetched + self.fetching, 3.0))
             return
         self.fetching = None
         self.key = CurveKeys.generate().public
-        self.say(Prepared(self.order.epoch, self.key))
+        self.say(epochs.Prepared(self.order.epoch, self.key))
 
     def answer(self, message: Message) -> None:
         match message:
-            case AskOffer():
+            case epochs.AskOffer():
                 self.introduce()
-            case Prepare(epoch=epoch) if self.trouble:
-                self.say(NodeEnded(epoch, "DiskFull", self.trouble))
-            case Prepare():
+            case epochs.Prepare(epoch=epoch) if self.trouble:
+                self.say(epochs.NodeEnded(epoch, "DiskFull", self.trouble))
+            case epochs.Prepare():
                 self.cluster.was_asked(self.name, message.epoch)
                 self.order, self.fetching, self.fetched = message, self.fetch_beats, 0
-            case Launch(epoch=epoch):
+            case epochs.Launch(epoch=epoch):
                 self._launch(epoch)
-            case Release(epoch=epoch):
+            case epochs.Release(epoch=epoch):
                 self._release(epoch)
             case _:
                 super().answer(message)
 
     def _launch(self, epoch: int) -> None:
         if self.order is None or self.order.epoch != epoch or self.fetching is not None:
-            self.say(NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
+            self.say(epochs.NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
             return
         self.drop()
-        self.say(Spawned(epoch, self.order.rank, 1))
+        self.say(epochs.Spawned(epoch, self.order.rank, 1))
         self._node = self.cluster.node(self.order.rank, epoch)
         self._node.hello()
 
@@ -113,43 +82,36 @@ class SimulatedAgent(FakeAgent):
             self.fetching = None
         if self.node is not None and self.node.epoch == epoch:
             self.drop()
-            self.say(NodeEnded(epoch, "", "the master released it"))
+            self.say(epochs.NodeEnded(epoch, "", "the master released it"))
 
     @property
     def node(self) -> "SimulatedNode | None":
-        """The one that it has started, if that has not ended."""
         return None if self._node is None or self._node.dead else self._node
 
     def drop(self) -> None:
-        """Ends its node."""
         if self.node is not None:
             self.node.die()
 
     def crash(self, cause: str) -> None:
-        """Its node ends by itself."""
         if self.node is not None:
-            self.say(NodeEnded(self.node.epoch, "", cause))
+            self.say(epochs.NodeEnded(self.node.epoch, "", cause))
             self.drop()
 
     def forget(self) -> None:
-        """Its process ends, and its node with it."""
         self.drop()
         self.order = self.fetching = None
 
     def vanish(self) -> None:
-        """The machine is switched off."""
         self.forget()
         self.spoke.close()
         self.gone = self.frozen = True
 
     def leave(self) -> None:
-        """Its user stops it."""
         if not self.frozen:
-            self.say(Leaving(0))
+            self.say(epochs.Leaving(0))
             self.vanish()
 
     def come(self, *, anew: bool) -> None:
-        """It connects, `anew` as another process."""
         if anew:
             self.forget()
             self.nonce += 1
@@ -160,8 +122,6 @@ class SimulatedAgent(FakeAgent):
 
 @dataclass
 class _Work:
-    """What a node knows of a request that runs."""
-
     request: GenerationRequest
     answer: list[int]
     parts: list[Message] = field(default_factory=list)
@@ -176,7 +136,7 @@ class SimulatedNode(FakeNode):
         self.cluster = cluster
         self.dead = self.halted = self.hung = False
         self.halted_at = 0.0
-        self._halt: Halt | None = None  # that is not answered yet
+        self._halt: control.Halt | None = None  # that is not answered yet
         self.load_beats = cluster.load_beats
         self.works: dict[str, _Work] = {}
         self.compiling: dict[str, GenerationRequest] = {}
@@ -195,15 +155,15 @@ class SimulatedNode(FakeNode):
         if self.size and self.load_beats is not None:
             self._load()
         if self._halt is not None:
-            self.say(Halted(self.epoch, self.rank, self._halt.following, 5, ""))
+            self.say(control.Halted(self.epoch, self.rank, self._halt.following, 5, ""))
             self.cluster.left[self._halt.following] = self.epoch
             self._halt = None
-        self.say(Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
+        self.say(control.Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
 
     def _load(self) -> None:
         if self.load_beats:
             self.load_beats -= 1
-            self.say(Loading(self.epoch, self.rank, 10 - self.load_beats, 10))
+            self.say(control.Loading(self.epoch, self.rank, 10 - self.load_beats, 10))
         else:
             self.load_beats = None
             self.ready()
@@ -214,20 +174,19 @@ class SimulatedNode(FakeNode):
 
     @property
     def serves(self) -> bool:
-        """Whether it takes part in steps."""
         return self.joined and not self.frozen and not self.hung and self.load_beats is None
 
     def answer(self, message: Message) -> None:
         match message:
-            case Assign(nodes=nodes, collective=collective, carried=carried):
+            case control.Assign(nodes=nodes, collective=collective, carried=carried):
                 left = None if carried is None else carried.epoch
                 self.cluster.law(
                     left in (None, self.cluster.left.get(self.epoch)), "what is carried was left", left
                 )
                 self.size = len(nodes)
                 if listens(self.rank, len(nodes), collective):
-                    self.say(Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
-            case Generate(epoch=epoch, request=request):
+                    self.say(control.Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
+            case control.Generate(epoch=epoch, request=request):
                 self.cluster.law(
                     epoch == self.epoch and self.rank == 0, "requests go to rank 0 of their epoch"
                 )
@@ -236,15 +195,15 @@ class SimulatedNode(FakeNode):
                 )
                 self.cluster.goes_on(request)
                 self.works[request.id] = self._work(request)
-            case Compile(request=request):
+            case control.Compile(request=request):
                 self.compiling[request.id] = request
-            case Cancel(request=name):
+            case control.Cancel(request=name):
                 self._cancel(name)
-            case Resume():
+            case control.Resume():
                 self.halted, self._halt = False, None
-            case Halt():
+            case control.Halt():
                 self.halted, self.halted_at, self._halt = True, self.cluster.clock.now(), message
-            case Shutdown():
+            case control.Shutdown():
                 self.die()
             case _:
                 super().answer(message)
@@ -253,11 +212,11 @@ class SimulatedNode(FakeNode):
         work = _Work(request, list(request.answer_ids))
         if request.prompt_scores:
             work.parts += [
-                PromptScores(self.epoch, request.id, 1 + place, (score,))
+                control.PromptScores(self.epoch, request.id, 1 + place, (score,))
                 for place, score in enumerate(formula.scores(request))
             ]
         if request.pooling != "none":
-            work.parts.append(Embedding(self.epoch, request.id, formula.vector(request)))
+            work.parts.append(control.Embedding(self.epoch, request.id, formula.vector(request)))
         return work
 
     def _cancel(self, name: str) -> None:
@@ -266,10 +225,9 @@ class SimulatedNode(FakeNode):
             self._finish(self.works[name], "cancel")
 
     def compute(self) -> None:
-        """One step of all that runs."""
         for name in list(self.compiling):
             del self.compiling[name]
-            self.say(Compiled(self.epoch, name, 0.1))
+            self.say(control.Compiled(self.epoch, name, 0.1))
         self.step += bool(self.works)
         for work in list(self.works.values()):
             if work.request.prompt_ids[0] == formula.POISON:
@@ -291,10 +249,12 @@ class SimulatedNode(FakeNode):
             wrong = self.cluster.setup.error if len(work.answer) > 4 else 0
             token = formula.next_token(request, work.answer) + wrong
             work.answer.append(token)
-            self.say(Token(self.epoch, request.id, len(work.answer) - 1, token, ()))
+            self.say(control.Token(self.epoch, request.id, len(work.answer) - 1, token, ()))
 
-    def _finish(self, work: _Work, reason: FinishReason) -> None:
+    def _finish(self, work: _Work, reason: control.FinishReason) -> None:
         request = work.request
         del self.works[request.id]
         tokens = len(work.answer)
-        self.say(Finished(self.epoch, request.id, reason, len(request.prompt_ids), tokens, 0, work.steps))
+        self.say(
+            control.Finished(self.epoch, request.id, reason, len(request.prompt_ids), tokens, 0, work.steps)
+        )

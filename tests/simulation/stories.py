@@ -128,7 +128,6 @@ def begun(*events: Event, setup: Setup | None = None) -> Cluster:
 
 
 def failure_of(setup: Setup, events: Sequence[Event]) -> Failure | None:
-    """What is wrong with what becomes of the story, if anything is."""
     with _silence():
         try:
             play(setup, *events)
@@ -174,7 +173,7 @@ def as_test(setup: Setup, events: Sequence[Event], failure: Failure) -> str:
 
 
 def check(seed: int, events: int = 60) -> None:
-    """Plays the story of the seed. Fails with the shortest story that breaks the same law."""
+    """Plays the story of the seed; fails with the shortest story that breaks the same law."""
     setup, story = drawn(seed, events)
     failure = failure_of(setup, story)
     if failure is not None:

@@ -29,14 +29,12 @@ KINDS = ("", "scores", "vector", "grammar")
 
 @pytest.fixture
 def trio() -> Iterator[Cluster]:
-    """The master and two workers serve."""
     cluster = begun(*TRIO)
     yield cluster
     cluster.end()
 
 
 def ended(cluster: Cluster, client: Client | None, limit_s: float = 60.0) -> Finished | TpiedgeError:
-    """How the answer ends."""
     assert client is not None
     cluster.wait_for(lambda: client.end is not None, limit_s)
     assert client.end is not None
@@ -121,7 +119,6 @@ def test_a_node_dies_again_and_again(trio: Cluster) -> None:
 
 
 def _without(cluster: Cluster) -> float:
-    """For how long the worker is left out after its node dies in an answer."""
     client = cluster.ask(4, 6)
     cluster.wait(1)
     cluster.crash(1)

@@ -13,29 +13,18 @@ from tpiedge.engine.grammars import Grammars
 from tpiedge.errors import ChildLost
 from tpiedge.launch.child import Child
 from tpiedge.lifeline import child_environment
-from tpiedge.model.template import ChatTemplate, RenderLimits
+from tpiedge.model.template import ChatTemplate
 from tpiedge.pack.process import PackRequest, run_pack_child
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 SECRETS = (
-    *(
-        "HF_TOKEN",
-        "HUGGING_FACE_HUB_TOKEN",
-        "OPENAI_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "TPIEDGE_MASTER_API_KEY",
-    ),
-    *("TPIEDGE_WORKER_TOKEN", "DATABASE_URL", "MYSQL_PWD", "SSH_AUTH_SOCK", "PYTHON_KEYRING_BACKEND"),
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL"),
+    *("TPIEDGE_WORKER_TOKEN", "TPIEDGE_MASTER_API_KEY", "MYSQL_PWD", "SSH_AUTH_SOCK"),
+    "PYTHON_KEYRING_BACKEND",
 )
 NEEDED = (
-    "PATH",
-    "HOME",
-    "LC_ALL",
-    "PYTHONPATH",
-    "LD_LIBRARY_PATH",
-    "OMP_NUM_THREADS",
-    "TPIEDGE_NATIVE",
+    *("PATH", "HOME", "LC_ALL", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "TPIEDGE_NATIVE"),
     "TMPDIR",
 )
 
@@ -59,7 +48,7 @@ def start_packing(folder: Path) -> None:
 
 def start_template(_folder: Path) -> None:
     with pytest.raises(ChildLost):  # nobody answers
-        ChatTemplate({"default": "{{ messages }}"}, {}, RenderLimits(wall_s=0.1)).render([])
+        ChatTemplate({"default": "{{ messages }}"}, {}, wall_s=0.1).render([])
 
 
 def start_grammar(folder: Path) -> None:

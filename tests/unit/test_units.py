@@ -80,17 +80,19 @@ def test_every_number_has_short_words(number: float) -> None:
         assert 0 < len(write(number)) < 30
 
 
-@pytest.mark.parametrize("text", ["0.5", "0.001", "1.5", "0.0001KB"])
-def test_a_fraction_is_never_rounded_to_nothing(text: str) -> None:
-    with pytest.raises(UserError, match=r"has no unit: did you mean|less than a byte"):
-        units.parse_bytes(text)
-
-
 @pytest.mark.parametrize(
-    ("text", "meant"), [("4", "4GB"), ("50", "50GB"), ("512", "512MB"), ("1.5", "1.5GB")]
+    ("text", "says"),
+    [
+        *(
+            (text, f"{text} has no unit: did you mean {text}GB?")
+            for text in ("0.5", "0.001", "1.5", "4", "50")
+        ),
+        ("512", "512 has no unit: did you mean 512MB?"),
+        ("0.0001KB", "0.0001KB is less than a byte"),
+    ],
 )
-def test_a_forgotten_unit_is_one_that_a_weak_machine_may_have(text: str, meant: str) -> None:
-    with pytest.raises(UserError, match=f"has no unit: did you mean {re.escape(meant)}\\?"):
+def test_a_forgotten_unit_is_one_that_a_weak_machine_may_have(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
         units.parse_bytes(text)
 
 

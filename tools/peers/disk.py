@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
+from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.units import MIB
 
 _CHUNK = 8 * MIB
@@ -24,18 +24,13 @@ def direct_rate(path: Path, nbytes: int) -> float | None:
         if not file.is_direct:
             return None
         started = time.perf_counter()
-        jobs = [reader.submit(_job(file, index, view)) for index in range(chunks)]
+        starts = [index % _IN_FLIGHT * _CHUNK for index in range(chunks)]
+        jobs = [
+            reader.submit(file, index * _CHUNK, view[start : start + _CHUNK])
+            for index, start in enumerate(starts)
+        ]
         done = sum(job.result() for job in jobs)
         return done / (time.perf_counter() - started)
-
-
-def _job(file: DirectFile, index: int, view: memoryview) -> ReadJob:
-    start = index % _IN_FLIGHT * _CHUNK
-    return ReadJob(file, index * _CHUNK, view[start : start + _CHUNK], _anything)
-
-
-def _anything(_data: memoryview) -> None:
-    """The bytes do not matter: only when they are there."""
 
 
 def forget(paths: Iterable[Path]) -> None:

@@ -19,7 +19,7 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.model import gguf_name
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor
+from tpiedge.pack.source import SourceTensor, StoredTensor, TensorSource
 
 _MAGIC, _VERSION, _ALIGN = b"GGUF", 3, 32
 _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
@@ -61,7 +61,7 @@ def write_gguf(folder: Path, out: Path) -> None:
     values, tensors = metadata(checkpoint.config), describe(stored)
     partial = out.with_name(f".{out.name}.partial")
     try:
-        with open(partial, "wb") as file, closing(CheckpointSource(stored)) as source:
+        with open(partial, "wb") as file, closing(TensorSource(stored)) as source:
             file.write(header(values, tensors))
             for tensor in tensors:
                 data = _values(source, tensor, checkpoint.config).tobytes()
@@ -151,11 +151,11 @@ def _array(values: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
     return start + struct.pack(f"<{len(values)}{'f' if kind == _F32 else 'i'}", *values)
 
 
-def _values(source: CheckpointSource, tensor: GgufTensor, config: ModelConfig) -> Array:
+def _values(source: TensorSource, tensor: GgufTensor, config: ModelConfig) -> Array:
     if tensor.is_vector:
-        bits = source.read_vector(tensor.source).astype("<u4") << 16
+        bits: Array = source.read(tensor.source)[0].astype("<u4") << 16
         return bits.view("<f4")  # exact
-    rows = source.read_rows(tensor.source, 0, tensor.shape[0])
+    rows = source.read(tensor.source)
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
     part = tensor.name.split(".")[-2]
     return pairs_interleaved(rows, heads[part]) if part in heads else rows

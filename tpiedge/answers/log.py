@@ -1,37 +1,34 @@
-"""One answer as a log: its events are appended, and a reader has a position in them.
+"""One answer as a log: its events are appended, and a reader has a position in it.
 
-A thread hears a choice to its end and then asks for a further one, so that only some are asked for at a time and others
-have their turn: again and again where the queue is full, nothing is served, or the master ends. It ends where there is
-none, or nothing more is wanted. Until they are asked for, further choices are counted with the requests that wait. What
-a generation says after its choice has ended fails nothing.
+A thread follows one choice to its end and then submits a further one, retrying while the queue is full or nothing is
+served. Until then further choices are counted as waiting.
 
 Laws:
-
-1. An event is recorded, where the answer has a record, before it is in the log; what is in the log stays there. So
-   each reader gets the whole answer from the beginning on, whatever others had of it. There is one at a time: a new one
-   takes the place of the one before, whose client may have lost its connection without our knowing.
-2. An answer whose reader's connection ends, or that was sent to its end, goes on without a reader and waits for the
-   next: LEFT_S or, without a record and without its end, BRIEFLY_S; one that was collected as a whole
-   COLLECTED_WITHIN_S after its end, for which it waits UNFINISHED_S. Then it ends. An answer of the master before waits
-   so, too: a stream for the grace, others as those that are collected. What nobody reads gives way to what somebody
-   waits for.
-3. What fails one choice fails all. A stop string ends the work on a choice also where nobody reads.
-4. A record lasts as long as its answer, or until that failed or its client was told of an error, and beyond the
-   master's end.
+1. An event is recorded, if the answer has a record, before it is in the log, and stays there. So each reader gets the
+   whole answer from the beginning. There is one reader at a time: a new one replaces the one before, whose client may
+   have lost its connection without our knowing.
+2. An answer whose reader's connection ended, or that was sent to its end, waits for the next reader: LEFT_S or, without
+   a record and without its end, BRIEFLY_S; one that was collected as a whole COLLECTED_WITHIN_S after its end, and
+   UNFINISHED_S for its end. Then it ends. An answer of the previous master waits the grace if it is a stream, else
+   like collected ones. Answers without a reader are preempted by others.
+3. What fails one choice fails all; an error after a choice's end fails nothing. A stop string ends the work on a choice
+   even without a reader.
+4. A record lasts until its answer ends or fails, or its client was told of an error, and beyond the master's end.
 """
 
 import asyncio
 import contextlib
-import enum
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final, Self
+from typing import Final, Literal, Self, TypeAlias
 
-from tpiedge.answers.generation import AnswerEvent, Busy, ChoiceEvent, Generation, Unavailable
+from tpiedge.answers.generation import AnswerEvent, ChoiceEvent, Generation
 from tpiedge.answers.record import FoundAnswer, Question, RecordFile, event_bytes, is_recorded
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.master.journal import Paused, TakenUp
+from tpiedge.master.reconciler import NotServing
+from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.request_times import Reading
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
@@ -44,77 +41,64 @@ UNFINISHED_S: Final = 24 * 3600.0
 
 
 class Superseded(TpiedgeError):
-    """Another reader came."""
-
     def __init__(self) -> None:
         super().__init__("another connection reads this answer now")
 
 
 class ServerEnds(TpiedgeError):
-    """The server ends before the answer does."""
-
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
 
 
-class Parting(enum.Enum):
-    """How a client goes."""
-
-    #: It was sent the answer with its end, or with what it failed by. It may not have read that.
-    SENT = enum.auto()
-    #: It does not even know the answer's id: it does not come again.
-    FOR_GOOD = enum.auto()
-    #: Its connection ended: it may come again.
-    LOST = enum.auto()
+Parting: TypeAlias = Literal["sent", "for good", "lost"]
+"""A client was sent the answer with its end or error, does not know the answer's id, or may come again."""
 
 
 class AnswerLog:
-    """One accepted request, and all that was said of its answer. For any thread."""
+    """One accepted request and the events of its answer. For any thread."""
 
     def __init__(
         self, question: Question, record: RecordFile | None, now: Callable[[], float], client: str = ""
     ) -> None:
-        """`record`: with it, the answer survives the master; `client`: whose it is, empty where an earlier master
-        accepted it."""
+        """`record`: with it, the answer survives the master. `client` is "" for a request of an earlier master."""
         self.question = question
         self.client = client
-        #: How much memory it takes, about.
+        #: Memory that it takes, about.
         self.held_bytes = question.nbytes
-        #: What was said; only appended to. A later reader hears of no pause that is over.
+        #: Only appended to.
         self.events: list[ChoiceEvent] = []
         #: The number of the last event of each choice.
         self.last: dict[int, int] = {}
-        #: Whether nothing more comes of it; set after its last event is in the log.
+        #: Whether nothing more comes; set after the last event is in the log.
         self.over = False
         self.error: BaseException | None = None
         #: Whether this master sent it to its end.
         self.sent = False
-        #: Whether it was read, or nobody wants it any more.
         self.ended = False
         self._record = record
         self._now = now
-        #: Held while the record is written: so it has the order of the log.
+        #: Held while the record is written, so that it has the order of the log.
         self._order = threading.Lock()
         self._lock = threading.Lock()
         self._lacking = set(range(len(question.requests)))
-        #: By the number of the choice: what the cluster was asked for and is heard, and what it is not asked for yet.
+        #: Submitted choices, by number, and choices that are still to be submitted.
         self._generations: dict[int, Generation] = {}
         self._left: deque[tuple[int, GenerationRequest]] = deque()
         self._submit: Callable[..., Generation]
         self._postpone: Callable[[int], None]
         self._stopped = threading.Event()
-        #: Those that hear what is said.
         self.threads: list[threading.Thread] = []
         self._taken_up = self._given_up = False
         self._reader: AnswerReader | None = None
         self._left_at: float | None = None
         self._unread_since = now()
-        #: For how long it waits for a reader while it lacks its end, and from that on.
+        #: How long it waits for a reader before its end, and after it.
         self._unfinished_s = self._finished_s = LEFT_S
 
     @classmethod
     def recovered(cls, found: FoundAnswer, now: Callable[[], float], grace_s: float) -> Self:
-        """Of the master before; `grace_s`: for how long a stream waits for its first reader."""
+        """Makes the log of an answer of the previous master; `grace_s`: how long a stream waits for its first
+        reader."""
         log = cls(found.question, found.record, now)
         for choice, event in found.said:
             log._append(choice, event)
@@ -135,24 +119,22 @@ class AnswerLog:
 
     @property
     def recorded(self) -> bool:
-        """Whether another master could go on with it."""
         return self._record is not None and self._record.there
 
     @property
     def lacking(self) -> list[int]:
-        """The choices that have not ended, in their order."""
         with self._lock:
             return sorted(self._lacking)
 
     @property
     def left_at(self) -> float | None:
-        """When its reader left, or it was sent to its end, if it waits for that client; None while it does not."""
+        """Time at which its reader left, if it waits for that client; else None."""
         with self._lock:
             return self._left_at if self._reader is None else None
 
     @property
     def waited_s(self) -> float | None:
-        """For how long it waited for a reader, where that is too long."""
+        """Seconds that it waited for a reader, if they are too many; else None."""
         with self._lock:
             if self._reader is not None:
                 return None
@@ -166,9 +148,9 @@ class AnswerLog:
         submit: Callable[..., Generation],
         postpone: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Appends what these say of choices that are `lacking`, and those that are `left`, which `submit` (of a request
-        and `attended`) asks for; `postpone` counts them: both are the Queue's, for a client. To be called once. Raises
-        RuntimeError where the system has no thread left: then it is to be ended or kept."""
+        """Appends the events of `generations` and of the choices `left`, which `submit` (request, attended) takes
+        later; `postpone` counts them. To be called once. Raises RuntimeError if the system has no thread left: then it
+        must be ended or kept."""
         with self._lock:
             self._generations, self._left = dict(generations), deque(left.items())
             self._submit, self._postpone = submit, postpone
@@ -181,7 +163,7 @@ class AnswerLog:
             self.threads.append(thread)
 
     def read(self, *, collects: bool = False) -> "AnswerReader":
-        """A new reader, who takes the place of the one before; `collects` as of AnswerReader."""
+        """Makes a new reader, which replaces the one before."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
             before, self._reader = self._reader, reader
@@ -191,42 +173,37 @@ class AnswerLog:
         return reader
 
     def complete(self, choice: int) -> None:
-        """The reader has all of that choice, by a stop string. Idempotent."""
+        """Ends the work on a choice because a stop string ended it. Idempotent."""
         with self._lock:
             generation = self._generations.get(choice)
         if generation is not None:
             generation.complete()
 
-    def detach(self, reader: "AnswerReader") -> bool:
-        """The reader reads no more. Returns whether it still had the place. Idempotent."""
+    def leave(self, reader: "AnswerReader", parting: Parting) -> None:
+        """Ends the reading and, if the parting says so, the answer; no effect for a replaced reader. Idempotent."""
         with self._lock:
             if self._reader is not reader:
-                return False
+                return
             self._reader, self._unread_since = None, self._now()
             self._left_at = self._unread_since
             collected = reader.collects and self.lasting
             self._finished_s = COLLECTED_WITHIN_S if collected else LEFT_S
             self._unfinished_s = UNFINISHED_S if collected else LEFT_S if self.lasting else BRIEFLY_S
             self._attend()
-            return True
-
-    def was_sent(self) -> None:
-        """A reader was sent the answer with its end, or what it failed by."""
-        self.sent = True
-        if not self.over:
-            self.end()  # the clock ended it, and nothing else
-        elif self._given_up and self._record is not None:
+        self.sent |= parting == "sent"
+        if parting == "for good" or (parting == "sent" and not self.over):  # a time limit ended the latter
+            self.end()
+        elif parting == "sent" and self._given_up and self._record is not None:
             self._record.delete()
 
     def interrupt(self, why: Exception) -> None:
-        """Its reader, if it has one, is told that."""
         with self._lock:
             reader = self._reader
         if reader is not None:
             reader.end(why)
 
     def delete(self) -> None:
-        """Its client wants it no more, whoever reads it."""
+        """Deletes it for its client."""
         with self._lock:
             reader, self._reader = self._reader, None
         if reader is not None:
@@ -234,14 +211,14 @@ class AnswerLog:
         self.end()
 
     def end(self) -> None:
-        """It was read, or nobody wants it any more: the work and the record end. Idempotent."""
+        """Ends the work and the record. Idempotent."""
         self.ended = True
         if self._record is not None:
             self._record.delete()
         self._cancel()
 
     def keep(self) -> None:
-        """The master ends: the work ends too, but the record stays. Idempotent."""
+        """Ends the work but keeps the record: the master ends. Idempotent."""
         if self._record is not None:
             self._record.keep()
         self._cancel()
@@ -268,7 +245,7 @@ class AnswerLog:
             self._fail(error)
 
     def _next(self) -> tuple[int, Generation] | None:
-        """A further choice, if there is one. Raises as Queue.submit, but for what is worth another try."""
+        """Submits a further choice, if any. Raises as Queue.submit, except for what is worth another try."""
         again_s = 0.0
         while not self._stopped.wait(again_s):
             with self._lock:
@@ -277,9 +254,9 @@ class AnswerLog:
                 choice, request = self._left[0]
                 try:
                     generation = self._submit(request, attended=self._reader is not None)
-                except Busy as busy:
-                    again_s = busy.retry_after_s
-                except Unavailable:
+                except QueueFull as full:
+                    again_s = full.retry_after_s
+                except NotServing:
                     again_s = 1.0
                 else:
                     self._left.popleft()
@@ -289,7 +266,7 @@ class AnswerLog:
         return None
 
     def _say(self, choice: int, event: AnswerEvent) -> bool:
-        """What comes of a choice; returns whether that has ended."""
+        """Handles an event of a choice; returns whether the choice has ended."""
         with self._order:
             if self.over or choice not in self._lacking:
                 return True
@@ -318,7 +295,6 @@ class AnswerLog:
         return ends
 
     def _fail(self, error: BaseException) -> None:
-        """What ended the answer; all choices end with it."""
         with self._lock:
             if self.over:
                 return
@@ -340,13 +316,12 @@ class AnswerLog:
         self.held_bytes += event_bytes(event)
 
     def _end_work(self) -> None:
-        """Nothing more comes."""
         if self._reader is None and self._finished_s != self._unfinished_s:
             self._unread_since = self._now()
         self.over = True
 
     def _ends_with(self, choice: int, event: AnswerEvent) -> bool:
-        """Whether the choice has its end with it; each event of it is to be asked about once."""
+        """Whether the event ends the choice. To be called once for each event."""
         if isinstance(event, Finished):
             return True
         stops = self.question.stops
@@ -357,7 +332,6 @@ class AnswerLog:
             generation.attend(self._reader is not None)
 
     def _cancel(self) -> None:
-        """Nothing more is wanted. Idempotent."""
         self._stopped.set()
         with self._lock:
             if self._left:
@@ -369,14 +343,11 @@ class AnswerLog:
 
 
 class AnswerReader:
-    """One connection of the answer's client, with a position in the log. Read on one event loop."""
-
     def __init__(self, log: AnswerLog, *, collects: bool) -> None:
-        """`collects`: it reads the whole of the answer, by GET."""
         self.log = log
-        self.collects = collects
+        self.collects = collects  # the whole answer, by GET
         self._position = 0
-        #: What was said before it came, of whose pauses it hears nothing.
+        #: Events before it came; it hears of no pause among them that is over.
         self._old = len(log.events)
         self._why: BaseException | None = None
         # No lock: its holder could be kept from a busy processor, and the event loop, with all answers, would wait.
@@ -385,7 +356,7 @@ class AnswerReader:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
-        """The next event; None if there is none `within_s`. Raises what ended the answer, or its reading."""
+        """Returns the next event, or None `within_s`. Raises the error that ended the answer or the reading."""
         found = self._take()
         if found is not None:
             return found
@@ -405,24 +376,19 @@ class AnswerReader:
             self._waits = False
 
     def end(self, why: BaseException) -> None:
-        """Has `next` raise this from now on. From any thread."""
+        """Has `next` raise `why` from now on. For any thread."""
         self._why = self._why or why
         self.wake()
 
     def wake(self) -> None:
-        """Something was appended. From any thread."""
+        """Says that something was appended. For any thread."""
         if self._waits and self._loop is not None:
             self._waits = False
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+            with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._woken.set)
 
     def leave(self, parting: Parting) -> None:
-        """The client's parting, which counts unless another reader came. Idempotent."""
-        if self.log.detach(self):
-            if parting is Parting.FOR_GOOD:
-                self.log.end()
-            elif parting is Parting.SENT:
-                self.log.was_sent()
+        self.log.leave(self, parting)
 
     def _take(self) -> ChoiceEvent | None:
         if self._why is not None:

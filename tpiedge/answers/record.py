@@ -1,7 +1,7 @@
-"""What an answer knows of its request, and the file in which is recorded what came of it.
+"""The request of an answer, and the file that records its events.
 
-A line is one write into the system's memory of files, and is not waited for until it is on the disk: a master that is
-killed loses nothing, a power cut may lose the last half minute.
+A line is one write into the page cache, without waiting for the disk: a killed master loses nothing, a power cut may
+lose the last half minute.
 """
 
 import errno
@@ -24,20 +24,16 @@ from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
 UNRECORDED: Final = "the answer goes on, but would not survive the master's end"
-TAKEN_UP: Final = "taken up"
-"""The line with which another master goes on."""
+TAKEN_UP: Final = "taken up"  # the line with which another master goes on
 KINDS: Final[Mapping[str, Any]] = {"scores": PromptScores, "ended": Finished}
-"""How lines call the events that are no tokens."""
 
 RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
-"""What is recorded of an answer, with the number of the choice that it is of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request, as its answer needs to know it. `name`: the answer's; `requests`: one for each choice;
-    `stops`: what finds the stop strings of each, empty where there are none; `stream`: how it is given; `nbytes`: of
-    memory that it takes, about; `about`: what else its owner knows of it."""
+    """An accepted request. `name`: the answer's id; `requests`: one for each choice; `stops`: finders of the stop
+    strings of each (may be empty); `nbytes`: memory that it takes, about; `about`: its owner's data."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -48,42 +44,35 @@ class Question:
 
 
 class RecordFile:
-    """What survives the master of one answer: a file to whose end lines are added. For any thread. What can be written
-    no more never ends an answer: it goes on, unrecorded, and a warning says so."""
+    """The record of one answer, a file to which lines are appended. For any thread. If it cannot be written, the answer
+    goes on unrecorded, and a warning says so."""
 
     def __init__(
-        self,
-        path: Path,
-        fd: int | None,
-        log: RateLimitedLog,
-        later: Callable[[Callable[[], None]], None],
+        self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
     ) -> None:
-        """`fd`: open for appending, and from now on this object's; None where there is no file. `later` calls what it
-        is given in another thread."""
+        """`fd`: open for appending, owned by this object from now on; None if there is no file. `later` calls a
+        function in another thread."""
         self._path = path
         self._fd = fd
         #: Whether there is a file, open or not.
         self._there = fd is not None
         self._log = log
         self._later = later
-        self._lock = threading.Lock()  # held while the disk is waited for
+        self._lock = threading.RLock()  # held while the disk is waited for
         self._doomed = self._kept = False
 
     @property
     def there(self) -> bool:
-        """Whether all that was passed on is recorded."""
         return self._there and not self._doomed
 
     def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
-        """Adds what is about to be passed on of a choice."""
         self.write(event_line(choice, event))
 
     def take_up(self) -> None:
-        """Adds that another master asks for the rest."""
         self.write(line(TAKEN_UP))
 
     def write(self, lines: bytes) -> None:
-        """Adds these lines; without room for them there is no record any more."""
+        """Adds lines; if there is no room, deletes the record."""
         with self._lock:
             if self._fd is None or self._doomed:
                 return
@@ -97,36 +86,33 @@ class RecordFile:
             self._delete()
 
     def finish(self) -> None:
-        """Nothing more is written: the file stays, and none is open for it. Idempotent."""
+        """Closes the file, which stays. Idempotent."""
         with self._lock:
             self._close()
 
     def delete(self) -> None:
-        """The answer needs no record any more. Does not wait for the disk. Idempotent; no effect after `keep`."""
+        """Deletes the record, without waiting for the disk. Idempotent; no effect after `keep`."""
         if not self._doomed:
             self._doomed = True
-            self._later(self._delete_now)
+            self._later(self._delete)
 
     def keep(self) -> None:
-        """From now on nothing is written, and the file stays for the next master, unless it was deleted. Idempotent."""
+        """Keeps the file for the next master, unless it was deleted, and writes nothing more. Idempotent."""
         with self._lock:
             if not self._doomed:
                 self._kept = True
                 self._close()
 
-    def _delete_now(self) -> None:
-        with self._lock:
-            self._delete()
-
     def _delete(self) -> None:
-        if not self._there or self._kept:
-            return
-        self._close()
-        self._there = False
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            self._log.warning("cannot delete %s: %s; delete it yourself", self._path, error.strerror)
+        with self._lock:
+            if not self._there or self._kept:
+                return
+            self._close()
+            self._there = False
+            try:
+                self._path.unlink(missing_ok=True)
+            except OSError as error:
+                self._log.warning("cannot delete %s: %s; delete it yourself", self._path, error.strerror)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, None
@@ -139,7 +125,7 @@ class RecordFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """An answer that a master before this one did not deliver."""
+    """An answer that a previous master did not deliver."""
 
     question: Question
     record: RecordFile
@@ -147,8 +133,8 @@ class FoundAnswer:
 
 
 def event_bytes(event: AnswerEvent) -> int:
-    """How much memory it takes, about, and rather too much: its objects, a pair of a number and a float for a score,
-    and a number with its place in a tuple."""
+    """Estimates its memory, rather too high: objects, a pair of number and float for a score, and a number in a
+    tuple."""
     pairs = numbers = 0
     match event:
         case Token(logprobs=logprobs):
@@ -161,25 +147,25 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def is_recorded(event: AnswerEvent) -> TypeGuard[Token | PromptScores | Finished]:
-    """Whether another master needs to know it. A choice that is cancelled has no end: that one goes on with it."""
+    """Whether another master needs the event. A cancelled choice has no end: the next master continues it."""
     return isinstance(event, Token | PromptScores) or (
         isinstance(event, Finished) and event.reason != "cancel"
     )
 
 
 def event_line(choice: int, event: Token | PromptScores | Finished) -> bytes:
-    """The next line of a record: a list that begins with the choice or, of a token of the first one without scores, the
-    token's number."""
+    """Returns the event's line: a list that begins with the choice or, for a token of the first choice without scores,
+    the token's number."""
     if isinstance(event, Token):
         if not (choice or event.logprobs):
             return _checked(b"%d" % event.token)
         return line([choice, event.token, event.logprobs])
     kind = next(name for name, cls in KINDS.items() if isinstance(event, cls))
-    return line([choice, kind, msgspec.to_builtins(structs.replace(event, epoch=0))])
+    _tag, *fields = msgspec.to_builtins(structs.replace(event, epoch=0))
+    return line([choice, kind, fields])
 
 
 def line(value: object) -> bytes:
-    """The line that says so."""
     return _checked(json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii"))
 
 

@@ -1,8 +1,8 @@
-"""All answers, and what they may take.
+"""All answers, and the bounds of what they take.
 
-An answer that waits for a reader for too long is cancelled (`log.py`). All that wait take LEFT_BYTES of memory, half
-of them for one client: where they are more, the oldest of the client that has most goes. Of more than MOST_RECOVERED of
-the master before the latest go on, the unfinished first.
+An answer that waits too long for a reader is cancelled (`log.py`). All waiting answers take at most LEFT_BYTES of
+memory, half of them for one client: beyond that the oldest of the client that has most goes. Of more than
+MOST_RECOVERED answers of the previous master the latest go on, unfinished ones first.
 """
 
 import logging
@@ -13,10 +13,11 @@ from functools import partial
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from tpiedge.answers.generation import Busy, Generation, Queue
+from tpiedge.answers.generation import Generation, Queue
 from tpiedge.answers.log import AnswerLog, AnswerReader, ServerEnds
 from tpiedge.answers.record import FoundAnswer, Question, RecordedEvent, RecordFile
 from tpiedge.errors import UserError
+from tpiedge.master.request_queue import QueueFull
 from tpiedge.portions import share_of, too_much
 from tpiedge.units import MIB, counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
@@ -24,26 +25,17 @@ from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16
-"""So many choices of one request are asked for at a time."""
+AT_ONCE: Final = 16  # choices of one request that are submitted at a time
 LEFT_BYTES: Final = 128 * MIB
-MOST_RECOVERED: Final = 512
-"""More than run and wait in full queues."""
+MOST_RECOVERED: Final = 512  # more than run and wait in full queues
 
-#: By their numbers, those that the cluster was asked for, and those that are left.
+#: Submitted choices and choices that are left, by number.
 _Choices: TypeAlias = tuple[dict[int, Generation], dict[int, GenerationRequest]]
 
 
 class AnswerShelf:
-    """For any thread."""
-
-    def __init__(
-        self,
-        queue: Queue,
-        grace_s: float = 0.0,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`grace_s`: for how long a stream of the master before waits for its reader."""
+    def __init__(self, queue: Queue, grace_s: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+        """`grace_s`: how long a stream of the previous master waits for its reader."""
         self._queue = queue
         self._grace_s = grace_s
         self._now = now
@@ -52,10 +44,8 @@ class AnswerShelf:
         self._aborted = False
 
     def recover(self, found: Sequence[FoundAnswer]) -> int:
-        """Goes on with the answers of the master before; returns how many. To be called before anything is accepted.
-
-        Raises UserError where the system has not enough threads: they stay recorded.
-        """
+        """Continues answers of the previous master; returns how many. To be called before anything is accepted. Raises
+        UserError if the system has not enough threads: they stay recorded."""
         answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
         first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
         for number in first[MOST_RECOVERED:]:
@@ -67,15 +57,15 @@ class AnswerShelf:
         for number in sorted(first[:MOST_RECOVERED]):
             answer = answers[number]
             self._add(answer)
-            # Where many choices of them begin, those of further answers begin one after the other.
+            # After many choices, those of further answers begin one after the other.
             at_once = AT_ONCE if threads < 256 else 1
             choices = self._resume(answer, found[number].said, at_once)
             threads += len(choices[0])
             resumed.append((answer, choices))
-        # Not before: a choice that had not begun is asked for after all that had.
+        # Choices that had begun are submitted before all others.
         try:
             for answer, choices in resumed:
-                # What is left is of the request that an earlier master accepted: it is not counted, however much waits.
+                # An earlier master accepted them: they are not counted, however many wait.
                 answer.follow(*choices, partial(self._queue.submit, client=answer.client))
         except RuntimeError as error:
             self.close()
@@ -88,8 +78,8 @@ class AnswerShelf:
     def accept(
         self, question: Question, client: str, record: Callable[[], RecordFile | None]
     ) -> AnswerReader:
-        """Submits the request of a `client`, who is the answer's reader; `record` begins its record once it is
-        submitted. Raises as Queue.submit, RuntimeError where the system has no thread left."""
+        """Submits a request of the `client`, who reads the answer; `record` begins its record after that. Raises as
+        Queue.submit, or RuntimeError if the system has no thread left."""
         submit = partial(self._queue.submit, client=client)
         postpone = partial(self._queue.postpone, client=client)
         choices = _first(question.requests, submit, postpone)
@@ -106,13 +96,12 @@ class AnswerShelf:
         return reader
 
     def find(self, name: str) -> AnswerLog | None:
-        """The answer with this id, unless it has ended."""
         with self._lock:
             answer = self._answers.get(name)
         return None if answer is None or answer.ended else answer
 
     def sweep(self) -> None:
-        """Forgets what has ended and cancels what nobody came for. To be called now and then; does not block."""
+        """Forgets ended answers and cancels those that waited too long. To be called now and then; does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
                 if answer.lasting and not answer.sent:
@@ -123,20 +112,19 @@ class AnswerShelf:
             self._answers = {name: one for name, one in self._answers.items() if not one.ended}
         left = [(since, answer) for answer in self._all() if (since := answer.left_at) is not None]
         waiting = [answer for _, answer in sorted(left, key=itemgetter(0))]
-        # One of a client that is not known, of the master before, is as one of a client of its own.
+        # An answer of the previous master has no known client: it counts as a client of its own.
         held = [(one.client or one.question.name, one.held_bytes) for one in waiting]
         for number in too_much(held, LEFT_BYTES, share_of(LEFT_BYTES)):
             waiting[number].end()
 
     def abort(self) -> None:
-        """Tells all readers, those that are still to come, too, that the server ends."""
+        """Tells all readers, later ones included, that the server ends."""
         self._aborted = True
         for answer in self._all():
             answer.interrupt(ServerEnds())
 
     def close(self, limit_s: float = 0.0) -> None:
-        """The master ends: what was not delivered stays recorded. Waits for the threads, in all at most that long.
-        Idempotent."""
+        """Keeps undelivered answers recorded. Waits for the threads, `limit_s` in all. Idempotent."""
         for answer in self._all():
             answer.keep()
         deadline = time.monotonic() + limit_s
@@ -144,8 +132,7 @@ class AnswerShelf:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> _Choices:
-        """Those choices that lack their end and had begun, or are among the first that may begin `at_once`, and the
-        others."""
+        """Returns the lacking choices that had begun or are among the first `at_once`, resumed, and the others."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:
             if not isinstance(event, Finished):
@@ -169,14 +156,14 @@ class AnswerShelf:
 def _first(
     requests: Sequence[GenerationRequest], submit: Callable[..., Generation], postpone: Callable[[int], None]
 ) -> _Choices:
-    """Asks for the first choices, as many as have places. Raises as Queue.submit where not even one is taken, and Busy
-    where too many would be left."""
+    """Submits the first choices, as many as have places. Raises as Queue.submit if none is taken, QueueFull if too many
+    would be left."""
     generations: dict[int, Generation] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):
             try:
                 generations[choice] = submit(request)
-            except Busy:
+            except QueueFull:
                 if not generations:
                     raise
                 break

@@ -1,5 +1,4 @@
-"""Administration: which nodes there are and what they do, who may join, who may not any more, which requests end early.
-The guard asks for the admin secret."""
+"""Administration, behind the admin secret: nodes, admission of workers, and ending requests early."""
 
 import asyncio
 import hashlib
@@ -14,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tpiedge.answers.generation import Busy, Unavailable
 from tpiedge.api import fields as t
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
@@ -24,17 +22,18 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.service import Service
 from tpiedge.api.timeline import shown_step
 from tpiedge.master.foresight import Forecast
+from tpiedge.master.reconciler import NotServing
+from tpiedge.master.request_queue import QueueFull
 
 _T = TypeVar("_T")
 
 _MAX_NAME = 256
-#: Clients wait longer than this for an answer.
+#: Less than clients wait for an answer.
 _PLAN_S = 30.0
 
 
 class Admin:
-    """The routes under /admin. `intake` is theirs alone: whatever clients do, they have threads. `guard` knows who the
-    clients are."""
+    """The routes under /admin. `intake` is theirs alone: clients of the model take none of its threads."""
 
     def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service
@@ -77,18 +76,18 @@ class Admin:
         if len(asked) != 1 or not (asked.get("more") == "1" or 0 < len(without) <= _MAX_NAME):
             raise refused("ask for one machine less, ?without=NAME, or for one more, ?more=1")
         if self._prediction is not None and not self._prediction.done():
-            raise Busy("another prediction is being made", retry_after_s=_PLAN_S)
+            raise QueueFull("another prediction is being made", retry_after_s=_PLAN_S)
         work = self._prediction = asyncio.ensure_future(self._run(lambda: self._service.what_if(without)))
-        # Perhaps nobody waits for it any more when it fails.
+        # Perhaps its failure has no reader left.
         work.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         try:
             async with asyncio.timeout(_PLAN_S):
                 return JSONResponse(asdict(await asyncio.shield(work)))
         except TimeoutError:
-            raise Unavailable(f"the prediction takes more than {_PLAN_S:.0f} s") from None
+            raise NotServing(f"the prediction takes more than {_PLAN_S:.0f} s") from None
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        """Beside one other piece of work: a prediction takes half of the threads, at most."""
+        """Runs at most two pieces of work at once: two threads are left beside them."""
         return await self._intake.run("the administrator", work)
 
     async def _dismiss(self, request: Request) -> Response:
@@ -99,11 +98,10 @@ class Admin:
 
     async def _nodes(self, _request: Request) -> Response:
         status = asdict(await self._run(self._service.status))
-        body = json.dumps(status, default=msgspec.structs.asdict)  # what nodes count came over the wire
+        body = json.dumps(status, default=msgspec.structs.asdict)  # counters of nodes are structs
         return Response(body, media_type="application/json")
 
     def _told(self, what: str, find: Callable[[], object]) -> Route:
-        """A question without a word."""
 
         async def endpoint(_request: Request) -> Response:
             return Response(msgspec.json.encode(await self._run(find)), media_type="application/json")
@@ -111,7 +109,7 @@ class Admin:
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str]) -> Route:
-        """An order with one word, which is answered with the name of the worker."""
+        """Makes the route of an order for one worker, whose name is the answer."""
 
         async def endpoint(request: Request) -> Response:
             word = await self._word(request, field)
@@ -126,19 +124,19 @@ class Admin:
             async with asyncio.timeout(_PLAN_S):
                 found = await asyncio.wrap_future(ordered)  # cancelled, it voids the order
         except TimeoutError:
-            raise Unavailable(
+            raise NotServing(
                 f"a plan without {name!r} takes more than {_PLAN_S:.0f} s: try again later"
             ) from None
         return JSONResponse({"name": found})
 
     async def _word(self, request: Request, key: str) -> str:
-        """The one field of the body."""
+        """Reads the one field of the body."""
         return await self._intake.done(
             request, lambda values: BodyFields(values, word_body(key, "")).needed(key)
         )
 
 
 def word_body(key: str, description: str) -> t.JsonSchema:
-    """A body of one field, the name of something."""
+    """Describes a body of one field, a name."""
     named = {**t.TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
     return {**t.body(key, **{key: named}), "additionalProperties": False}

@@ -18,15 +18,22 @@ from tpiedge.wire.requests import Grammar, GrammarKind
 _MAX_CHOICES: Final = 1024
 _MAX_DEPTH: Final = 64
 _OBJECT: Final = {"type": "object"}
-#: Names of vLLM, llama.cpp's server, SGLang and TabbyAPI, and the kind of grammar of each.
+#: Names of vLLM, llama.cpp's server, SGLang and TabbyAPI, and the kind of value of each: see `_grammar`.
 _GUIDED: Final = {
     "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
 }  # fmt: skip
 _NAMED: Final = {
-    "grammar": "grammar", **_GUIDED, "json_schema": "json", "regex": "regex", "ebnf": "grammar",
-    "regex_pattern": "regex", "grammar_string": "grammar",
+    **_GUIDED, "json_schema": "json", "regex": "regex", "ebnf": "grammar", "regex_pattern": "regex",
+    "grammar_string": "grammar",
 }  # fmt: skip
 _STRUCTURED: Final = {kind: kind for kind in ("json", "regex", "choice", "grammar")}
+_PLACES: Final[Sequence[tuple[str, Mapping[str, str]]]] = (
+    ("", {"response_format": "form"}),
+    ("structured_outputs", {"json_object": "object"}),
+    ("", {"grammar": "form", **_NAMED}),
+    ("structured_outputs", _STRUCTURED),
+    ("nvext", _GUIDED),
+)
 
 _SCHEMA: Final[t.JsonSchema] = {
     "type": ["object", "string", "null"],
@@ -60,8 +67,8 @@ _FORM: Final = t.body(
 _UNKNOWN: Final = {"structural_tag": t.unsupported()}
 FORM: Final[dict[str, t.JsonSchema]] = {
     "response_format": t.optional(_FORM),
-    **{key: _KINDS[kind] for key, kind in _NAMED.items()},
     "grammar": {**_KINDS["grammar"], "type": ["string", "object", "null"]},
+    **{key: _KINDS[kind] for key, kind in _NAMED.items()},
     "structured_outputs": t.optional(
         t.body(**_KINDS, json_object=t.flag("Whether the answer is any JSON object."), **_UNKNOWN),
         "One of these, as of vLLM.",
@@ -77,35 +84,24 @@ CONSTRAINTS: Final = tuple(key for key in FORM if key not in _UNKNOWN)
 
 def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
     """Returns the grammar of the answer, if any, and the field that names it. Raises ApiError."""
-    found: dict[str, Grammar] = {}
-    if (grammar := _form(fields.nested("response_format"), service)) is not None:
-        found["response_format"] = grammar
-    structured, extended = fields.nested("structured_outputs"), fields.nested("nvext")
-    if structured.get("json_object", False):
-        found[structured.name("json_object")] = schema_grammar(structured, "json_object", _OBJECT, service)
-    for given, kinds in ((fields, _NAMED), (structured, _STRUCTURED), (extended, _GUIDED)):
-        for key, kind in kinds.items():
-            value = given.get(key)
-            if given is fields and key == "grammar" and isinstance(value, dict):  # as TGI's clients say it
-                inner = fields.inner(value, key, _FORM)
-                found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
-            elif value is not None:
-                found[given.name(key)] = _structured(given, key, kind, service)
+    found: dict[str, Grammar | None] = {}
+    for place, kinds in _PLACES:
+        given = fields.nested(place) if place else fields
+        found |= {given.name(key): _grammar(given, key, kind, service) for key, kind in kinds.items()}
     return _only(found)
 
 
-def _only(found: Mapping[str, Grammar]) -> tuple[Grammar | None, str]:
-    for (first, one), (second, other) in pairwise(found.items()):
+def _only(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
+    found = [(grammar, param) for param, grammar in given.items() if grammar is not None]
+    for (one, first), (other, second) in pairwise(found):
         schemas = one.kind == other.kind == "json"  # in whatever order they are written
         if not (one == other or (schemas and json.loads(one.text) == json.loads(other.text))):
             why = f"'{first}' and '{second}' both say what the answer must be, and not the same: give one"
             raise refused(why, second)
-    return next(((grammar, param) for param, grammar in found.items()), (None, ""))
+    return found[0] if found else (None, "")
 
 
-def schema_of_grammar(
-    fields: BodyFields, key: str, schema: object, *, strict: bool = False
-) -> dict[str, object]:
+def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: bool = False) -> t.JsonSchema:
     """Returns what a grammar holds of the field's JSON schema. The rest is reported as ignored, or refused if `strict`.
     Raises ApiError."""
     param = fields.name(key)
@@ -152,56 +148,52 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
 
 
 def _form(form: BodyFields, service: Service) -> Grammar | None:
-    found: dict[str, Grammar] = {}
-    match form.get("type"):
-        case "json_object" | "json":
-            found = _schemas(form, service) or {"type": schema_grammar(form, "type", _OBJECT, service)}
-        case "json_schema":
-            found = _schemas(form, service)
-            if not found:
-                raise form.missing("json_schema")
+    match kind := form.get("type"):
         case "regex":
-            found = _given(form, ("value", "pattern", "regex"), "regex", service)
+            kinds = dict.fromkeys(("value", "pattern", "regex"), "regex")
         case "grammar" | "ebnf":
-            found = _given(form, ("grammar", "value", "ebnf"), "grammar", service)
-    return _only({form.name(key): grammar for key, grammar in found.items()})[0]
+            kinds = dict.fromkeys(("grammar", "value", "ebnf"), "grammar")
+        case None | "text":
+            return None
+        case _:
+            kinds = {"schema": "schema", "value": "value", "json_schema": "described"}
+    strict = form.get("strict", False)
+    found = {form.name(key): _grammar(form, key, kinds[key], service, strict=strict) for key in kinds}
+    grammar, _ = _only(found)
+    if grammar is not None:
+        return grammar
+    if kind in ("json_object", "json"):
+        return schema_grammar(form, "type", _OBJECT, service)
+    raise form.missing("json_schema" if kind == "json_schema" else next(iter(kinds)))
 
 
-def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
-    found: dict[str, Grammar] = {}
-    for key in ("schema", "value"):
-        value = form.parsed(key)
-        if isinstance(value, dict) and key == "value" and isinstance(value.get("schema"), dict):
-            found[key] = _described(form.inner(value, key, _DESCRIBED), service)
-        elif value is not None:
-            found[key] = schema_grammar(form, key, value, service, strict=form.get("strict", False))
-    if form.get("json_schema") is not None:
-        found["json_schema"] = _described(form.nested("json_schema"), service)
-    return found
-
-
-def _described(described: BodyFields, service: Service) -> Grammar:
-    strict, schema = described.get("strict", False), described.parsed("schema")
-    return schema_grammar(described, "schema", _OBJECT if schema is None else schema, service, strict=strict)
-
-
-def _given(form: BodyFields, keys: Sequence[str], kind: str, service: Service) -> dict[str, Grammar]:
-    found = {key: _structured(form, key, kind, service) for key in keys if form.get(key) is not None}
-    if not found:
-        raise form.missing(keys[0])
-    return found
-
-
-def _structured(fields: BodyFields, key: str, kind: str, service: Service) -> Grammar:
-    value, param = fields.get(key), fields.name(key)
-    if kind == "json":  # which may come as a text
-        return schema_grammar(fields, key, fields.parsed(key), service)
-    if kind == "choice":
-        if not value:
-            raise refused(f"'{param}' must be an array of 1 to {_MAX_CHOICES} strings", param, "invalid_type")
-        if not all(isinstance(text, str) and text for text in value):
-            raise refused(f"'{param}' holds what is not a string of at least one character", param)
-        value = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+def _grammar(
+    fields: BodyFields, key: str, kind: str, service: Service, *, strict: bool = False
+) -> Grammar | None:
+    value = fields.get(key)
+    match kind, value:
+        case _, None:
+            return None
+        case "form", dict():  # also as TGI's clients give a `grammar`
+            return _form(fields.inner(value, key, _FORM), service)
+        case "object", _:
+            return schema_grammar(fields, key, _OBJECT, service) if value else None
+        case "json" | "schema" | "value" | "described", _:
+            schema = fields.parsed(key)  # which may come as a text
+            holds = isinstance(schema, dict) and isinstance(schema.get("schema"), dict)
+            if kind == "described" or (kind == "value" and holds):
+                fields, key = fields.inner(schema, key, _DESCRIBED), "schema"
+                strict, schema = fields.get("strict", False), fields.parsed(key)
+            if schema is None and kind in ("schema", "value"):  # the text null
+                return None
+            schema = _OBJECT if schema is None and kind == "described" else schema
+            return schema_grammar(fields, key, schema, service, strict=strict)
+        case "choice", _:
+            if not value:
+                raise fields.wrong(key, f"must be an array of 1 to {_MAX_CHOICES} strings", "invalid_type")
+            if not all(isinstance(text, str) and text for text in value):
+                raise fields.wrong(key, "holds what is not a string of at least one character")
+            value = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
     if not isinstance(value, str):
         raise fields.wrong_type(key, "a string", value)
-    return grammar_of("regex" if kind == "regex" else "lark", value, param, service)
+    return grammar_of("regex" if kind == "regex" else "lark", value, fields.name(key), service)

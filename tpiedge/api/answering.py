@@ -1,21 +1,14 @@
-"""One accepted request: its events become the answer, streamed or whole; a client that leaves ends the work. The answer
-has one or more choices, which end each by itself, and one form.
+"""One accepted request: the events of its choices become the answer, streamed or whole.
 
 Laws:
 
-1. A stream that fails ends with an error event and an unfinished body: no finish reason, no [DONE]. So no client can
-   take a part for the whole. What fails one choice fails all.
-2. A stream begins with its first event or, `_OPEN_S` after the request, with a ping, also where thousands of events
-   are passed over before it; a whole answer with its end or, where that takes long, with blank lines: what fails
-   earlier has a status of its own, what fails later is the one value of the body. The ping of an answer that pauses
-   says why, that of a long prompt how far it is read.
-3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
-   and the same work be done twice.
-4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
-5. What a stop string ends is complete.
-6. The events of the stream of a resumable answer are numbered from 1 on: they follow from its tokens and nothing else,
-   so a later stream of it can begin after any of them. One that is recorded says so in its head, which a whole one
-   sends early, and breaks off without a word where the server ends before it, for the next server to go on.
+1. A stream that fails ends with an error event and an unfinished body: no client takes a part for the whole. An error
+   of one choice fails all.
+2. A stream begins with its first event or, after `_OPEN_S`, a ping; a whole answer that takes long with blank lines.
+   Earlier failures have a status of their own. A ping says why the answer pauses, or how much of a prompt is read.
+3. A client that says how long it waits for a byte (OpenAI's do) gets one in half that time, or it would ask again.
+4. Events of a resumable answer are numbered from 1 and follow from its tokens alone: a stream can begin after any. A
+   recorded answer says so in its head, and breaks off without a word where the server ends first.
 """
 
 import asyncio
@@ -51,23 +44,22 @@ from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds
 
 _PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
-"""Seconds without a byte that OpenAI's client for Python, the one for JavaScript, bears before it tries again."""
+"""Headers of OpenAI's clients for Python and JavaScript: seconds without a byte until they try again."""
 
-#: Errors that are known at once come before it.
+#: Immediate errors come before it.
 _OPEN_S = 0.25
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), _NO_SNIFF)
 
 
 class Aborted(Exception):
-    """The body is to stay unfinished; what was written is still to reach the client."""
+    """The body stays unfinished, but what was written must reach the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request that was taken, and how its client gets the answer: with that `reply` and those `choices`, in that
-    `form`, by the `reader`. `after`: the number of the event that a stream of it begins after; `named`: whether the
-    client knows the id of the answer already; `ignored`: names of fields that it sent in vain."""
+    """An accepted request and how its client gets the answer. `after`: the number of the event that the stream begins
+    after; `named`: whether the client knows the answer's id already; `ignored`: names of fields without an effect."""
 
     accepted: AcceptedRequest
     choices: tuple[Choice, ...]
@@ -80,12 +72,11 @@ class Work:
 
     @property
     def resumable(self) -> bool:
-        """Whether clients may come again for it."""
         return bool(self.form.kind)
 
 
 class Answering:
-    """Sends one answer to `client`. Runs once."""
+    """Sends one answer to `client`, once."""
 
     def __init__(self, work: Work, service: Service, intake: Intake, client: str) -> None:
         self._work = work
@@ -118,7 +109,8 @@ class Answering:
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Raises ApiError before the first byte, Aborted after it, Disconnected."""
-        work, parting = self._work, None
+        work = self._work
+        parting: Parting | None = None
         named, stream = work.named, work.reply.stream
         # A whole answer that ends with the server has no head before its end.
         heard_of = stream or self._reader.log.lasting
@@ -136,27 +128,27 @@ class Answering:
             timer = asyncio.get_running_loop().call_later(limit_s, self._reader.end, late)
         try:
             await (self._stream(send_named) if stream else self._whole(send_named))
-            parting = Parting.SENT
+            parting = "sent"
         except Disconnected:
             raise
         except Exception as error:
             told, ends = of_exception(error, work.reply.grammar or None), isinstance(error, ServerEnds)
             if not self._started:  # the response is an error
                 if named and not ends:
-                    parting = Parting.SENT
+                    parting = "sent"
                 raise told from error
             if self._promised and ends:  # the next server goes on with the answer
                 raise Disconnected from error
             tokens = sum(transcript.count for transcript in self._transcripts)
             last = self._form.broken(told, tokens) if stream else json_bytes(self._form.failure(told, tokens))
             await self._write(send_named, last, more=stream)
-            parting = Parting.SENT
+            parting = "sent"
             if stream:
                 raise Aborted from error
         finally:
             if parting is None:
-                parting = Parting.LOST if named else Parting.FOR_GOOD
-            self._reader.leave(parting if work.resumable else Parting.FOR_GOOD)
+                parting = "lost" if named else "for good"
+            self._reader.leave(parting if work.resumable else "for good")
             if timer is not None:
                 timer.cancel()
             watcher.cancel()
@@ -164,19 +156,17 @@ class Answering:
                 await watcher
 
     async def _watch(self, receive: Receive) -> None:
-        """A client that leaves is noticed while nothing is sent, too."""
         await left(receive)
         self._reader.end(Disconnected())
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
-        """The pieces of the answer with the numbers of their choices; None where the client is to hear that we live:
-        after `quiet_s`, then every `ping_s`. The pieces themselves, that a pause begins, and how far the prompt is
-        read, it hears in a stream only."""
+        """Yields pieces of the answer with the numbers of their choices, and None where a sign of life is due: after
+        `quiet_s`, then every `ping_s`, and in a stream when a pause begins or more of the prompt is read."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         open_choices = set(range(len(self._transcripts)))
         for number in itertools.count():
-            # Where all is there already, nothing else waits; sixteen events are some milliseconds' work, with scores.
+            # A finished answer never waits below. Sixteen events with scores take some milliseconds.
             if number % 16 == 0:
                 await asyncio.sleep(0)
                 if now() >= due:
@@ -230,7 +220,7 @@ class Answering:
             await send_json(send, 200, body, dict(self._named()))
 
     async def _stream(self, send: Send) -> None:
-        """Only what comes after the event that the client has; signs of life where nothing is told yet, too."""
+        """Sends what comes after the event that the client has, and signs of life."""
         work, now, number = self._work, asyncio.get_running_loop().time, 0
         quiet_s = min(_OPEN_S, self._limits.ping_s)
         due = now() + quiet_s
@@ -241,7 +231,6 @@ class Answering:
             number += len(frames or ())
             heard = bool(frames) and number >= work.after
             if frames is None or (not heard and now() >= due):
-                # Why the answer pauses, if it does, or how far the prompt is read.
                 reasons = (one.paused or one.reading for one in self._transcripts)
                 told.append(self._form.alive(next(filter(None, reasons), "")))
             elif not heard:
@@ -254,7 +243,7 @@ class Answering:
         await self._write(send, b"", more=False)
 
     async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
-        """The events of the whole stream, those of each piece together; None as of `_pieces`."""
+        """Yields the events of the whole stream, those of each piece together; None as `_pieces` does."""
         opened = False
         async for found in self._pieces(quiet_s):
             if not opened:
@@ -265,7 +254,7 @@ class Answering:
 
     @property
     def _promised(self) -> bool:
-        """Whether a client that comes again gets the rest, beyond the server's end, too."""
+        """Whether the next server, too, gives the rest."""
         return self._work.resumable and self._reader.log.recorded
 
     def _named(self) -> Iterator[tuple[str, str]]:
@@ -275,7 +264,6 @@ class Answering:
         yield from ignored_header(self._work.ignored).items()
 
     async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Sends the head, unless it is sent."""
         if self._started:
             return
         self._started = True
@@ -288,7 +276,7 @@ class Answering:
 
 
 def _patient(limits: Limits, headers: Headers) -> Limits:
-    """`limits` for a client that says when it gives up, as OpenAI's do."""
+    """Lowers limits for a client that says when it gives up."""
     for name in _PATIENCE:
         with contextlib.suppress(ValueError):
             wait_s = float(headers.get(name, ""))
@@ -301,7 +289,7 @@ def _patient(limits: Limits, headers: Headers) -> Limits:
 async def send_json(
     send: Send, status: int, value: object, headers: MutableMapping[str, str] | None = None
 ) -> None:
-    """A whole response. `value`: JSON, or what is to be written so."""
+    """Sends a whole response. `value`: encoded JSON, or what is to be encoded."""
     body = value if isinstance(value, bytes) else json_bytes(value)
     found = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
     found += [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]

@@ -1,7 +1,7 @@
 """Anthropic's /v1/messages: reads requests as chats and writes answers as messages of blocks."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -29,14 +29,10 @@ _NAMES: Final = {
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _READ: Final = TEXTS | t.tagged("type", document=DOCUMENT, search_result=SEARCH_RESULT)
 _RESULT: Final = t.body(
-    "tool_use_id",
-    tool_use_id=t.TEXT,
-    content=t.text_or(_READ, "null"),
-    is_error=t.flag("Has no effect."),
-    **CITED,
+    tool_use_id=t.TEXT, content=t.text_or(_READ, "null"), is_error=t.flag("Has no effect."), **CITED
 )
 _THOUGHT: Final = t.body(thinking=t.text(), **t.vain("signature", "data"), **CITED)
-_USE: Final = t.body("id", "name", id=t.TEXT, name=t.TEXT, input=t.OBJECT, **CITED)
+_USE: Final = t.body(id=t.TEXT, name=t.TEXT, input=t.OBJECT, **CITED)
 _BLOCKS: Final = {
     "user": _READ | t.tagged("type", tool_result=_RESULT),
     "assistant": TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
@@ -46,7 +42,6 @@ _MESSAGES: Final = t.tagged(
     "role", **{role: t.body(content=t.text_or(blocks)) for role, blocks in _BLOCKS.items()}
 )
 _TOOL: Final = t.body(
-    "name",
     type=t.word("custom"),
     name=t.TEXT,
     input_schema=t.OBJECT,
@@ -93,25 +88,25 @@ _TABLE: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
 COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
 
 
-def _read_turns(fields: BodyFields, service: Service, name: str) -> Asked:
+def _read_turns(fields: BodyFields, service: Service) -> Asked:
     maximum = fields.get("max_tokens") or 0
-    asked = _read(fields, service, name, max(1, maximum))
+    asked = _read(fields, service, max(1, maximum))
     if maximum:
         return asked
     # Without tokens the prompt is only read into the cache.
-    (choice,) = asked.choices
-    return replace(asked, choices=(replace(choice, request=replace(choice.request, max_tokens=0)),))
+    (choice,) = asked.prompts
+    return replace(asked, prompts=(replace(choice, request=replace(choice.request, max_tokens=0)),))
 
 
 def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
     try:
-        found = len(_read(fields, service, "count", 1).choices[0].request.prompt_ids)
+        found = len(_read(fields, service, 1).prompts[0].request.prompt_ids)
     except PromptTooLong as error:  # clients ask whether to shorten the conversation
         found = max(error.tokens, tokens_in(error.text, service))
     return {"input_tokens": found}
 
 
-def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Asked:
+def _read(fields: BodyFields, service: Service, maximum: int) -> Asked:
     chat: Json = {"max_tokens": maximum, "stream": fields.get("stream", False)}
     copied(fields, chat, "temperature", "top_p", "top_k", stop_sequences="stop")
     # By default their clients take the first block for the answer. "between_tools" means text between calls.
@@ -140,7 +135,7 @@ def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Aske
         turn = [message for _, message in neighbours]
         messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is given[-1][1])
     chat["messages"] = messages
-    return asked_by_chat(chat, fields, service, name, ("message", _NAMES))
+    return asked_by_chat(chat, fields, service, ("message", _NAMES))
 
 
 def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Json]:
@@ -174,11 +169,8 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Jso
                     texts.append(part_text(kind, block))
     if results and not texts:
         return results
-    said: Json = {
-        "role": role,
-        "content": "\n".join(texts) if texts or not calls else None,
-        "tool_calls": calls,
-    }
+    content = "\n".join(texts) if texts or not calls else None
+    said: Json = {"role": role, "content": content, "tool_calls": calls}
     if thoughts:
         said["reasoning_content"] = thoughts
     return [*results, said]
@@ -188,7 +180,7 @@ def _read_tools(fields: BodyFields, chat: Json) -> None:
     tools: list[Json] = []
     for where, item in fields.entries("tools"):
         # Other types are run by their servers, or have a schema that only their models know.
-        if item.get("type") is None or is_function(fields, where, item, ("custom",)):
+        if item.get("type") is None or is_function(fields, where, item, "custom"):
             tool = fields.inner(item, where, _TOOL)
             tools.append(function_tool(tool, tool.needed("name"), "input_schema"))
     chat["tools"] = tools
@@ -205,6 +197,7 @@ def _read_tools(fields: BodyFields, chat: Json) -> None:
 _PING: Final = typed_event("ping")
 _CUT: Final = "length"  # The only ending of an answer that may have no block.
 _REASONS: Final = {_CUT: "max_tokens", "tool_calls": "tool_use"}
+_EMPTY: Final[dict[str, Json]] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
 
 
 class AnthropicFormat(AnswerFormat):
@@ -213,32 +206,22 @@ class AnthropicFormat(AnswerFormat):
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
         self._spoken = SpokenChoice(head.reply.speech)
+        self._blocks: list[Json] = []
+        self._open = ""  # the type of the last block while it is being written
         self._ending = ""
-        #: The number and kind of the block that is being written; "" between blocks.
-        self._index = -1
-        self._open = ""
 
     def opening(self) -> Sequence[bytes]:
         usage = {"input_tokens": self.head.prompt_tokens, "output_tokens": 0}
-        message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
+        message = self._message({"stop_reason": None, "stop_sequence": None}, usage)
         return (typed_event("message_start", message=message),)
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        said = self._spoken.take(piece)
-        self._ending = self._spoken.ending(piece) or ""
-        frames = [frame for one in said for frame in self._parts(one)]
-        if piece.last is not None:
-            if self._index < 0 and piece.last != _CUT:
-                frames += self._begun("text", _block(SpokenText("")))
-            frames += self._closed()
-        return frames
+        return self._written(piece, self._spoken.take(piece))
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         (only,) = transcripts
-        return (
-            typed_event("message_delta", delta=_end(self._ending, only), usage=self._usage(only)),
-            typed_event("message_stop"),
-        )
+        end = typed_event("message_delta", delta=self._end(only), usage=self._usage(only))
+        return end, typed_event("message_stop")
 
     def alive(self, why: str) -> bytes:
         return comment(why) + _PING if why else _PING
@@ -248,58 +231,62 @@ class AnthropicFormat(AnswerFormat):
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         (parts,), (only,) = pieces, transcripts
-        blocks: list[Json] = []
         for piece in parts:
-            for said in self._spoken.take_objects(piece):
-                self._add(blocks, said)
-        ending = self._spoken.ending(parts[-1]) or ""
-        if not blocks and ending != _CUT:
-            blocks.append(_block(SpokenText("")))
-        return self._message(blocks, _end(ending, only), self._usage(only))
+            self._written(piece, self._spoken.take_objects(piece))
+        return self._message(self._end(only), self._usage(only))
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return anthropic_error(error)
 
+    def _written(self, piece: TextPiece, said: Iterable[Said]) -> list[bytes]:
+        frames = [frame for one in said for frame in self._parts(one)]
+        self._ending = self._spoken.ending(piece) or ""
+        if piece.last is not None:
+            if not self._blocks and piece.last != _CUT:
+                frames += self._begun("text")
+            frames += self._closed()
+        return frames
+
     def _parts(self, said: Said) -> list[bytes]:
         match said:
             case CallBegun(index=index, name=name):
-                return self._begun("tool_use", self._use(index, name, {}))
+                return self._begun_call(index, name)
             case CallArguments(text=text):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
-            case CallEnded():
+            case CallEnded(index=index, name=name, arguments=arguments):
+                if self._open != "tool_use":  # in an answer that is not streamed
+                    self._begun_call(index, name)
+                    self._blocks[-1]["input"] = json.loads(arguments)
                 return self._closed()
             case SpokenText(text=text, thought=thought):
                 kind = "thinking" if thought else "text"
-                begun = self._begun(kind, _block(SpokenText("", thought)))
-                return [*begun, self._delta({"type": f"{kind}_delta", kind: text})]
+                frames = self._begun(kind)
+                self._blocks[-1][kind] += text
+                return [*frames, self._delta({"type": f"{kind}_delta", kind: text})]
 
-    def _begun(self, kind: str, block: Json) -> list[bytes]:
+    def _begun_call(self, index: int, name: str) -> list[bytes]:
+        return self._begun("tool_use", id=call_id(self.head.id, 0, index), name=name, input={})
+
+    def _begun(self, kind: str, **call: object) -> list[bytes]:
         """Begins a block, unless one of this kind is being written."""
         if self._open == kind:
             return []
-        before = self._closed()
-        self._open, self._index = kind, self._index + 1
-        return [*before, typed_event("content_block_start", index=self._index, content_block=block)]
+        before, block = self._closed(), {"type": kind, **(call or _EMPTY[kind])}
+        self._open = kind
+        self._blocks.append(block)
+        index = len(self._blocks) - 1
+        return [*before, typed_event("content_block_start", index=index, content_block=block)]
 
-    def _delta(self, delta: Mapping[str, object]) -> bytes:
-        return typed_event("content_block_delta", index=self._index, delta=delta)
+    def _delta(self, delta: Json) -> bytes:
+        return typed_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _closed(self) -> list[bytes]:
         kind, self._open = self._open, ""
-        return [typed_event("content_block_stop", index=self._index)] if kind else []
+        return [typed_event("content_block_stop", index=len(self._blocks) - 1)] if kind else []
 
-    def _add(self, blocks: list[Json], said: SpokenText | CallEnded) -> None:
-        if isinstance(said, CallEnded):
-            blocks.append(self._use(said.index, said.name, json.loads(said.arguments)))
-            return
-        block, kind = _block(said), "thinking" if said.thought else "text"
-        if blocks and blocks[-1]["type"] == kind:
-            blocks[-1][kind] = f"{blocks[-1][kind]}{said.text}"
-        else:
-            blocks.append(block)
-
-    def _use(self, index: int, name: str, arguments: object) -> Json:
-        return {"type": "tool_use", "id": call_id(self.head.id, 0, index), "name": name, "input": arguments}
+    def _end(self, transcript: Transcript) -> Json:
+        reason = "stop_sequence" if transcript.stop else _REASONS.get(self._ending, "end_turn")
+        return {"stop_reason": reason, "stop_sequence": transcript.stop or None}
 
     def _usage(self, transcript: Transcript) -> Json:
         """Cached tokens count apart, as theirs do; at a stop string they are not known."""
@@ -310,20 +297,9 @@ class AnthropicFormat(AnswerFormat):
         cached = ended.cached_tokens
         return usage | {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
 
-    def _message(self, content: list[Json], ending: Json, usage: Mapping[str, object]) -> Json:
+    def _message(self, ending: Json, usage: Json) -> Json:
         head = {"id": self.head.id, "type": "message", "role": "assistant", "model": self.head.model}
-        return {**head, "content": content, **ending, "usage": usage}
-
-
-def _block(said: SpokenText) -> Json:
-    if said.thought:
-        return {"type": "thinking", "thinking": said.text, "signature": ""}
-    return {"type": "text", "text": said.text}
-
-
-def _end(ending: str, transcript: Transcript) -> Json:
-    reason = "stop_sequence" if transcript.stop else _REASONS.get(ending, "end_turn")
-    return {"stop_reason": reason, "stop_sequence": transcript.stop or None}
+        return {**head, "content": self._blocks, **ending, "usage": usage}
 
 
 MESSAGE: Final = AnswerForm(

@@ -74,11 +74,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was read: at least one choice, and the names of ignored fields."""
+    """A request that was read: the first choice of each prompt, without its name; the names of ignored fields; and how
+    many choices each prompt has."""
 
-    choices: tuple[Choice, ...]
+    prompts: tuple[Choice, ...]
     reply: Reply
     ignored: tuple[str, ...]
+    each: int = 1
 
 
 class AnsweredAtOnce(Exception):
@@ -252,36 +254,29 @@ def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: 
 
 
 def request_of(
-    prompt_ids: tuple[int, ...],
+    ids: tuple[int, ...],
     limit: int,
     sampling: Sampling,
+    fields: BodyFields,
+    grammar: Grammar | None,
     service: Service,
-    *,
-    ignore_eos: bool = False,
-    grammar: Grammar | None = None,
 ) -> GenerationRequest:
+    ignore_eos = fields.get("ignore_eos", False)
     if grammar is not None and ignore_eos:
         raise refused("'ignore_eos' cannot be kept where a grammar says where the answer ends", "ignore_eos")
     return GenerationRequest(
-        id="",
-        prompt_ids=prompt_ids,
-        max_tokens=limit,
-        sampling=sampling,
-        stop_ids=service.eos_ids,
-        ignore_eos=ignore_eos,
-        keep_prefix=True,
-        grammar=grammar,
+        "", ids, limit, sampling, service.eos_ids, ignore_eos, keep_prefix=True, grammar=grammar
     )
 
 
-def named_choices(choices: Sequence[Choice], count: int, name: str) -> tuple[Choice, ...]:
-    """Repeats each choice `count` times, named after the answer and numbered if there are several. Each repetition gets
-    the next seed, so that a seed gives the same answers again but not one answer `count` times."""
+def named_choices(prompts: Sequence[Choice], each: int, name: str) -> tuple[Choice, ...]:
+    """Repeats each prompt's choice, named after the answer and numbered if there are several. Each repetition gets
+    the next seed, so that a seed gives the same answers again but not one answer `each` times."""
     found: list[Choice] = []
-    for choice in choices:
+    for choice in prompts:
         request = choice.request
-        for n in range(count):
-            own = name if len(choices) * count == 1 else f"{name}-{len(found)}"
+        for n in range(each):
+            own = name if len(prompts) * each == 1 else f"{name}-{len(found)}"
             drawn = replace(request.sampling, seed=(request.sampling.seed + n) % (MAX_SEED + 1))
             found.append(replace(choice, request=replace(request, id=own, sampling=drawn)))
     return tuple(found)

@@ -1,9 +1,7 @@
-"""The body of a request: its bytes, and the JSON in it. No more bytes are kept than the limit, whatever the client
-announces or sends, and no longer waited for.
+"""The body of a request: its bytes and the JSON in it, both bounded.
 
-What is parsed has a bounded number of values, so that a few megabytes of brackets cannot become hundreds, and is nested
-to a bounded depth. A key stands once in an object, and numbers are finite: the value does not depend on the parser.
-Texts within it are often what models wrote, and are taken as they are.
+JSON has a bounded number of values, as a few megabytes of brackets would become hundreds, and a bounded depth. A key
+stands once in an object, and numbers are finite: the value does not depend on the parser.
 """
 
 import asyncio
@@ -21,21 +19,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_DEPTH: Final = 128
-"""Of arrays and objects within each other."""
 _TOO_DEEP: Final = f"is nested too deeply: at most {MAX_DEPTH} arrays and objects may be within each other"
 
 
 class Disconnected(Exception):
-    """The client has gone, or is to go and come again: an answer would reach no one."""
+    """The client has left, or must come again: no answer would reach it."""
 
 
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, take: Callable[[int], None]
 ) -> bytearray:
-    """The whole body, each part of which `take` may refuse.
-
-    Raises ApiError 413 above `limit` bytes (before it reads any, where so many are announced) and 408 after `limit_s`,
-    and Disconnected."""
+    """Returns the whole body, each part of which `take` may refuse. Raises ApiError 413 above `limit` bytes (before
+    reading where so many are announced), 408 after `limit_s`, and Disconnected."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -59,8 +54,8 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Read what still comes, for a while, and forget it: a connection that ends with unread bytes is reset, and a
-    client that is still sending might not see the answer that it has been given."""
+    """Drops what still arrives, for a while: a connection that ends with unread bytes is reset, and a client that
+    still sends might not see its answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -68,7 +63,7 @@ async def discard(receive: Receive, limit_s: float) -> None:
 
 
 async def left(receive: Receive) -> None:
-    """Returns once the client has gone, or has its whole answer."""
+    """Returns once the client has left, or has its whole answer."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -83,11 +78,11 @@ def _too_large(size: str, limit: int) -> ApiError:
 
 
 class Excessive(Exception):
-    """There are more values, or they are deeper, than is allowed; the message says which of it."""
+    """The JSON has too many values, or is too deep; the message says which."""
 
 
 def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
-    """The JSON object in `body`. Raises ApiError 400."""
+    """Reads a JSON object. Raises ApiError 400."""
     try:
         _count(body, max_values, 0)
         value = json.loads(
@@ -112,8 +107,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 
 
 def parse_text(text: str, max_values: int, before: int) -> tuple[object, int]:
-    """The value that `text` is, and of how many it and the `before` consist, which together may be `max_values`. Raises
-    Excessive, and ValueError for what is no JSON."""
+    """Reads JSON; also returns how many values it and those `before` have, at most `max_values`. Raises Excessive, and
+    ValueError for text that is not JSON."""
     data = text.encode("utf-8", "surrogatepass")
     count = _count(data, max_values, before)
     try:
@@ -125,7 +120,7 @@ def parse_text(text: str, max_values: int, before: int) -> tuple[object, int]:
 
 
 def is_deeper(value: object, limit: int) -> bool:
-    """Whether it has arrays and objects within each other, more than `limit`."""
+    """Whether more than `limit` arrays and objects are within each other."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
         level = [one for one in level if isinstance(one, dict | list)]
@@ -136,8 +131,7 @@ def is_deeper(value: object, limit: int) -> bool:
 
 
 def _count(data: bytes | bytearray, limit: int, before: int) -> int:
-    """How many values there may be with those `before`, by what stands before each: a text that fits the context has
-    fewer of these marks. Raises Excessive."""
+    """Bounds the number of values, with those `before`, by the marks that precede each. Raises Excessive."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > limit:
         raise Excessive(f"has more than {limit} values")
@@ -145,7 +139,7 @@ def _count(data: bytes | bytearray, limit: int, before: int) -> int:
 
 
 def _check_depth(data: bytes | bytearray, value: object) -> None:
-    """Raises Excessive. Nearly all have too few brackets to be looked at."""
+    """Raises Excessive. Nearly all bodies have too few brackets to be walked."""
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise Excessive(_TOO_DEEP)
 

@@ -33,6 +33,10 @@ _Tools = Mapping[str, Mapping[str, Any]]
 _SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
 
 
+class GrammarTooLarge(ValueError):
+    """The rules are longer than a grammar may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Style:
     tokenizer: Tokenizer | None
@@ -74,7 +78,7 @@ def call_or_form_grammar(
 
 
 def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]:
-    chosen = tools.callable(tools.required or tools.names)
+    chosen = tools.callable(tools.required)
     if form in ("llama3", "mistral"):
         most = _MAX_CALLS if tools.several else 1
         yield f"calls: {_Style(None).json(_enveloped(chosen, form, most))}"
@@ -103,47 +107,39 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
 def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of a call that the model begins by itself. None if no token opens calls, or with too many
-    tools."""
-    tokenizer = service.tokenizer
-    if tokenizer is None or not calls_are_known_by_tokens(form, thinking, service):
-        return None
-    begins = tokenizer.token_id(CALL_MARKS[form].openers[-1])
-    thoughts = [tokenizer.token_id(mark) for mark in THOUGHT_MARKS] if thinking else []
-    known = tuple(token for token in thoughts if token is not None)
-    style = _Style(tokenizer, free=True)
-    text = _joined(_FREE_RULES, _body(tools.callable(tools.names), form, style))
-    if text is None:
-        return None
-    return replace(grammar_of("lark", text, "tools", service), begins=begins, thoughts=known)
-
-
-def calls_are_known_by_tokens(form: CallForm, thinking: Thinking, service: Service) -> bool:
-    """Whether a call that the model begins can be held to a grammar: with llguidance, and one token each for the marks
-    that open a call and around thoughts."""
+    """Makes the grammar of a call that the model begins by itself. None without llguidance, or without one token each
+    for the marks that open a call and around thoughts. Raises GrammarTooLarge."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
-        return False
+        return None
     marks = (CALL_MARKS[form].openers[-1], *(THOUGHT_MARKS if thinking else ()))
-    return all(tokenizer.token_id(mark) is not None for mark in marks)
+    tokens = [tokenizer.token_id(mark) for mark in marks]
+    known = [token for token in tokens if token is not None]
+    if len(known) < len(marks):
+        return None
+    style = _Style(tokenizer, free=True)
+    text = _joined(_FREE_RULES, _body(tools.callable(), form, style))
+    grammar = grammar_of("lark", text, "tools", service)
+    return replace(grammar, begins=known[0], thoughts=tuple(known[1:]))
 
 
-def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
-    """Joins the rules; None, without making more of them, if they are longer than a grammar may be."""
+def _joined(start: Sequence[str], rules: Iterable[str]) -> str:
+    """Joins the rules. Raises GrammarTooLarge without making more of them."""
     found, length = [*start], sum(map(len, start))
     for rule in rules:
         found.append(rule)
         length += 1 + len(rule)
         if length > MAX_GRAMMAR:
-            return None
+            raise GrammarTooLarge
     return "\n".join(found)
 
 
 def _grammar(start: Sequence[str], rules: Iterable[str], tools: str, param: str, service: Service) -> Grammar:
-    text = _joined(start, rules)
-    if text is None:
+    try:
+        text = _joined(start, rules)
+    except GrammarTooLarge:
         why = f"'{tools}' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
-        raise refused(why, tools)
+        raise refused(why, tools) from None
     return grammar_of("lark", text, param, service)
 
 
@@ -211,13 +207,9 @@ def _enveloped(tools: _Tools, form: CallForm, most: int) -> dict[str, Any]:
     choices = []
     for name, schema in tools.items():
         arguments = {word: value for word, value in schema.items() if word != "$defs"}
+        call = {"name": {"const": name}, key: arguments}
         choices.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, key: arguments},
-                "required": ["name", key],
-                "additionalProperties": False,
-            }
+            {"type": "object", "properties": call, "required": [*call], "additionalProperties": False}
         )
     calls: dict[str, Any] = {"anyOf": choices}
     if form == "mistral":

@@ -1,65 +1,55 @@
-"""`GET /admin/cluster`: the cluster as its users think of it, for `tpiedge top` and the page. No socket and no thread.
+"""`GET /admin/cluster`: the cluster for `tpiedge top` and the page, computed at each look from what the master knows.
 
-Computed when somebody looks, from what the master knows. Rates are of the last seconds: those of a machine between two
-arrivals of its counters, of tokens between two looks. So the first look has none.
-
-Where the time of a step goes is the mean of the steps of this epoch that `timeline.py` showed in the last seconds.
+Rates are of the last seconds: of a machine between two arrivals of its counters, of tokens between two looks, so that
+the first look has none. The parts of a step's time are means of the steps that `timeline.py` showed in the last
+seconds of this epoch.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 from tpiedge.api.guard import Sender
-from tpiedge.api.service import PendingJoin, Service
+from tpiedge.api.service import Service
 from tpiedge.api.timeline import PARTS
 from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
 
-#: Tokens per second are those of so many seconds at most, and of one at least; the means of steps, too.
+#: Tokens per second are of so many seconds at most, and of _SHORTEST_S at least; means of steps, too.
 _WINDOW_S: Final = 6.0
 _SHORTEST_S: Final = 0.9
 _LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
-#: States that are shown as they are.
+#: States shown by their own names.
 _SAME: Final = ("spare", "left out", "draining", "drained", "lost")
 
 _JsonObject: TypeAlias = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What was seen at `at`, on the caller's clock."""
-
-    at: float
-    epoch: int
-    tokens: int
-
-
 class ClusterPicture:
-    """Remembers the last looks. For one thread."""
+    """Remembers the last looks, for one thread. `sender` describes the client of a request."""
 
     def __init__(self, service: Service, sender: Callable[[str], Sender | None]) -> None:
-        """`sender` says who the client of a request is."""
         self._service = service
         self._sender = sender
-        self._looks: deque[_Look] = deque()
-        #: The shown machines of each step by their ranks, by the time at which it was told; all of one epoch.
+        self._epoch = 0
+        #: Time and tokens so far of each look in this epoch.
+        self._looks: deque[tuple[float, int]] = deque()
+        #: Machines of each step of this epoch by rank, by the time of the step.
         self._steps: dict[float, dict[int, Mapping[str, float]]] = {}
 
     def of(
         self,
         status: ClusterStatus,
-        waiting: Sequence[PendingJoin],
+        waiting: Sequence[Mapping[str, str]],
         timeline: Mapping[str, Any] | None,
         now: float,
     ) -> _JsonObject:
-        """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters,
-        `timeline` as of shown_step."""
+        """Returns the picture at `now`, seconds on a monotonic clock. `timeline`: from shown_step."""
         model, requests, events = self._service.model(), self._service.request_lines(), self._service.events()
-        before, look = self._remember(status, now)
+        tokens_per_s = self._tokens_per_s(status, now)
         means = {} if timeline is None else self._means(timeline)
         return {
             "object": "tpiedge.cluster",
@@ -75,29 +65,27 @@ class ClusterPicture:
             "split_shows": status.split_shows,
             "machines": [_machine(node, status, _step(node, means)) for node in status.nodes],
             "timeline": timeline,
-            "waiting": [asdict(one) for one in waiting],
+            "waiting": waiting,
             "requests": [_request(one, self._sender(one.client)) for one in requests],
             "events": [asdict(one) for one in events],
-            "totals": _totals(status, before, look),
+            "totals": _totals(status, tokens_per_s),
         }
 
-    def _remember(self, status: ClusterStatus, now: float) -> tuple[_Look, _Look]:
-        """The look that rates count from, and this one."""
-        look = _Look(now, status.epoch, status.totals.tokens)
-        looks = self._looks
-        if looks and looks[-1].epoch != look.epoch:
+    def _tokens_per_s(self, status: ClusterStatus, now: float) -> float | None:
+        looks, tokens = self._looks, status.totals.tokens
+        if status.epoch != self._epoch:
+            self._epoch = status.epoch
             looks.clear()
             self._steps.clear()
-        while looks and now - looks[0].at > _WINDOW_S:
+        while looks and now - looks[0][0] > _WINDOW_S:
             looks.popleft()
-        before = looks[0] if looks else look
-        if not looks or now - looks[-1].at >= _SHORTEST_S / 2:  # so many looks at a time cost no memory
-            looks.append(look)
-        return before, look
+        if not looks or now - looks[-1][0] >= _SHORTEST_S / 2:  # many looks at once cost no memory
+            looks.append((now, tokens))
+        begun, before = looks[0]
+        return round((tokens - before) / (now - begun), 3) if now - begun >= _SHORTEST_S else None
 
     def _means(self, latest: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-        """What the time of a step goes to on the machine of each rank, with this step, which is shown now, perhaps
-        again."""
+        """Adds this step; returns the parts of a step's time on the machine of each rank."""
         self._steps[latest["at"]] = {one["rank"]: one for one in latest["machines"]}
         self._steps = {at: one for at, one in self._steps.items() if abs(latest["at"] - at) <= _WINDOW_S}
         return {
@@ -118,7 +106,7 @@ def _machine(node: NodeStatus, status: ClusterStatus, step: Mapping[str, float] 
         "state": _state(node, status.ready),
         "why": node.why,
         "left_out_s": math.ceil(node.left_out_s),
-        "silent_s": 0 if node.last_seen_s < 3 else math.floor(node.last_seen_s),  # it is heard now
+        "silent_s": 0 if node.last_seen_s < 3 else math.floor(node.last_seen_s),
         "heads": list(node.attention),
         "ffn_tiles": list(node.ffn),
         "share": {
@@ -151,7 +139,7 @@ def _machine(node: NodeStatus, status: ClusterStatus, step: Mapping[str, float] 
 
 
 def _links(node: NodeStatus, status: ClusterStatus) -> list[_JsonObject]:
-    """To other workers, by their ranks."""
+    """Links to other workers, by rank."""
     called = {one.rank: {"name": one.name, "host": one.host} for one in status.nodes}
     found = {
         link.low + link.high - node.rank: link.round_trip_s
@@ -164,11 +152,9 @@ def _links(node: NodeStatus, status: ClusterStatus) -> list[_JsonObject]:
 
 
 def _state(node: NodeStatus, ready: bool) -> str:
-    """Whether it answers, gets ready to, is not needed ("spare"), may not for a while ("left out"), gives its part up,
-    has given it up, waits for a plan, or is away."""
     if node.state in _SAME:
         return node.state
-    if node.state == "ready" or (ready and node.rank is not None):  # it may fetch for the next plan meanwhile
+    if node.state == "ready" or (ready and node.rank is not None):  # perhaps it fetches for the next plan
         return "serving"
     return "loading" if node.state in _LOADING else "waiting"
 
@@ -178,14 +164,14 @@ def _part(units: tuple[int, int], of: int) -> float:
 
 
 def _memory(node: NodeStatus) -> _JsonObject:
-    """`budget_bytes` 0: not limited. What the plan gives and the node does not say yet is 0."""
+    """Sizes that the node has not reported are 0; a `budget_bytes` of 0 is no limit."""
     stats = node.counters
     weights, window, kv, reserved, program, peak = node.weight_bytes, 0, 0, 0, 0, 0
     if stats is not None:
         weights, window, kv = stats.weight_bytes, stats.window_bytes, stats.kv_bytes
         reserved, peak = stats.kv_reserved_bytes, stats.peak_rss_bytes
         program = max(0, node.planned_bytes - node.weight_bytes - reserved)
-    # While the cache is not full, weights use its room.
+    # Weights use the room of a cache that is not full.
     borrowed = max(0, weights - node.weight_bytes)
     return {
         "budget_bytes": node.memory_bytes,
@@ -202,7 +188,7 @@ def _memory(node: NodeStatus) -> _JsonObject:
 
 
 def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping[str, float] | None:
-    """Where the time of a step goes on that machine; None while it takes none."""
+    """Parts of a step's time on that machine; None while it takes no part."""
     counted = node.counted
     if node.rank is None or counted is None or counted.latest.steps <= counted.first.steps:
         return None
@@ -210,8 +196,8 @@ def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping
 
 
 def _request(line: RequestLine, sender: Sender | None) -> _JsonObject:
-    """Times in whole seconds: a picture in which nothing happens stays the same for as long. The client itself may be
-    the digest of a key, which could be guessed from that."""
+    """Times are whole seconds, so that an idle picture stays the same. `client` is left out: it may be the digest of a
+    key, which could be guessed from it."""
     shown, reading = asdict(line), line.reading
     del shown["client"]
     if reading is not None:
@@ -225,22 +211,20 @@ def _request(line: RequestLine, sender: Sender | None) -> _JsonObject:
     }
 
 
-def _totals(status: ClusterStatus, before: _Look, look: _Look) -> _JsonObject:
-    totals, spent_s = status.totals, look.at - before.at
+def _totals(status: ClusterStatus, tokens_per_s: float | None) -> _JsonObject:
     head = next((node.counters for node in status.nodes if node.rank == 0), None)
-    rate = round((look.tokens - before.tokens) / spent_s, 3) if spent_s >= _SHORTEST_S else None
     of_head = ("drafted", "accepted", "kv_pages", "kv_pages_used")
     return {
         "running": status.running,
         "queued": status.queued,
-        "tokens_per_s": rate,
+        "tokens_per_s": tokens_per_s,
         **{name: 0 if head is None else getattr(head, name) for name in of_head},
-        **asdict(totals),
+        **asdict(status.totals),
     }
 
 
 def _rate(node: NodeStatus, field: str) -> float | None:
-    """Bytes per second; None where that is not known."""
+    """Returns bytes per second, or None before there are two counts."""
     counted = node.counted
     if counted is None or counted.spent_s < 0.5:
         return None

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from tpiedge.answers.log import Parting
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api import anthropic, embeddings, ollama, openai_request, responses
 from tpiedge.api.answering import Answering, Work, send_json
@@ -29,7 +28,6 @@ ANSWER_FORMS: Final[Mapping[FormatName, AnswerForm]] = {
     "completion": openai_request.COMPLETION,
     "chat": openai_request.CHAT,
     "embeddings": embeddings.EMBEDDING,
-    "embeddings-base64": replace(embeddings.EMBEDDING, path=""),
     "message": anthropic.MESSAGE,
     "response": responses.RESPONSE,
     "ollama-chat": ollama.CHAT,
@@ -51,14 +49,13 @@ class Answers:
     records: RecordFolder | None
 
     def routes(self) -> list[Route]:
-        forms = [(name, form) for name, form in ANSWER_FORMS.items() if form.path]
-        asked = [Route(form.path, partial(self._asked, name), methods=["POST"]) for name, form in forms]
-        kept = [
-            Route(f"{form.path}/{{id}}", partial(self._kept, name), methods=["GET", "DELETE"])
-            for name, form in forms
-            if form.kind
-        ]
-        return asked + kept
+        found = []
+        for name, form in ANSWER_FORMS.items():
+            found.append(Route(form.path, partial(self._asked, name), methods=["POST"]))
+            if form.kind:
+                kept = partial(self._kept, name)
+                found.append(Route(f"{form.path}/{{id}}", kept, methods=["GET", "DELETE"]))
+        return found
 
     def accept(self, form_name: FormatName, values: dict[str, object], sender: Request) -> Work:
         """Checks, tokenizes and submits a request, for a thread. In Azure's paths the deployment is the model."""
@@ -66,25 +63,26 @@ class Answers:
             values["model"] = sender.scope[_DEPLOYMENT_KEY]
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
         name = f"{form.prefix}-{secrets.token_hex(12)}"
-        asked, scope = form.asked(values, service, name), self.intake.scope(sender)
-        choices = [replace(one, request=replace(one.request, scope=scope)) for one in asked.choices]
-        asked = replace(asked, choices=tuple(choices))
+        asked, scope = form.asked(values, service), self.intake.scope(sender)
+        prompts = [replace(one, request=replace(one.request, scope=scope)) for one in asked.prompts]
+        asked = replace(asked, prompts=tuple(prompts))
         pack, model, key = records.pack if records else "", service.model().name, self.intake.key(sender)
         accepted = AcceptedRequest.of(asked, name, int(time.time()), model, pack, key)
-        question = accepted.question(asked.choices, service.tokenizer)
+        choices = accepted.choices
+        question = accepted.question(choices, service.tokenizer)
         reader = self.shelf.accept(
             question,
             self.intake.client(sender),
             lambda: records.begin(accepted) if records and form.kind else None,
         )
-        return Work(accepted, asked.choices, asked.reply, form, reader, ignored=asked.ignored)
+        return Work(accepted, choices, asked.reply, form, reader, ignored=asked.ignored)
 
     async def _asked(self, form: FormatName, request: Request) -> ASGIApp:
         try:
             work = await self.intake.done(
                 request,
                 lambda values: self.accept(form, values, request),
-                lambda late: late.reader.leave(Parting.FOR_GOOD),
+                lambda late: late.reader.leave("for good"),
             )
         except AnsweredAtOnce as known:
             return _json(known.body, ignored_header(known.ignored))

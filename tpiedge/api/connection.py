@@ -1,9 +1,8 @@
-"""The connections of the HTTP port: how many there are, and what one of them may cost.
+"""The connections of the HTTP port: how many there are, and what one may cost.
 
-Each connection takes a descriptor, of which workers need some, too; so no client has more than its portion. It is
-uvicorn's, with deadlines for sending a request's head and for reading an answer, and with errors in our shape. Parsing
-takes microseconds for each line and each chunk, however short: so a client has one piece parsed in a turn of the event
-loop, on however many connections, and all others have their turn before its next one.
+Connections take descriptors, which workers need, too: no client has more than its portion. A connection is uvicorn's
+with deadlines for sending a request's head and for reading an answer. Parsing costs microseconds a line and a chunk,
+however short: so one piece of a client is parsed in a turn of the event loop, on however many connections.
 """
 
 import asyncio
@@ -33,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
-    """A listening socket of `limit` connections, divided by address. A further one never waits: it ends, where it is
-    `plain` HTTP with a 503. For one event loop, which accepts until BlockingIOError."""
+    """A listening socket for `limit` connections, divided by address. A further one ends at once, with a 503 where it
+    is `plain` HTTP. For one event loop, which accepts until BlockingIOError."""
 
     def __init__(self, family: int, kind: int, protocol: int, limit: int, plain: bool) -> None:
         super().__init__(family, kind, protocol)
@@ -43,8 +42,7 @@ class HttpListener(socket.socket):
         self._warnings = RateLimitedLog(_log)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Returns the next connection that finds a place."""
-        for _ in range(64):  # more are refused in the event loop's next turn
+        for _ in range(64):  # the next turn of the event loop refuses more
             accepted, address = super().accept()
             host = address[0]
             if self._places.take(host):
@@ -55,7 +53,7 @@ class HttpListener(socket.socket):
 
 
 class _Accepted(socket.socket):
-    """Calls `leave` when it is closed, or forgotten."""
+    """Calls `leave` when it is closed, or collected."""
 
     def __init__(self, accepted: socket.socket, leave: Callable[[], None]) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
@@ -67,7 +65,7 @@ class _Accepted(socket.socket):
 
 
 def _refuse(connection: socket.socket, plain: bool) -> None:
-    """No TLS client reads what comes before a handshake, which takes time."""
+    """Sends a refusal, unless the client expects TLS: a handshake would take time."""
     error = ApiError(503, "too many connections are open: try again later", "too_many_connections")
     with connection:
         try:
@@ -75,28 +73,27 @@ def _refuse(connection: socket.socket, plain: bool) -> None:
             if plain:
                 connection.send(_response("503 Service Unavailable\r\nRetry-After: 5", error))
                 connection.shutdown(socket.SHUT_WR)
-                connection.recv(64 * KIB)  # what is not read makes the end a reset
+                connection.recv(64 * KIB)  # unread bytes would make the end a reset
         except OSError:
             pass
 
 
 def _response(status: str, error: ApiError) -> bytes:
-    """The last answer of a connection that has no application."""
+    """Writes a last answer without the application."""
     body = json.dumps(error.body())
     head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}"
     return f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}".encode("ascii")
 
 
 class FairTurns:
-    """For one event loop. In a turn of it each client does one thing; what more it wants to do, it does in the next
-    turns, in the order in which it asked."""
+    """Lets each client do one thing in a turn of the event loop, and further things in the next turns, in order."""
 
     def __init__(self) -> None:
-        #: Of each client that did something in this turn: what it is to do in the next ones.
+        #: By each client that did something in this turn: what it will do in the next ones.
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def ask(self, client: str, act: Callable[[], None]) -> None:
-        """Has `act` called: now, if it is the client's first in this turn."""
+        """Calls `act`, now if it is the client's first in this turn."""
         if client in self._waiting:
             self._waiting[client].append(act)
             return
@@ -111,34 +108,32 @@ class FairTurns:
             loop = asyncio.get_running_loop()
             for acts in self._waiting.values():
                 loop.call_soon(acts.popleft())
-            loop.call_soon(loop.call_soon, self._next)  # not before the turn of these has ended
+            loop.call_soon(loop.call_soon, self._next)  # after their turn
 
 
 class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
-    """Is closed where a request's head takes too long to arrive, or its client does not read what it was sent."""
+    """uvicorn's connection, closed where a request's head arrives too slowly or the client does not read."""
 
-    #: Of all connections: asyncio cuts it, for TLS. Of another kind that would be a copy.
+    #: Shared by all connections. asyncio slices it for TLS, which must not copy.
     _piece = memoryview(bytearray(PIECE_BYTES))
 
     def __init__(self, limits: Limits, turns: FairTurns, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._limits = limits
         self._turns = turns
-        #: Not parsed yet. Nothing more is read from the connection meanwhile.
+        #: Not parsed yet. Reading pauses meanwhile.
         self._received = b""
         self._asked = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        #: Bytes that the client had not taken at the last look, if we waited for that then, and still do.
+        #: Unread bytes at the last look, if the server has waited for the client since.
         self._left: int | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Not at once: uvicorn says so before it has ended the cycle.
+        # Later: uvicorn resumes reading before it has ended the cycle.
         self.flow = _Flow(transport, lambda: self.loop.call_soon(self._ask))
-        transport.set_write_buffer_limits(
-            64 * KIB
-        )  # what a client does not read is kept in the server's memory
+        transport.set_write_buffer_limits(64 * KIB)  # of memory, for a client that does not read
         self.app_state = {"arriving": lambda: self.conn.their_state is h11.SEND_BODY}
         self._expect_head()
         self._look()
@@ -165,14 +160,14 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def handle_events(self) -> None:
-        """Of uvicorn, which has answered: the next request may be there."""
+        """Parses later. uvicorn calls it when it has answered, as the next request may be there."""
         self._ask()
 
     def on_response_complete(self) -> None:
-        rest = self.conn.trailing_data[0].lstrip(b"\r\n")  # with which old clients end a body
+        rest = self.conn.trailing_data[0].lstrip(b"\r\n")  # old clients end a body so
         if self.conn.our_state is self.conn.their_state is h11.DONE:
             self.conn = h11.Connection(h11.SERVER, self._limits.headers_bytes)
-            if rest:  # h11 takes nothing for the end
+            if rest:  # h11 reads b"" as the end
                 self.conn.receive_data(rest)
         super().on_response_complete()
         self._ask()
@@ -183,7 +178,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self._turns.ask("" if self.client is None else self.client[0], self._parse)
 
     def _parse(self) -> None:
-        """What is left of the pieces before, and the next one unless uvicorn wants no more for now."""
+        """Parses what is left, then the next piece unless uvicorn has paused reading."""
         self._asked = False
         if self.transport.is_closing():
             return
@@ -204,17 +199,16 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Bytes that are no HTTP request, or more than is allowed. While an answer is under way, closing is all that
-        can be said."""
+        """Refuses bytes that are no HTTP request, or too many; during an answer, it only closes."""
         if self.cycle is not None:
-            self.cycle.disconnected = True  # the application's answer comes too late
+            self.cycle.disconnected = True  # the application's answer would come too late
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = ApiError(400, f"{msg} (or its headers are too large)", "invalid_http")
             self.transport.write(_response("400 Bad Request", error))
         self.transport.close()
 
     def _look(self) -> None:
-        """From time to time, whether the client reads what we wait for, or what is left once we closed."""
+        """Looks from time to time whether the client reads what the server waits for, or has left when it closed."""
         waiting = self.flow.write_paused or self.transport.is_closing()
         left = self.transport.get_write_buffer_size() if waiting else None
         if left and self._left is not None and left >= self._left:
@@ -229,7 +223,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
 
 class _Flow(FlowControl):
-    """Whether uvicorn wants more. `resumed` is called when it does so again."""
+    """Keeps whether uvicorn has paused reading; calls `resumed` when it reads again."""
 
     def __init__(self, transport: asyncio.Transport, resumed: Callable[[], object]) -> None:
         super().__init__(transport)

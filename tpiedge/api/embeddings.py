@@ -5,8 +5,7 @@ import math
 import struct
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final, cast
+from typing import Any, Final
 
 from tpiedge.api import asked as a
 from tpiedge.api import fields as t
@@ -17,7 +16,7 @@ from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, json_bytes
 from tpiedge.api.service import Service
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.sanitise import sanitised_line
-from tpiedge.wire.requests import Pooling, Sampling
+from tpiedge.wire.requests import GenerationRequest
 
 _MAX_INPUTS: Final = 2048  # as OpenAI's
 _ENCODINGS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}
@@ -33,18 +32,18 @@ _EMBEDDINGS: Final = t.body(
 )
 
 
-def _read_embeddings(fields: BodyFields, service: Service, name: str) -> Asked:
-    return embedded(fields, service, name, "input", _ENCODINGS[fields.get("encoding_format") or "float"])
+def _read_embeddings(fields: BodyFields, service: Service) -> Asked:
+    return embedded(fields, service, "input", _ENCODINGS[fields.get("encoding_format") or "float"])
 
 
-def embedded(fields: BodyFields, service: Service, name: str, key: str, form: FormatName) -> Asked:
+def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -> Asked:
     """Reads a request for vectors of the texts in the field `key`. Raises ApiError."""
     width, wanted = service.model().width, fields.get("dimensions")
     # Fewer dimensions mean something only in models that were trained for it.
     if wanted is not None and wanted != width:
         why = f"is {wanted}: embeddings of this model have {width}, and none fewer"
         raise fields.wrong("dimensions", why)
-    pooling = fields.get("pooling") or service.model().pooling
+    pooling: Any = fields.get("pooling") or service.model().pooling
     if pooling not in _POOLINGS:
         raise refused(
             f"the model's files say that embeddings are pooled by {sanitised_line(pooling, 60)}, which is not "
@@ -57,11 +56,11 @@ def embedded(fields: BodyFields, service: Service, name: str, key: str, form: Fo
     for number, one in enumerate(inputs):
         ids = a.read_token_ids(one, key, service)
         a.answer_limit(key, 0, len(ids), service)
-        request = replace(a.request_of(ids, 0, Sampling(), service), pooling=cast(Pooling, pooling))
+        request = GenerationRequest("", ids, 0, stop_ids=service.eos_ids, keep_prefix=True, pooling=pooling)
         choices.append(Choice(request, number))
     # The answer is a stream, as many vectors at once would take much memory.
     reply = Reply(form, True, False, None, (), False)
-    return Asked(a.named_choices(choices, 1, name), reply, fields.ignored)
+    return Asked(tuple(choices), reply, fields.ignored)
 
 
 class VectorFormat(AnswerFormat):

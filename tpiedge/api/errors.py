@@ -1,4 +1,4 @@
-"""Errors as clients read them, in the shapes of each API."""
+"""Errors in the shapes of each API."""
 
 import logging
 import math
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tpiedge.answers.generation import Busy, Unavailable
 from tpiedge.answers.log import ServerEnds, Superseded
 from tpiedge.errors import (
     Cancelled,
@@ -22,7 +21,7 @@ from tpiedge.errors import (
     UserError,
 )
 from tpiedge.master.reconciler import CannotDrain
-from tpiedge.master.request_queue import Dismissed
+from tpiedge.master.request_queue import Dismissed, QueueFull
 from tpiedge.sanitise import RateLimitedLog
 
 _ANTHROPIC_KINDS: Final = {
@@ -39,7 +38,6 @@ _ANTHROPIC_KINDS: Final = {
 _KNOWN: Final[Sequence[tuple[type[Exception], int, str]]] = (
     (PeerLost, 503, "worker_lost"),
     (ChildLost, 503, "child_lost"),
-    (Unavailable, 503, "unavailable"),
     (PeerError, 503, "unavailable"),
     (UnknownWorker, 404, "unknown_worker"),
     (CannotDrain, 409, "cannot_drain"),
@@ -57,7 +55,7 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 
 
 class ApiError(Exception):
-    """An error as an answer. `param`: the request's field at fault; `details`: what Anthropic's clients read."""
+    """An error as an answer. `param`: the request's field at fault; `details`: for Anthropic's clients."""
 
     def __init__(
         self,
@@ -85,10 +83,7 @@ class ApiError(Exception):
 
 class PromptTooLong(ApiError):
     """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
-
-    `size`: the message's words about the prompt, the value of `param`; `tokens`: how many it has at least; `text`: the
-    prompt, if its tokens are not counted yet.
-    """
+    `size`: words for the message; `tokens`: a lower bound; `text`: the prompt, if its tokens are not counted yet."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         message = f"{size}: this model's maximum context length is {maximum} tokens"
@@ -103,11 +98,11 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError of any error. Of a defect the client learns only the type; its place is logged. `grammar`: the
-    request's field that restricts the answer."""
+    """Makes an ApiError of any error. Clients learn the type of a defect; the log its place. `grammar`: the request's
+    field that restricts the answer."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, Busy):
+    if isinstance(error, QueueFull):
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return ApiError(429, str(error), "queue_full", headers=wait)
     if isinstance(error, GrammarRefused):
@@ -119,13 +114,13 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
     words = f"a defect of tpiedge: {type(error).__name__}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"
-    # The error's own words may quote a prompt.
+    # The error's message may quote a prompt.
     _log.warning("%s at %s: a request failed", words, place)
     return ApiError(500, words, "internal_error")
 
 
 def is_anthropic(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a client of Anthropic's API sent the headers: some of its paths are OpenAI's, too."""
+    """Whether Anthropic's client sent the headers: some of its paths are OpenAI's, too."""
     return any(name == b"anthropic-version" for name, _ in headers)
 
 

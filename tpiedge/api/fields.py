@@ -53,7 +53,9 @@ def vain(*names: str) -> dict[str, JsonSchema]:
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    return {"type": "object", "properties": fields, "required": [*needed]}
+    """Makes the schema of an object. Fields that are TEXT are needed, too."""
+    texts = [name for name, schema in fields.items() if schema is TEXT and name not in needed]
+    return {"type": "object", "properties": fields, "required": [*needed, *texts]}
 
 
 def optional(schema: JsonSchema, description: str = "") -> JsonSchema:

@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tpiedge.api.asked import Asked, Reply, check_model
 from tpiedge.api.errors import ApiError
@@ -73,25 +74,25 @@ class AnswerFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A form of answers. `path`: of its route, or ""; `about`: the route's summary; `prefix`: of the answers' names;
+    """A form of answers. `path`: of its route; `about`: the route's summary; `prefix`: of the answers' names;
     `table`: of its requests, which `read` parses; `kind`: the API's name of an answer that can be resumed, else ""."""
 
     path: str
     about: str
     prefix: str
     table: JsonSchema
-    read: Callable[[BodyFields, Service, str], Asked]
+    read: Callable[[BodyFields, Service], Asked]
     write: type[AnswerFormat]
     kind: str = ""
 
-    def asked(self, values: dict[str, object], service: Service, name: str) -> Asked:
-        """Reads a request for the answer `name`. Raises ApiError, AnsweredAtOnce."""
+    def asked(self, values: dict[str, object], service: Service) -> Asked:
+        """Reads a request. Raises ApiError, AnsweredAtOnce."""
         fields = BodyFields(values, self.table)
         check_model(fields, service)
-        return self.read(fields, service, name)
+        return self.read(fields, service)
 
 
-Json = dict[str, object]
+Json = dict[str, Any]
 
 
 def json_bytes(value: object) -> bytes:
@@ -109,15 +110,13 @@ def json_parts(value: object) -> Iterator[bytes]:
         yield b"}"
     elif isinstance(value, list):
         # A few entries may be large each, as choices are; many are written together.
-        few = len(value) <= 128
-        parts = (
-            json_parts(value[first]) if few else [json_bytes(value[first : first + 128])[1:-1]]
-            for first in range(0, len(value), 1 if few else 128)
-        )
+        step = 1 if len(value) <= 128 else 128
         yield b"["
-        for number, part in enumerate(parts):
-            yield b", " * (number > 0)
-            yield from part
+        for first in range(0, len(value), step):
+            yield b", " * (first > 0)
+            yield from (
+                json_parts(value[first]) if step == 1 else [json_bytes(value[first : first + step])[1:-1]]
+            )
         yield b"]"
     else:
         yield json_bytes(value)

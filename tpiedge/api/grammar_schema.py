@@ -95,6 +95,12 @@ class _Rewriting:
     def _leave_out(self, path: str, word: str) -> None:
         self._left_out[_inner(path, word)] = None
 
+    def _keep(self, found: dict[str, Any], path: str, word: str, value: object, held: bool) -> None:
+        if held:
+            found[word] = value
+        else:
+            self._leave_out(path, word)
+
     def _schema(self, schema: object, path: str, opened: bool = False) -> Any:
         self._count(1)
         if not isinstance(schema, dict):
@@ -121,19 +127,13 @@ class _Rewriting:
     def _value(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
         kinds = _kinds(schema)
         if schema.get("type") is not None:
-            if kinds and all(kind in _TYPES for kind in kinds):
-                found["type"] = kinds if isinstance(schema["type"], list) else kinds[0]
-            else:
-                self._leave_out(path, "type")
+            held = bool(kinds) and all(kind in _TYPES for kind in kinds)
+            self._keep(found, path, "type", kinds if isinstance(schema["type"], list) else kinds[0], held)
         # Clients in Go write null for no list; in `const` null is a value.
         found |= {key: schema[key] for key in _PLAIN if schema.get(key) is not None}
         for key in ("const", "enum"):
-            if key not in schema or (key == "enum" and schema[key] is None):
-                continue
-            if _is_exact(schema[key]):
-                found[key] = schema[key]
-            else:
-                self._leave_out(path, key)
+            if key in schema and (key == "const" or schema[key] is not None):
+                self._keep(found, path, key, schema[key], _is_exact(schema[key]))
         whole = kinds == ["integer"]
         found |= {key: _within(schema[key], key, whole) for key in _BOUNDS if schema.get(key) is not None}
         if schema.get("format") in _FORMATS:
@@ -141,10 +141,7 @@ class _Rewriting:
         pattern = schema.get("pattern")
         if isinstance(pattern, str):
             self._count(len(pattern) // _CHARACTERS_OF_PART)
-            if is_held(pattern):
-                found["pattern"] = pattern
-            else:
-                self._leave_out(path, "pattern")
+            self._keep(found, path, "pattern", pattern, is_held(pattern))
 
     def _array(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
         first, rest, rest_word = schema.get("prefixItems"), schema.get("items"), "items"

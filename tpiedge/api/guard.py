@@ -1,19 +1,11 @@
-"""Which requests are let in: default deny, save for /health and /ready, which tell nothing but the state, and for the
-files of the page, which ask for a key themselves.
+"""Admission of requests, and whose they are. All is denied by default, but for /health, /ready and the page's files.
 
-Without API keys everybody who reaches the port may use the model; so the port is then a loopback one unless the user
-insists. In either case web pages are turned away, since the browser of whoever looks at one reaches the port: a page
-that has its own name resolved to this machine by the Host header, which must be an IP address, localhost or a name of
-this machine, and any other by its Origin and by what browsers say of where a request comes from; but for those that the
-user named. Programs that ask for the state alone need not send a Host header: browsers always do.
+Without API keys all who reach the port may use the model: it is a loopback port unless the user insists, and web pages
+are refused, as browsers reach it. A page whose name resolves to this machine shows in the Host header, which must be an
+IP address, localhost or an own name; others show in Origin and Sec-Fetch-Site. Named pages pass, with CORS headers.
 
-Pages of other servers are what CORS is about. A browser sends whatever a page asks for if it looks like a form, and
-lets the page read the answer only if a header says so; for all else it asks first, by a preflight. Pages that the user
-did not name are given neither.
-
-The guard also says whose a request is: a client's, by its API key, or by its address where none is needed. Any client
-can write any header. So X-Forwarded-For counts only where the connection is that of a proxy which the user named, and
-of the addresses in it only the last one that is no named proxy's: a named proxy wrote it.
+A request is its API key's, or its address's without keys. X-Forwarded-For counts only on connections of named proxies,
+and of it the last address that is not theirs: a named proxy wrote it.
 """
 
 import hashlib
@@ -24,6 +16,8 @@ import secrets
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
+
+from starlette.requests import Request
 
 from tpiedge.api.body import Send
 from tpiedge.api.errors import ApiError
@@ -38,23 +32,22 @@ from tpiedge.sanitise import sanitised_line
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _PUBLIC_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?|\*")
-#: What proxies add. Those of X-Forwarded-Host and so on begin like the first one.
+#: Beginnings of the headers that proxies add.
 _TOLD: Final = (b"x-forwarded-", b"forwarded", b"x-real-ip", b"via")
 _PORT: Final = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 _SCOPE_BYTES: Final = 16
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-"""As ASGI has them: names in lower case, values as they came."""
+"""ASGI's: names in lower case."""
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Origins:
-    """Web pages of other servers that may use the API from a browser, by the scheme, host and port that they came
-    from."""
+    """Origins of other servers' web pages that may use the API. Raises UserError for other text."""
 
     def __init__(self, origins: Iterable[str] = ()) -> None:
-        """Raises UserError for what is no origin."""
         self._all = {origin.strip().rstrip("/").lower(): origin for origin in origins}
+        self.any = "*" in self._all
         for found, origin in self._all.items():
             if not _ORIGIN.fullmatch(found):
                 raise UserError(
@@ -62,19 +55,13 @@ class Origins:
                     "http://localhost:3000, nor *"
                 )
 
-    @property
-    def any(self) -> bool:
-        """Whether all pages may."""
-        return "*" in self._all
-
     def allow(self, headers: Headers) -> bool:
-        """Whether the request was sent by a page that may."""
+        """Whether such a page sent the request."""
         origin = _only_value(headers, b"origin")
         return bool(origin) and (self.any or origin.decode("latin-1").lower() in self._all)
 
     def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]] | None:
-        """Returns the headers of the answer, beside what `permitting` adds, where a browser asks what such a page may
-        send; None where it does not ask."""
+        """Returns further headers of the answer where a browser asks what such a page may send, else None."""
         asked = dict(headers)
         if method != "OPTIONS" or b"access-control-request-method" not in asked or not self.allow(headers):
             return None
@@ -89,7 +76,7 @@ class Origins:
         return answer
 
     def permitting(self, headers: Headers, send: Send) -> Send:
-        """Returns `send` of the answer to a request with these headers, which lets such a page read it."""
+        """Returns `send` with headers that let such a page read the answer."""
         if not self.allow(headers):
             return send
         shown = f"{REQUEST_ID}, {RESUMABLE}, {IGNORED}, retry-after".encode()
@@ -108,10 +95,9 @@ class Origins:
 
 
 class Proxies:
-    """Proxies that the user named, by address or network."""
+    """Proxies that the user named, by address or network. Raises UserError for what is neither."""
 
     def __init__(self, named: Iterable[str] = ()) -> None:
-        """Raises UserError for what is neither."""
         self._networks = []
         for text in named:
             try:
@@ -123,20 +109,19 @@ class Proxies:
                 ) from None
 
     def address(self, headers: Headers, host: str) -> str | None:
-        """Returns the address of the client whose request came from `host`; None where a proxy passed it on and the
-        client is not known for sure."""
+        """Returns the address of the client whose request came from `host`; None where an unknown client's request
+        came through a proxy."""
         peer = _address(host)
         if peer is None:
             return None
         if not self._named(peer):
             return None if any(name.startswith(_TOLD) for name, _ in headers) else str(peer)
-        # All headers of that name are one list. Who sends a Forwarded header may mean another client: named proxies
-        # remove it.
+        # All headers of that name are one list. A Forwarded header may name another client: named proxies remove it.
         told = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
         if not told or any(name == b"forwarded" for name, _ in headers):
             return None
         chain = [_address(one.strip()) for one in told.split(",")]
-        # Where all are named proxies', the last one asks for itself: what comes before may be its own words.
+        # Where all are named proxies', the last one is the client: it may have written what comes before.
         others = (one for one in reversed(chain) if one is None or not self._named(one))
         address = next(others, chain[-1])
         return None if address is None else str(address)
@@ -146,7 +131,7 @@ class Proxies:
 
 
 def _address(text: str) -> _Address | None:
-    """Reads an address, with or without a port; returns None for any other text."""
+    """Reads an address, with or without a port; None for other text."""
     if found := _PORT.fullmatch(text):
         text = found[1] or found[2]
     try:
@@ -159,26 +144,23 @@ def _address(text: str) -> _Address | None:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a request, for an administrator's eyes: the `name` of the API key that it came with, empty where that
-    has none or counts no longer; or the address that it came from, where no key is needed."""
+    """Client of a request, as an administrator sees it. `name`: of its API key, or ""; or its address."""
 
     kind: Literal["key", "former key", "address"]
     name: str
 
 
 def is_admin(path: str) -> bool:
-    """Whether the admin secret is needed there."""
     return path == "/admin" or path.startswith("/admin/")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this computer reaches `host`."""
     found = _address(host)
     return host.lower() == "localhost" if found is None else found.is_loopback
 
 
 def check_bind(host: str, keys: ApiKeys, insecure: bool, origins: Origins) -> None:
-    """Refuse to serve a network, or the pages of all the world, without a key. Raises UserError."""
+    """Raises UserError where a network, or all web pages, would be served without a key."""
     if origins.any and not keys.needed:
         raise UserError(
             "--cors-origin * lets every web page in: give an --api-key-file, or name the pages that may"
@@ -191,10 +173,9 @@ def check_bind(host: str, keys: ApiKeys, insecure: bool, origins: Origins) -> No
 
 
 class Guard:
-    """Checks the head of every request before anything else looks at it. Clients without a key may call the machine by
-    its own names, where others reach it, and by `public_names`, those that the user added, as `public_name` reads them.
-    `origins`: pages that may use what is no administration; `proxies`: whose words count; `share_prefixes`: whether all
-    clients have one scope."""
+    """Checks the head of every request before all else. Without keys, Host headers may have the machine's own names,
+    where others reach it, and `public_names`, read by `public_name`. `origins` counts outside of administration.
+    `share_prefixes`: all clients have one scope. Raises UserError for an empty secret, or one that is an API key."""
 
     def __init__(
         self,
@@ -223,9 +204,9 @@ class Guard:
         self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
 
     def check_sender(self, path: str, headers: Headers) -> None:
-        """Before anything is answered. Raises ApiError 400, 431 or 403."""
+        """Raises ApiError 400, 431 or 403."""
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-            # Of two lengths, a proxy might believe the other.
+            # A proxy might believe the other length.
             why = "a body has either a Content-Length or a Transfer-Encoding"
             raise ApiError(400, why, "invalid_http", headers={"Connection": "close"})
         if sum(len(name) + len(value) + 4 for name, value in headers) > self._headers_bytes:
@@ -245,30 +226,34 @@ class Guard:
         elif self._keys.needed and not self._keys.have(key_of(headers)):
             raise _unknown_key("an API key")
 
-    def key_needed(self, headers: Headers) -> bytes:
-        """The API key of a request that was let in; empty where none is needed."""
-        return key_of(headers) if self._keys.needed else b""
+    # Of requests that were let in.
 
-    def client(self, headers: Headers, host: str) -> str:
-        """Names the client that sent a request from `host` which was let in: by one text for each API key or, where
-        none is needed, for each address; by a proxy's own address where its client is not known. It does not tell the
-        key."""
+    def key(self, request: Request) -> bytes:
+        """The API key; empty where none is needed."""
+        return key_of(request.headers.raw) if self._keys.needed else b""
+
+    def client(self, request: Request) -> str:
+        """Names the client: by the digest of its API key or, where none is needed, by its address, or by that of a
+        proxy whose client is not known."""
         if self._keys.needed:
-            return hashlib.sha256(key_of(headers)).hexdigest()
-        return self._proxies.address(headers, host) or host.removeprefix("::ffff:")
+            return hashlib.sha256(key_of(request.headers.raw)).hexdigest()
+        return self._address(request) or _host(request).removeprefix("::ffff:")
 
-    def scope(self, headers: Headers, host: str) -> str:
-        """Returns the scope of such a request, as GenerationRequest has it: that of its client or, where the client is
-        not known, one that no other request has. It tells neither key nor address."""
+    def scope(self, request: Request) -> str:
+        """Returns the scope of GenerationRequest, which tells neither key nor address: one for each client, and a new
+        one where the client is not known."""
         if self._share_prefixes:
             return ""
-        if not self._keys.needed and self._proxies.address(headers, host) is None:
+        if not self._keys.needed and self._address(request) is None:
             return secrets.token_hex(_SCOPE_BYTES)
-        client = self.client(headers, host).encode()
+        client = self.client(request).encode()
         return hashlib.blake2b(client, digest_size=_SCOPE_BYTES, key=self._scope_key).hexdigest()
 
+    def _address(self, request: Request) -> str | None:
+        return self._proxies.address(request.headers.raw, _host(request))
+
     def sender(self, client: str) -> Sender | None:
-        """Whom `client` means, as the method of that name calls them; None for an empty one."""
+        """Describes what `client` named; None for an empty one."""
         if not client:
             return None
         if not self._keys.needed:
@@ -277,8 +262,8 @@ class Guard:
         return Sender("former key", "") if name is None else Sender("key", name)
 
     def _check_not_a_page(self, headers: Headers, *, nameless: bool) -> None:
-        """Refuses what a web page of somebody else may have sent; `nameless`: it needs no Host header. Raises ApiError
-        403."""
+        """Refuses requests that a web page may have sent. `nameless`: needs no Host header, which browsers always send.
+        Raises ApiError 403."""
         hosts = _values(headers, b"host") or [""]
         host = hosts[0]
         ours = _without_port(host) in self._names or _address(host) is not None
@@ -291,8 +276,7 @@ class Guard:
             )
         if self.origins.allow(headers):
             return
-        # A page that this server itself gave out would have its own address. Images and scripts of others name no
-        # origin.
+        # This server's own page has its own origin. Requests for images and scripts of other pages name none.
         own = {host, *self._public}
         foreign = any(origin.partition("://")[2] not in own for origin in _values(headers, b"origin"))
         if foreign or not {"cross-site", "same-site"}.isdisjoint(_values(headers, b"sec-fetch-site")):
@@ -301,8 +285,12 @@ class Guard:
             )
 
 
+def _host(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
 def public_name(name: str) -> str:
-    """A name that the user gave this server, with the port where browsers have to write one. Raises UserError."""
+    """Reads a name that the user gave this server, perhaps with a port. Raises UserError."""
     found = name.strip().rstrip(".").lower()
     if not _PUBLIC_NAME.fullmatch(found):
         raise UserError(
@@ -322,8 +310,7 @@ def _values(headers: Headers, wanted: bytes) -> list[str]:
 
 
 def key_of(headers: Headers) -> bytes:
-    """The key that the request was sent with: its bearer, or without one its X-Api-Key, or its Api-Key, as clients of
-    Azure call it. Empty where there is none, or a header comes twice."""
+    """Returns the bearer, else X-Api-Key, else Azure's Api-Key; empty without one, or where the header comes twice."""
     scheme, _, key = _only_value(headers, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
         return key.strip()
@@ -331,7 +318,7 @@ def key_of(headers: Headers) -> bytes:
 
 
 def _only_value(headers: Headers, wanted: bytes) -> bytes:
-    """The value of the header; empty without one, or with more than one."""
+    """Returns the header's value; empty without one, or with several."""
     values = [value for name, value in headers if name == wanted]
     return values[0] if len(values) == 1 else b""
 

@@ -1,7 +1,6 @@
 """The API keys that clients may send: given at the start, or in a file that is read again when it changes.
 
-A line of the file is a key, with a name and a colon before it if one likes; blank lines and those that begin with # say
-nothing. Neither the log nor an error ever shows what is in it, apart from names.
+A line of the file is `KEY` or `NAME: KEY`; blank lines and comments (#) are skipped. Logs and errors show names only.
 """
 
 import hashlib
@@ -18,17 +17,15 @@ from tpiedge.sanitise import sanitised_line
 
 _MAX_KEY: Final = 4096
 _log = logging.getLogger(__name__)
-
-
-#: Names of keys, empty for one without, by the SHA-256 of the key.
+#: Names, or "", by the SHA-256 of the key.
 _NamedKeys: TypeAlias = dict[bytes, str]
 
 
 class ApiKeys:
-    """Keys that may change while they are in use; for one thread. Raises UserError for bad ones, or a bad file."""
+    """Keys that may change while they are in use, for one thread. Raises UserError for bad ones."""
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
-        """`file` must be there, readable by its owner alone, and hold a key."""
+        """`file` must be readable by its owner alone, and hold a key."""
         self._given: _NamedKeys = {_digest(_checked(key, "an API key").encode()): "" for key in given}
         self._file = file
         self._seen = _signature(file)
@@ -40,20 +37,19 @@ class ApiKeys:
 
     @property
     def needed(self) -> bool:
-        """Whether clients must send one: with a file also while it holds none."""
+        """Whether clients must send one, also while the file holds none."""
         return bool(self._given) or self._file is not None
 
     def have(self, key: bytes) -> bool:
-        """Whether `key` is one of them now. A file that became bad counts as before, and the log says so once."""
+        """Whether `key` is one of them now. The last good content of the file counts; the log says so once."""
         self._read_again()
         digest = _digest(key)
-        # Every key is compared, in constant time: how long it takes says nothing.
+        # Every key is compared, in constant time.
         found = [hmac.compare_digest(digest, one) for one in (*self._given, *self._filed)]
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
-        """The name of the key that has this SHA-256 and counted when one was looked for last: empty for one without a
-        name, None where there is none, or no longer."""
+        """Returns the name of the key that has this SHA-256, or ""; None for a key that counts no longer."""
         return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:
@@ -83,7 +79,6 @@ def _read(path: Path) -> _NamedKeys:
         if not stripped or stripped.startswith("#"):
             continue
         where = f"{path}, line {number}"
-        # `name: key`, or `key` alone, which then has no colon.
         name, key = (part.strip() for part in (stripped.split(":", 1) if ":" in stripped else ("", stripped)))
         if ":" in stripped and not name:
             raise UserError(f"{where}: there is no name before the colon")
@@ -103,7 +98,7 @@ def _checked(key: str, what: str) -> str:
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:
-    """Another one whenever the file changes; None where there is none."""
+    """Differs whenever the file changes; None without a file."""
     if path is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Limits of clients."""
+"""Limits of what clients may cost."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -10,12 +10,11 @@ from tpiedge.units import KIB, MIB
 class Limits:
     """Limits in bytes and seconds.
 
-    `connections`: open at a time, at most half of them of one address; `body_bytes`, `body_values`: of one request;
-    `bodies_bytes`, `preparing`: of all requests that arrive or are tokenized at a time, at most half of them of one
-    client; `linger_s`: how long a refused body is read, so that its sender reads the refusal; `answer_s`: from
-    acceptance to the answer's end, None for no limit; `quiet_s`: until a client that waits for a whole answer hears a
-    sign of life, `ping_s`: the same in a stream, and between signs; `write_s`: until a client that does not read is cut
-    off, at most twice as long.
+    `connections`: at most half of them of one address; `body_bytes`, `body_values`: of one request; `bodies_bytes`,
+    `preparing`: of all requests that arrive or are tokenized at once, at most half of them of one client; `linger_s`:
+    how long a refused body is read; `answer_s`: from acceptance to the answer's end; `quiet_s`: until the first sign of
+    life of a whole answer, `ping_s`: of a stream, and between signs; `write_s`: until a client that does not read is
+    cut off, at most twice as long.
     """
 
     connections: int = 4096
@@ -34,11 +33,11 @@ class Limits:
 
     @classmethod
     def of_context(cls, tokens: int) -> Self:
-        """Returns limits for prompts of up to `tokens`: a larger body cannot be answered."""
+        """Returns limits for prompts of up to `tokens`."""
         body_bytes = min(4 * MIB, 512 * KIB + 64 * tokens)
         # 65,536 values are 4096 messages of one part, each with a role, a name and commas.
         return cls(body_bytes=body_bytes, body_values=65_536 + tokens, bodies_bytes=4 * body_bytes)
 
     def of_descriptors(self, descriptors: int) -> Self:
-        """Returns limits for a process that may open so many files, half of them for workers."""
+        """Leaves half of the process's descriptors for workers."""
         return replace(self, connections=min(self.connections, descriptors // 2))

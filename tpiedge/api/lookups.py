@@ -1,5 +1,5 @@
-"""What is answered at once, without the cluster: about the model, of which there is one, for clients of OpenAI,
-Anthropic and Ollama; about texts, in the forms of vLLM, llama.cpp's server and Anthropic; and about this server."""
+"""Routes that answer without the cluster: the model for clients of OpenAI, Anthropic and Ollama; tokens of texts as in
+vLLM, llama.cpp's server and Anthropic; versions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -18,12 +18,12 @@ from tpiedge.api.formats import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.ollama import moment
-from tpiedge.api.openai_request import SWITCHES, read_variables, rendered
+from tpiedge.api.openai_request import SWITCHES, rendered
 from tpiedge.api.service import ModelInfo, Service
 from tpiedge.model.call_reader import call_form
 from tpiedge.model.speech import thinking_after
 
-#: Of Ollama whose API this is, for clients that want one which is new enough.
+#: The version of Ollama that clients are told: some want a new one.
 _RELEASE: Final = "0.12.0"
 _SHOW: Final = t.body("model", model=MODEL, **t.vain("verbose", "system", "template", "options"))
 _TOKENIZE: Final = t.body(
@@ -42,8 +42,6 @@ _DETOKENIZE: Final = t.body("tokens", model=MODEL, tokens=TOKEN_IDS)
 
 
 def lookup_routes(service: Service, intake: Intake) -> list[Route]:
-    """They take no place in the queue; what reads a body takes one among the requests that arrive."""
-
     def asked(path: str) -> Route:
         async def answer(request: Request) -> Response:
             found, ignored = await intake.done(request, lambda values: looked_up(path, values, service))
@@ -69,7 +67,7 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
 
 
 def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[Json, tuple[str, ...]]:
-    """Finds the answer, and the names of the fields without an effect. Raises ApiError."""
+    """Returns the answer and the names of the fields without an effect. Raises ApiError."""
     _, table, find = LOOKUPS[path]
     if path == "/api/show" and "model" not in values and "name" in values:  # as it was called before
         values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
@@ -86,7 +84,7 @@ def _models(request: Request, model: ModelInfo) -> Json:
 
 
 def _one_model(request: Request, model: ModelInfo) -> Json:
-    """The model under its first name, whichever the client knows it by."""
+    """Shows the model under its first name."""
     name = request.path_params["name"]
     if not model.is_called(name):
         raise ApiError(404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model")
@@ -117,7 +115,7 @@ def _anthropic_card(model: ModelInfo, name: str) -> Json:
 
 
 def _tag(service: Service, name: str) -> Json:
-    """The model under one of its names, as Ollama has it."""
+    """Shows the model as Ollama does."""
     model = service.model()
     return {
         "name": name,
@@ -164,7 +162,7 @@ def _shown(_fields: BodyFields, service: Service) -> Json:
 
 
 def _capabilities(service: Service) -> Iterator[str]:
-    """Yields what a client asks for before it offers tools, or shows thoughts."""
+    """Yields what clients look for before they offer tools or show reasoning."""
     if service.tokenizer is not None:
         yield from ("completion", "embedding")
     template = "" if service.template is None else service.template.source(tools=True)
@@ -186,7 +184,7 @@ def _tokens(fields: BodyFields, service: Service) -> Json:
         if other != wish and fields.get(other) is not None:
             fields.note(other)
     if param == "messages":
-        ids, _ = rendered(read_messages(fields), read_variables(fields), service, (), formed=False)
+        ids, _ = rendered(fields, read_messages(fields), service)
     else:
         given = fields.needed(param)
         special, parse = fields.get(wish, param == "prompt"), fields.get("parse_special", True)
@@ -216,4 +214,4 @@ LOOKUPS: Final[Mapping[str, tuple[str, t.JsonSchema, Callable[[BodyFields, Servi
     "/v1/messages/count_tokens": ("The tokens of such a request", COUNT, count_tokens),
     "/api/show": ("What is known of the model", _SHOW, _shown),
 }
-"""What reads a body, by its path: what it is for, the table of the body, and what finds the answer."""
+"""Routes with a body: summary, fields, and the function that answers."""

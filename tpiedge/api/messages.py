@@ -16,9 +16,9 @@ _FILE: Final[dict[str, t.JsonSchema]] = {
     "file_data": t.text("Of text alone: data:text/plain;base64,..."),
 }
 _PARTS: Final = t.tagged(
-    "type", text=t.body("text", text=t.TEXT), file=t.body(**_FILE, file=t.optional(t.body(**_FILE)))
+    "type", text=t.body(text=t.TEXT), file=t.body(**_FILE, file=t.optional(t.body(**_FILE)))
 )
-_SAID_PARTS: Final = _PARTS | t.tagged("type", refusal=t.body("refusal", refusal=t.TEXT))
+_SAID_PARTS: Final = _PARTS | t.tagged("type", refusal=t.body(refusal=t.TEXT))
 _CALL: Final = t.body(
     "function",
     id=t.text(),
@@ -58,11 +58,11 @@ _MESSAGES: Final = t.tagged(
 MESSAGES: Final[t.JsonSchema] = t.array(t.any_of(*_MESSAGES.values()))
 
 CITED: Final = t.vain("cache_control", "citations")
-CITED_TEXT: Final = t.body("text", text=t.TEXT, **CITED)
+CITED_TEXT: Final = t.body(text=t.TEXT, **CITED)
 TEXTS: Final = t.tagged("type", text=CITED_TEXT)
 _TEXT_OR_TEXTS: Final = t.text_or(TEXTS)
 _SOURCES: Final = t.tagged(
-    "type", text=t.body("data", data=t.TEXT, media_type=t.text()), content=t.body(content=_TEXT_OR_TEXTS)
+    "type", text=t.body(data=t.TEXT, media_type=t.text()), content=t.body(content=_TEXT_OR_TEXTS)
 )
 DOCUMENT: Final = t.body(
     "source", source=t.any_of(*_SOURCES.values()), title=t.text(), context=t.text(), **CITED
@@ -144,15 +144,15 @@ def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
         thoughts = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
         if thoughts:
             found["reasoning_content"] = thoughts
-        calls = [_call(message.inner(item, where, _CALL)) for where, item in message.entries("tool_calls")]
+        key, items = "tool_calls", [*message.entries("tool_calls")]
         function = message.get("function_call")
-        if function is not None and not calls:  # as before there were tools
-            calls = [_call(message.inner({"function": function}, "function_call", _CALL))]
-        if calls and begun:
-            param = message.name("tool_calls" if message.get("tool_calls") else "function_call")
+        if function is not None and not items:  # as before there were tools
+            key, items = "function_call", [("function_call", {"function": function})]
+        if items:
+            found["tool_calls"] = [_call(message.inner(item, where, _CALL)) for where, item in items]
+        if items and begun:
+            param = message.name(key)
             raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
-        if calls:
-            found["tool_calls"] = calls
         # Content is null only beside calls; a refusal replaces it.
         refusal = message.get("refusal")
         if refusal and not found["content"]:
@@ -184,16 +184,13 @@ def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         if message["role"] == "tool":
             identity, name = message["tool_call_id"], message.get("name")
-            meant = [
-                call
-                for call in open_calls
-                if (call["id"] == identity if identity else name in (None, call["function"]["name"]))
-            ]
-            if meant:
-                open_calls.remove(meant[0])
-                message["tool_call_id"] = meant[0]["id"]
-            elif not identity:
-                message["tool_call_id"] = latest.get(name) or short_call_id(f"{index}")
+            for call in open_calls:
+                if call["id"] == identity if identity else name in (None, call["function"]["name"]):
+                    open_calls.remove(call)
+                    message["tool_call_id"] = call["id"]
+                    break
+            else:
+                message["tool_call_id"] = identity or latest.get(name) or short_call_id(f"{index}")
         if message.get("tool_calls") and messages[index - 1]["role"] != "assistant":
             open_calls.clear()
         for number, call in enumerate(message.get("tool_calls", ())):

@@ -1,13 +1,10 @@
 """`GET /metrics`: the cluster's state and counters in Prometheus's text format.
 
-The guard asks for an API key where there are any, as for the model (Prometheus: `authorization: credentials`). Nodes go
-by rank and by the name that the master gave them; the names and addresses of computers are the administrator's alone.
+API keys count here, too (Prometheus: `authorization: credentials`). Nodes are labelled by rank and by the name that the
+master gave them; only the administrator sees hosts and addresses. No label has a value that clients choose.
 
-Nodes answer when they can and nobody waits for them: their figures are those of the last heartbeat, and missing on the
-first look. They begin at zero whenever a plan begins, as the counters of a process that was started anew do.
-
-What vLLM measures too goes by its names as well, so that dashboards and autoscalers made for it work. No label has a
-value that clients choose.
+Counters of nodes are those of the last heartbeat, missing on the first look, and begin at zero with every plan, like
+those of a restarted process. What vLLM measures too has its names as well, for dashboards and autoscalers.
 """
 
 from collections import Counter
@@ -29,7 +26,7 @@ METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 _Labels: TypeAlias = Mapping[str, str]
 _NONE: Final[_Labels] = {}
 
-#: Field of Stats, name, help. A name that ends with total is a counter's.
+#: Field of Stats, name, help.
 _OF_NODES: Final = (
     ("disk_read_bytes", "disk_read_bytes_total", "Bytes of weights read from disk since they were loaded."),
     ("reads", "disk_reads_total", "Pieces of weights read from disk."),
@@ -73,14 +70,12 @@ _HISTOGRAMS: Final = (
 
 
 def metrics_page(status: ClusterStatus, model: str) -> bytes:
-    """The whole page. `model`: the name of the served one."""
+    """Returns the page. `model`: the name of the served one."""
     return generate_latest(_Page(status, model))
 
 
 @dataclass(frozen=True, slots=True)
 class _Page(Collector):
-    """What is known at one moment."""
-
     status: ClusterStatus
     model: str
 
@@ -142,7 +137,7 @@ def _nodes(status: ClusterStatus) -> Iterator[Metric]:
 
 
 def _as_vllm(status: ClusterStatus, labels: _Labels) -> Iterator[Metric]:
-    """What vLLM measures too, by its names. What rank 0 alone knows is missing until it has said so."""
+    """Yields what vLLM measures too. Values of rank 0 are missing until it has reported."""
     totals = status.totals
     reasons = {
         "stop": totals.finished - totals.cut,
@@ -182,12 +177,12 @@ def _one(name: str, says: str, value: float, labels: _Labels = _NONE) -> Metric:
 def _labelled(
     name: str, says: str, label: str, values: Mapping[str, float], labels: _Labels = _NONE
 ) -> Metric:
-    """A value for each value of the label."""
+    """Makes a metric with a value for each value of the label."""
     return _several(name, says, [({**labels, label: key}, value) for key, value in values.items()])
 
 
 def _several(name: str, says: str, values: Iterable[tuple[_Labels, float]]) -> Metric:
-    """A counter if the name says so, else a gauge."""
+    """Makes a counter if the name ends with _total, else a gauge."""
     family = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, says)
     for labels, value in values:
         family.add_sample(name, dict(labels), float(value))
@@ -195,7 +190,7 @@ def _several(name: str, says: str, values: Iterable[tuple[_Labels, float]]) -> M
 
 
 def _histogram(name: str, says: str, values: Iterable[tuple[_Labels, Histogram]]) -> Metric:
-    """The counts of the page are cumulative, the last one that of all values."""
+    """Counts are cumulative."""
     family = HistogramMetricFamily(name, says)
     for labels, found in values:
         bounds = [*(repr(bound) for bound in found.bounds), "+Inf"]

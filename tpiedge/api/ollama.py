@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -33,10 +33,7 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
     "response_format.json_schema.schema": "format",
 }
 _CALL: Final = t.body(
-    "function",
-    function=t.body("name", name=t.TEXT, arguments=t.OBJECT, index=t.VAIN),
-    id=t.text(),
-    type=t.VAIN,
+    "function", function=t.body(name=t.TEXT, arguments=t.OBJECT, index=t.VAIN), id=t.text(), type=t.VAIN
 )
 _SAID: Final = {
     "content": t.text(),
@@ -90,7 +87,7 @@ _NEW_EMBED: Final = t.body("model", "input", **_EMBED, input=INPUT)
 _OLD_EMBED: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
 
 
-def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
+def _read_chat(fields: BodyFields, service: Service) -> Asked:
     chat, messages = _wishes(fields), _messages(fields)
     if not messages:
         raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
@@ -98,10 +95,10 @@ def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
     # The answer continues an assistant's last message.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     copied(fields, chat, "tools")
-    return asked_by_chat(chat, fields, service, name, ("ollama-chat", _NAMES))
+    return asked_by_chat(chat, fields, service, ("ollama-chat", _NAMES))
 
 
-def _read_generate(fields: BodyFields, service: Service, name: str) -> Asked:
+def _read_generate(fields: BodyFields, service: Service) -> Asked:
     asked = _wishes(fields)
     raw, system, prompt = fields.get("raw", False), fields.get("system"), fields.get("prompt")
     if not prompt:
@@ -115,11 +112,11 @@ def _read_generate(fields: BodyFields, service: Service, name: str) -> Asked:
             if fields.get(key):
                 fields.note(key)
         asked["prompt"] = prompt
-        return asked_by_chat(asked, fields, service, name, ("ollama-generate", _NAMES))
+        return asked_by_chat(asked, fields, service, ("ollama-generate", _NAMES))
     messages = [{"role": "system", "content": system}] if system else []
     asked["messages"] = [*messages, {"role": "user", "content": prompt}]
     names = _NAMES | {"messages": "prompt"}
-    return asked_by_chat(asked, fields, service, name, ("ollama-generate", names))
+    return asked_by_chat(asked, fields, service, ("ollama-generate", names))
 
 
 def _loaded(fields: BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
@@ -185,18 +182,13 @@ class OllamaFormat(AnswerFormat):
         self._spoken = SpokenChoice(head.reply.speech)
         self._scores = TokenScores(head.tokenizer, head.reply.logprobs)
         self._begun_s = time.monotonic()
-        self._last = ""
+        self._last: str | None = None
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        self._last = piece.last or ""
-        self._scores.hear(piece)
-        return [
-            json_line(self._shown([said]) | self._told() | {"done": False})
-            for said in self._spoken.take_objects(piece)
-        ]
+        return [json_line(self._scored([said]) | {"done": False}) for said in self._taken(piece)]
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        return (json_line(self._shown([]) | self._told() | self._end(self._last, transcripts[0])),)
+        return (json_line(self._scored([]) | self._end(transcripts[0])),)
 
     def alive(self, _why: str) -> bytes:
         """Returns a line without content, as an empty one is an error to their clients."""
@@ -207,13 +199,16 @@ class OllamaFormat(AnswerFormat):
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         (parts,), (only,) = pieces, transcripts
-        for piece in parts:
-            self._scores.hear(piece)
-        said = [one for piece in parts for one in self._spoken.take_objects(piece)]
-        return self._shown(said) | self._told() | self._end(parts[-1].last or "", only)
+        said = [one for piece in parts for one in self._taken(piece)]
+        return self._scored(said) | self._end(only)
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return ollama_error(error)
+
+    def _taken(self, piece: TextPiece) -> Iterator[SpokenText | CallEnded]:
+        self._last = piece.last
+        self._scores.hear(piece)
+        return self._spoken.take_objects(piece)
 
     def _shown(self, said: Sequence[SpokenText | CallEnded]) -> Json:
         text, thoughts = joined(said, thought=False), joined(said, thought=True)
@@ -225,21 +220,21 @@ class OllamaFormat(AnswerFormat):
             shown = {"message": {"role": "assistant", "content": text, **more}}
         return {"model": self.head.model, "created_at": moment(time.time()), **shown}
 
-    def _told(self) -> Json:
-        told = self._scores.tell()
-        return {"logprobs": told} if told else {}
+    def _scored(self, said: Sequence[SpokenText | CallEnded]) -> Json:
+        scores = self._scores.tell()
+        return self._shown(said) | ({"logprobs": scores} if scores else {})
 
     def _call(self, call: CallEnded) -> Json:
         function = {"name": call.name, "arguments": json.loads(call.arguments), "index": call.index}
         return {"id": call_id(self.head.id, 0, call.index), "function": function}
 
-    def _end(self, last: str, transcript: Transcript) -> Json:
+    def _end(self, transcript: Transcript) -> Json:
         """Durations are in nanoseconds, before and after the first token; the first includes waiting in the queue."""
         now = time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
         return {
             "done": True,
-            "done_reason": "length" if last == "length" else "stop",
+            "done_reason": "length" if self._last == "length" else "stop",
             "total_duration": _ns(now - self._begun_s),
             "load_duration": 0,
             "prompt_eval_count": self.head.prompt_tokens,

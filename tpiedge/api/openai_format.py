@@ -49,8 +49,7 @@ class OpenAIFormat(AnswerFormat):
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         choices = [self._whole_choice(number, parts) for number, parts in enumerate(pieces)]
-        kind = "chat.completion" if self._chat else "text_completion"
-        return self._object(kind, choices) | {"usage": self._usage(transcripts)}
+        return self._object(choices) | {"usage": self._usage(transcripts)}
 
     def failure(self, error: ApiError, tokens: int) -> Json:
         return error.body() | {"id": self.head.id, "tokens": tokens}
@@ -67,23 +66,19 @@ class OpenAIFormat(AnswerFormat):
 
     def _delta(self, choice: int, said: SpokenText | CallBegun | CallArguments) -> Json:
         match said:
-            case CallBegun(name=name) if self._reply.functions:
-                return {"function_call": {"name": name, "arguments": ""}}
-            case CallArguments(text=text) if self._reply.functions:
-                return {"function_call": {"arguments": text}}
-            case CallBegun(index=index, name=name):
-                return {"tool_calls": [{"index": index} | self._call(choice, index, name)]}
-            case CallArguments(index=index, text=text):
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
             case SpokenText(text=text, thought=thought):
                 return {"reasoning_content" if thought else "content": text}
+            case CallBegun(index=index, name=name):
+                call = self._call(choice, index, name)
+            case CallArguments(text=text):
+                call = {"function": {"arguments": text}}
+        if self._reply.functions:
+            return {"function_call": call["function"]}
+        return {"tool_calls": [{"index": said.index} | call]}
 
     def _message(self, choice: int, said: Sequence[SpokenText | CallEnded]) -> Json:
-        calls = [
-            self._call(choice, one.index, one.name, one.arguments)
-            for one in said
-            if isinstance(one, CallEnded)
-        ]
+        ended = [one for one in said if isinstance(one, CallEnded)]
+        calls = [self._call(choice, one.index, one.name, one.arguments) for one in ended]
         content = joined(said, thought=False)
         message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if self._reply.speech.thinking:
@@ -103,11 +98,11 @@ class OpenAIFormat(AnswerFormat):
         return {"id": call_id(self.head.id, choice, index), "type": "function", "function": function}
 
     def _chunk(self, choices: list[Json]) -> Json:
-        chunk = self._object("chat.completion.chunk" if self._chat else "text_completion", choices)
+        chunk = self._object(choices, ".chunk")
         return chunk | {"usage": None} if self._reply.include_usage else chunk
 
-    def _object(self, kind: str, choices: list[Json]) -> Json:
-        head = self.head
+    def _object(self, choices: list[Json], part: str = "") -> Json:
+        head, kind = self.head, f"chat.completion{part}" if self._chat else "text_completion"
         named: Json = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
         return named | {"choices": choices}
 
@@ -132,10 +127,8 @@ class OpenAIFormat(AnswerFormat):
         ends = [one.finished for one in transcripts if one.finished is not None]
         # Steps are unknown if tokens came from several epochs.
         if len(ends) == len(transcripts) and all(end.steps or not end.tokens for end in ends):
-            cached = {
-                prompt: end.cached_tokens
-                for prompt, end in zip(reversed(self.head.prompts), reversed(ends), strict=True)
-            }
+            backwards = zip(reversed(self.head.prompts), reversed(ends), strict=True)
+            cached = {prompt: end.cached_tokens for prompt, end in backwards}
             usage["prompt_tokens_details"] = {"cached_tokens": sum(cached.values())}
             steps = sum(end.steps for end in ends)
             if steps:

@@ -9,7 +9,7 @@ from tpiedge.api import asked as a
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import CONSTRAINTS, FORM, read_grammar
 from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, FormatName
-from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar, calls_are_known_by_tokens
+from tpiedge.api.call_grammars import GrammarTooLarge, begun_call_grammar, call_or_form_grammar
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, Json
@@ -62,7 +62,7 @@ _COMPLETION: Final = t.body(
 )
 
 
-def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
+def _read_chat(fields: BodyFields, service: Service) -> Asked:
     wanted, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if top is not None and not wanted:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
@@ -76,68 +76,61 @@ def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
     tools = read_tools(fields)
     older = tools.field == "functions"
     form, form_param = read_grammar(fields, service)
-    goes_on, ignore_eos = fields.get("continue_final_message", False), fields.get("ignore_eos", False)
-    variables, messages = read_variables(fields), read_messages(fields, goes_on=goes_on)
+    goes_on = fields.get("continue_final_message", False)
+    messages = read_messages(fields, goes_on=goes_on)
     if goes_on and messages[-1]["role"] != "assistant":
         raise fields.wrong("continue_final_message", "needs a last message of the assistant")
     calls = tool_form(tools, service)
     grammar = call_or_form_grammar(tools, calls, form, form_param, service)
-    ids, thinking = rendered(
-        messages, variables, service, tools.shown, goes_on=goes_on, formed=grammar is not None
-    )
-    if grammar is None and not ignore_eos and calls_are_known_by_tokens(calls, thinking, service):
-        grammar = begun_call_grammar(tools, calls, thinking, service)
-        if grammar is None:
-            place = "parameters" if older else "function.parameters"
-            fields.leave_out(tools.field, place)  # too many for a grammar
+    formed = grammar is not None
+    ids, thinking = rendered(fields, messages, service, tools.shown, goes_on=goes_on, formed=formed)
+    if grammar is None and not fields.get("ignore_eos", False):
+        try:
+            grammar = begun_call_grammar(tools, calls, thinking, service)
+        except GrammarTooLarge:
+            fields.leave_out(tools.field, "parameters" if older else "function.parameters")
     speech = SpeechForm(calls, tools.read_as(calls), tools.several, thinking, bool(tools.required))
     param = form_param if form_param and not tools.required else "tools" if grammar else ""
     reply = replace(reply, speech=speech, grammar=param, functions=older, goes_on=goes_on)
     limit = a.answer_limit("messages", maximum if newer is None else newer, len(ids), service)
-    request = a.request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
-    choices = a.named_choices([Choice(request)], fields.get("n") or 1, name)
-    return Asked(choices, reply, fields.ignored)
-
-
-def read_variables(fields: BodyFields) -> dict[str, object]:
-    """Returns the variables of the chat template that a client may set."""
-    switches = fields.nested("chat_template_kwargs")
-    return {key: value for key in SWITCHES["properties"] if (value := switches.get(key)) is not None}
+    request = a.request_of(ids, limit, sampling, fields, grammar, service)
+    return Asked((Choice(request),), reply, fields.ignored, fields.get("n") or 1)
 
 
 def rendered(
-    messages: Sequence[dict[str, Any]],
-    variables: dict[str, object],
+    fields: BodyFields,
+    messages: Sequence[Json],
     service: Service,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
     *,
     goes_on: bool = False,
-    formed: bool,
+    formed: bool = False,
 ) -> tuple[tuple[int, ...], Thinking]:
     """Returns the prompt's token ids, and how the answer may begin with thoughts. `goes_on`: it continues the last
     message; `formed`: a grammar holds from its beginning, so there are no thoughts. Raises ApiError."""
     told = (*message_texts(messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools))
     a.check_characters("messages", told, service)
-    if service.template is None:
+    template = service.template
+    if template is None:
         raise refused(
             "the model has no chat template, so it continues texts and answers no messages: send a text to "
             "/v1/completions, or serve a model that has one (an instruction-tuned model)",
             "messages",
         )
+    variables: Json = {}
+    copied(fields.nested("chat_template_kwargs"), variables, *SWITCHES["properties"])
     try:
-        text = chat_prompt(
-            service.template, messages, tools=tools or None, variables=variables, begun=goes_on
-        )
+        text = chat_prompt(template, messages, tools=tools or None, variables=variables, begun=goes_on)
     except UserError as error:
         raise refused(str(error), "messages") from None
     begun = messages[-1]["content"] if goes_on else ""
-    thinking = thinking_after(text, service.template.source(tools=bool(tools)), begun)
+    thinking = thinking_after(text, template.source(tools=bool(tools)), begun)
     if formed:
         text, thinking = (text + NO_THOUGHTS if thinking == "begun" else text), ""
     return a.encode(text, service, "messages", add_special=False), thinking
 
 
-def asked_by_chat(chat: Json, fields: BodyFields, service: Service, name: str, dialect: Dialect) -> Asked:
+def asked_by_chat(chat: Json, fields: BodyFields, service: Service, dialect: Dialect) -> Asked:
     """Reads `chat`, which was made of the request `fields`, as a chat, or as a completion if it has a prompt.
     CONSTRAINTS of the request hold, too. Raises ApiError."""
     form, names = dialect
@@ -153,7 +146,7 @@ def asked_by_chat(chat: Json, fields: BodyFields, service: Service, name: str, d
         chat[key] = value
     try:
         read = COMPLETION if "prompt" in chat else CHAT
-        found = read.asked({"model": service.model().name, **chat}, service, name)
+        found = read.asked({"model": service.model().name, **chat}, service)
     except ApiError as error:
         for ours, theirs in names.items():
             error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
@@ -186,11 +179,11 @@ def copied(fields: BodyFields, chat: Json, *same: str, **renamed: str) -> None:
             chat[ours] = value
 
 
-def _read_text(fields: BodyFields, service: Service, name: str) -> Asked:
+def _read_text(fields: BodyFields, service: Service) -> Asked:
     logprobs, maximum = fields.get("logprobs"), a.read_limit(fields, "max_tokens", 0)
     reply = a.read_reply(fields, "completion", logprobs)
     sampling = a.read_sampling(fields, service, logprobs)
-    count, echo, ignore_eos = fields.get("n") or 1, fields.get("echo", False), fields.get("ignore_eos", False)
+    count, echo = fields.get("n") or 1, fields.get("echo", False)
     if fields.get("best_of") not in (None, count):
         raise fields.wrong("best_of", "is not supported", "unsupported_parameter")
     grammar, param = read_grammar(fields, service)
@@ -202,12 +195,12 @@ def _read_text(fields: BodyFields, service: Service, name: str) -> Asked:
     for number, prompt in enumerate(prompts):
         ids = a.read_token_ids(prompt, "prompt", service)
         limit = a.answer_limit("prompt", _TOKENS if maximum is None else maximum, len(ids), service)
-        request = a.request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
+        request = a.request_of(ids, limit, sampling, fields, grammar, service)
         scored = echo and logprobs is not None
         echoed = EchoedPrompt.of(prompt, ids, service.tokenizer) if echo else None
         choices.append(Choice(replace(request, prompt_scores=scored), number, echoed))
     reply = replace(reply, grammar=param, goes_on=True)
-    return Asked(a.named_choices(choices, count, name), reply, fields.ignored)
+    return Asked(tuple(choices), reply, fields.ignored, count)
 
 
 CHAT: Final = AnswerForm(

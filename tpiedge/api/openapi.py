@@ -18,6 +18,7 @@ from tpiedge.api.lookups import LOOKUPS
 _NAME: Final[t.JsonSchema] = {**t.TEXT, "minLength": 1, "maxLength": 256}
 _COUNT: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
 _FLAG: Final[t.JsonSchema] = {"enum": ["true", "false"]}
+_AFTER: Final = "the last event, of which the first is 0."
 _WORKER: Final = word_body("name", "Either name that `tpiedge nodes` shows.")
 _TOLD: Final[Mapping[str, str]] = {
     "/health": "Whether the server lives",
@@ -59,28 +60,28 @@ def _content(schema: t.JsonSchema, kind: str = "application/json") -> t.JsonSche
     return {"content": {kind: {"schema": schema}}}
 
 
-_PARAMETERS: Final[Mapping[str, Sequence[tuple[str, str, t.JsonSchema, str]]]] = {
-    "/admin/whatif": (("without", "query", _NAME, ""), ("more", "query", {"const": "1"}, "")),
+def _parameter(name: str, where: str, schema: t.JsonSchema, about: str = "") -> t.JsonSchema:
+    return {"name": name, "in": where, "required": where == "path", "schema": schema, "description": about}
+
+
+_PARAMETERS: Final[Mapping[str, Sequence[t.JsonSchema]]] = {
+    "/admin/whatif": (_parameter("without", "query", _NAME), _parameter("more", "query", {"const": "1"})),
     "/{id}": (
-        ("Last-Event-ID", "header", _COUNT, "The id of the last event that came: the rest is sent."),
-        ("stream", "query", _FLAG, "The answer comes as the stream that was asked for."),
-        (
-            "starting_after",
-            "query",
-            _COUNT,
-            "In place of the header: the last event, of which the first is 0.",
+        _parameter(
+            "Last-Event-ID", "header", _COUNT, "The id of the last event that came: the rest is sent."
         ),
+        _parameter("stream", "query", _FLAG, "The answer comes as the stream that was asked for."),
+        _parameter("starting_after", "query", _COUNT, f"In place of the header: {_AFTER}"),
     ),
 }
-"""Name, place, schema and description, by the end of the path of a GET."""
+"""By the end of the path of a GET."""
 
 
 def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
     """Yields path, method, summary, the request's schema, and the answer's type if it is no JSON or may be a stream."""
     for form in ANSWER_FORMS.values():
-        if form.path:
-            kind = form.write.stream_type.decode().partition(";")[0]
-            yield form.path, "post", form.about, form.table, kind
+        kind = form.write.stream_type.decode().partition(";")[0]
+        yield form.path, "post", form.about, form.table, kind
         if form.kind:
             again = f"{form.path}/{{id}}"
             yield again, "get", "The rest of such an answer, or the whole of it", None, "text/event-stream"
@@ -92,19 +93,11 @@ def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
     yield "/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""
 
 
-def _parameters(path: str, method: str) -> list[t.JsonSchema]:
-    given = [(name, "path", _NAME, "") for name in ("id", "name") if f"{{{name}}}" in path]
-    for end, some in _PARAMETERS.items():
-        if method == "get" and path.endswith(end):
-            given += some
-    return [
-        {"name": name, "in": where, "required": where == "path", "schema": schema, "description": about}
-        for name, where, schema, about in given
-    ]
-
-
 def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) -> t.JsonSchema:
     failure = [name for name, (_, begins) in _ERRORS.items() if path.startswith(begins)][-1]
+    parameters = [_parameter(name, "path", _NAME) for name in ("id", "name") if f"{{{name}}}" in path]
+    for end, more in _PARAMETERS.items():
+        parameters += more if method == "get" and path.endswith(end) else ()
     answer = {"description": "The answer", **_content({"type": "object"})}
     if kind == "text/plain":
         answer = {"description": "The page", **_content(t.TEXT, kind)}
@@ -112,7 +105,7 @@ def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) ->
         answer["content"][kind] = {"schema": {}}
     found: t.JsonSchema = {
         "responses": {"200": answer, "default": {"$ref": f"#/components/responses/{failure}"}},
-        "parameters": _parameters(path, method),
+        "parameters": parameters,
     }
     if path == "/ready":
         found["responses"]["503"] = {"description": "Not yet", **_content({"type": "object"})}

@@ -1,8 +1,7 @@
-"""The page that the server shows in a browser: the files of the package's folder `page`, the same for everybody.
+"""The page for browsers: the files of the package's folder `page`.
 
-The address of a file but the first has the digest of all files in it, so a browser keeps it for good and asks for the
-first one only. The policy that comes along lets the page load and ask nothing but this server, run no script that is
-written into it, and be framed by nobody.
+Addresses of all files but the first hold the digest of all files, so that browsers keep them for good. The policy lets
+the page load from and ask this server only, run no inline script, and be framed by no other page.
 """
 
 import hashlib
@@ -37,7 +36,7 @@ _POLICY: Final = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # What would be read as HTML passes DOMPurify, or the browser refuses it.
+        # Browsers refuse HTML that DOMPurify has not cleaned.
         "require-trusted-types-for 'script'",
         "trusted-types dompurify",
     ]
@@ -52,12 +51,11 @@ _HEADERS: Final = {
 
 
 def is_page(path: str) -> bool:
-    """Whether the page is there, which everybody may see."""
     return path == "/" or path.startswith(f"/{_ADDRESS}")
 
 
 class Page:
-    """The routes to the page's files, which are read from `folder` once."""
+    """The routes to the page's files, which are read once."""
 
     def __init__(self, folder: Path = Path(__file__).parents[1] / "page") -> None:
         self.files = {
@@ -69,7 +67,7 @@ class Page:
         for name, content in self.files.items():
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
         self.version = digest.hexdigest()[:20]
-        links = f'"{_ADDRESS}'.encode()  # those of the first file name the version
+        links = f'"{_ADDRESS}'.encode()  # in the first file
         self.files[_FIRST] = self.files[_FIRST].replace(links, links + f"{self.version}/".encode())
 
     def routes(self) -> list[Route]:
@@ -89,7 +87,6 @@ class Page:
         return self._file(_FIRST, headers)
 
     async def _other(self, request: Request) -> Response:
-        """One of this version: another's page is to be loaded anew."""
         name = request.path_params["name"]
         if request.path_params["version"] != self.version or name == _FIRST or name not in self.files:
             raise HTTPException(404, "the page has no such file: load it anew")

@@ -1,13 +1,12 @@
-"""The folder from which the next master goes on with answers: a file, for its owner alone, for each accepted request
-whose answer is not delivered yet.
+"""The folder from which the next master resumes answers: a private file for each accepted request whose answer is not
+delivered yet.
 
-The first line of a file says which version wrote it and for which weights. The second line is the request, each further
-one what came next of its answer (a token, scores of the prompt, a choice's end), or that another master took it up;
-lines of all choices stand in the order in which their clients hear of them. Of what a master cannot go on with it keeps
-the newest MOST_OTHERS.
+Line 1 has the version and the id of the weights, line 2 the request, each further one the next event for the client (a
+token, scores of the prompt, a choice's end), or that another master took it up. The newest MOST_OTHERS files that
+cannot be resumed are kept.
 
-Law: whatever a kill leaves of a record reads as the record at some earlier instant, or as none at all. So a line has a
-checksum before it and its end after it: one that was cut off is no line, and any other damage is found.
+Law: what a kill leaves of a record reads as the record at an earlier instant, or as none. So each line has a checksum
+and an end: a line without an end does not count, and any other damage is found.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ _log = logging.getLogger(__name__)
 RECORD_VERSION: Final = 6
 MOST_OTHERS: Final = 1000
 
-#: Of a record: what the system reads at a time. (A token with twenty scores has half a kilobyte.)
+#: As much of a record as the system reads at a time. (A token with twenty scores has half a kilobyte.)
 _MOST_BYTES: Final = (1 << 31) - 4097
 _SUFFIX: Final = ".answer"
 _SET_ASIDE: Final = ".aside"
@@ -62,25 +61,22 @@ _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _SALT_BYTES: Final = 16
 
 ANSWER_BYTES: Final = 16 * KIB
-"""Memory of an answer that says nothing: its request, its locks, and its file on the disk."""
+"""Memory of an answer without events: its request, locks, and file."""
 
 
 class DamagedRecord(Exception):
-    """A whole line is not what was written; the message says which one and why."""
+    """A whole line differs from what was written; the message says which one and why."""
 
 
 class UnknownRecordVersion(Exception):
-    """Another version of tpiedge wrote the record; the message is the number."""
+    """Another version wrote the record; the message is its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request as it was accepted, and how its answer is to be given.
-
-    `name`: the answer's; `prompts`: the first choice of each prompt; `each`: how many choices a prompt has; `created`:
-    in seconds since 1970; `model`: what its client is told; `pack`: the id of the weights; `key`: the `key_mark` of its
-    client's API key, empty where none was needed.
-    """
+    """A request as it was accepted. `name`: the answer's; `prompts`: the first choice of each prompt; `each`: choices
+    of a prompt; `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its client's API
+    key, or ""."""
 
     name: Name
     prompts: Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
@@ -94,16 +90,14 @@ class AcceptedRequest:
     @classmethod
     def of(cls, asked: Asked, name: str, created: int, model: str, pack: str, key: bytes) -> Self:
         """`key`: the client's API key."""
-        each = len(asked.choices) // (asked.choices[-1].prompt + 1)
-        return cls(name, asked.choices[::each], each, asked.reply, created, model, pack, key_mark(key))
+        return cls(name, asked.prompts, asked.each, asked.reply, created, model, pack, key_mark(key))
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All of them, in their order."""
         return named_choices(self.prompts, self.each, self.name)
 
     def question(self, choices: Sequence[Choice], tokenizer: Tokenizer | None) -> Question:
-        """What its answer needs to know; `choices` as of `choices`. Stop strings are found as Transcript does."""
+        """Makes what the answer's log needs. `choices`: the property's. Stop strings are found as Transcript does."""
         reply = self.reply
         stops = [
             TextWriter(
@@ -117,8 +111,7 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """What a file says. `size`: bytes of its whole lines; what follows is the rest of one that was cut off. `taken_up`:
-    by how many masters since something was said last."""
+    """Content of a file. `size`: bytes of its whole lines; `taken_up`: masters that took it up since the last event."""
 
     accepted: AcceptedRequest
     said: tuple[RecordedEvent, ...]
@@ -127,8 +120,8 @@ class AnswerRecord:
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """How much memory it takes, about, and rather too much: 36 bytes for a number and its place in a tuple, 128 for a
-    pair of them, 3 KiB for what looks for stop strings in a choice, 8 for a character of what its client wrote."""
+    """Estimates the memory from above: 36 bytes a number and its place in a tuple, 128 a pair of them, 3 KiB for the
+    stop strings of a choice, 8 bytes a character of the client."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -138,7 +131,7 @@ def request_bytes(accepted: AcceptedRequest) -> int:
 
 
 def key_mark(key: bytes, salt: bytes | None = None) -> str:
-    """What tells that somebody has `key`, and not what it is; empty for an empty one."""
+    """Returns a salted digest of `key`; empty for an empty one."""
     if not key:
         return ""
     salt = salt or secrets.token_bytes(_SALT_BYTES)
@@ -146,7 +139,7 @@ def key_mark(key: bytes, salt: bytes | None = None) -> str:
 
 
 def marks(mark: str, key: bytes) -> bool:
-    """Whether `mark` is of `key`, in constant time; an empty one is of every key."""
+    """Whether `mark` is that of `key`, in constant time; an empty mark is that of every key."""
     return not mark or hmac.compare_digest(mark, key_mark(key, bytes.fromhex(mark)[:_SALT_BYTES]))
 
 
@@ -157,10 +150,8 @@ def accepted_lines(accepted: AcceptedRequest) -> bytes:
 
 
 def read_head(data: bytes) -> str | None:
-    """The id of the weights; None where not even the first line was written whole.
-
-    Raises DamagedRecord, UnknownRecordVersion.
-    """
+    """Returns the id of the weights, or None if the first line is not whole. Raises DamagedRecord,
+    UnknownRecordVersion."""
     line, end, _ = data.partition(b"\n")
     if not end:
         return None
@@ -172,10 +163,8 @@ def read_head(data: bytes) -> str | None:
 
 
 def read_record(data: bytes) -> AnswerRecord | None:
-    """What the bytes of a file say; None where there is not even a whole request: nobody was told of it.
-
-    Raises DamagedRecord, UnknownRecordVersion.
-    """
+    """Reads a file; None if its request is not whole, so that no client heard of it. Raises DamagedRecord,
+    UnknownRecordVersion."""
     size = data.rfind(b"\n") + 1
     lines = data[:size].split(b"\n")[:-1]
     if read_head(data) is None or len(lines) < 2:
@@ -185,7 +174,7 @@ def read_record(data: bytes) -> AnswerRecord | None:
         bytes.fromhex(accepted.key)
         if not 1 <= len(accepted.prompts) * accepted.each <= MAX_CHOICES:
             raise ValueError(f"it has {len(accepted.prompts)} prompts with {accepted.each} choices each")
-    #: Of each choice, the name of its request and how many tokens it has.
+    #: Request id and number of tokens of each choice.
     choices = [[choice.request.id, 0] for choice in accepted.choices]
     said: list[RecordedEvent] = []
     taken_up = 0
@@ -207,18 +196,22 @@ def _read_event(value: Any, choices: list[list[Any]]) -> RecordedEvent:
     if type(choice) is not int or not 0 <= choice < len(choices):
         raise ValueError("there is no such choice")
     if isinstance(kind, str):
-        event: Any = msgspec.convert(fields, KINDS[kind])
+        event: Any = _message(KINDS[kind], fields)
     else:
-        event = msgspec.convert((0, *choices[choice], kind, fields), Token)
+        event = _message(Token, (0, *choices[choice], kind, fields))
         choices[choice][1] += 1
     if isinstance(event, PromptScores) and (not event.scores or len(event.likeliest) % len(event.scores)):
         raise ValueError("positions do not have as many scores each")
     return choice, event
 
 
+def _message(kind: Any, fields: Any) -> Any:
+    return msgspec.convert((kind.__struct_config__.tag, *fields), kind)
+
+
 @contextlib.contextmanager
 def _line_of_damage(number: int) -> Iterator[None]:
-    """Raises DamagedRecord for what a value of another kind than expected raises."""
+    """Raises DamagedRecord for a value of an unexpected kind."""
     try:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -233,10 +226,8 @@ def _value(line: bytes) -> Any:
 
 
 class RecordFolder:
-    """For one master at a time, which serves the weights of the id `pack`. For any thread.
-
-    Raises UserError where there can be no such folder.
-    """
+    """Records of one master, which serves the weights with the id `pack`. For any thread. Raises UserError for a folder
+    that cannot be used."""
 
     def __init__(self, folder: Path, pack: str) -> None:
         self.pack = pack
@@ -247,11 +238,11 @@ class RecordFolder:
         #: A daemon: a disk that hangs keeps no master from its end.
         self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="records", daemon=True)
-        #: The number of the next file: their order is that of the requests.
+        #: Number of the next file: files are in the order of the requests.
         self._next = max(map(_number_of, records_in(folder)), default=0) + 1
 
     def close(self, limit_s: float) -> None:
-        """Waits until what was deleted is, at most that long. Idempotent."""
+        """Waits for the chores, at most that long. Idempotent."""
         with self._lock:
             self._closed = True
             self._chores.put(None)
@@ -259,7 +250,7 @@ class RecordFolder:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Calls it in the thread that waits for the disk; here after `close`, or where no thread is left."""
+        """Runs a chore in a thread that may wait for the disk; here after `close`, or where no thread is left."""
         with self._lock, contextlib.suppress(RuntimeError):
             if not self._closed:
                 if self._thread.ident is None:
@@ -273,11 +264,9 @@ class RecordFolder:
             chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[FoundAnswer]:
-        """What the master before this one left of this model, in the order of the requests. To be called first of all.
-
-        Damaged records are set aside, each with a warning, and those that GUILTY masters took up, none of which got
-        on. Raises UserError for a record of an unknown version, or that others may read, or that cannot be used.
-        """
+        """Returns the unfinished answers of this model, in the order of the requests. Call it first of all. Sets aside
+        damaged records, and those that GUILTY masters took up without a new event. Raises UserError for a record of an
+        unknown version, or that others may read, or that cannot be used."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):
@@ -290,9 +279,9 @@ class RecordFolder:
                     continue
                 if pack not in (None, self.pack):
                     others.append(path)
-                elif record is None:  # its request was not written to its end: nobody was told of it
+                elif record is None:  # no client heard of it
                     path.unlink()
-                elif record.taken_up >= GUILTY:  # it may be what ends masters
+                elif record.taken_up >= GUILTY:  # perhaps it ends masters
                     _set_aside(path, f"{record.taken_up} masters went on with it, and ended before it did")
                 else:
                     os.truncate(path, record.size)
@@ -301,11 +290,11 @@ class RecordFolder:
                     )
                     question = record.accepted.question(record.accepted.choices, tokenizer)
                     found.append(FoundAnswer(question, file, record.said))
-        many = sorted([*others, *_named(self._folder, _SET_ASIDE)], key=_number_of)[:-MOST_OTHERS]
-        for path in many:
+        excess = sorted([*others, *records_in(self._folder, _SET_ASIDE)], key=_number_of)[:-MOST_OTHERS]
+        for path in excess:
             with _usable(path):
                 path.unlink()
-        if left := len({*others} - {*many}):
+        if left := len({*others} - {*excess}):
             _log.warning(
                 "left in %s: %s of another model, of which a master of that model makes the rest",
                 self._folder,
@@ -314,7 +303,7 @@ class RecordFolder:
         return found
 
     def begin(self, accepted: AcceptedRequest) -> RecordFile:
-        """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
+        """Makes a record with the request; where the disk has no room, only a warning."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
             self._next += 1
@@ -328,12 +317,8 @@ class RecordFolder:
         return file
 
 
-def records_in(folder: Path) -> list[Path]:
-    """The files of records, by their number; none where there is no such folder."""
-    return _named(folder, _SUFFIX)
-
-
-def _named(folder: Path, suffix: str) -> list[Path]:
+def records_in(folder: Path, suffix: str = _SUFFIX) -> list[Path]:
+    """Files of records, by their number; none without the folder."""
     found = (path for path in folder.glob(f"*{suffix}") if re.match("[0-9]{12,}-", path.name))
     return sorted(found, key=_number_of)
 
@@ -344,7 +329,7 @@ def _number_of(path: Path) -> int:
 
 @contextlib.contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Raises UserError for what the system or the record's version has against it."""
+    """Raises UserError for errors of the system and unknown versions."""
     try:
         yield
     except UnknownRecordVersion as error:

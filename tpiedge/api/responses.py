@@ -4,7 +4,7 @@ names an earlier answer is refused."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from tpiedge.api import asked as a
 from tpiedge.api import fields as t
@@ -44,21 +44,21 @@ _OF_SERVERS: Final = (
 _PARTS: Final = t.tagged(
     "type",
     **dict.fromkeys(("input_text", "output_text", "text"), CITED_TEXT),
-    refusal=t.body("refusal", refusal=t.TEXT),
+    refusal=t.body(refusal=t.TEXT),
     input_file=t.body(filename=t.text(), file_data=t.text()),
 )
 _THOUGHTS: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
 _CONTENT: Final = t.text_or(_PARTS)
 _ITEM: Final[dict[str, t.JsonSchema]] = t.vain("id", "status", "phase")
 _CALL: Final = {**_ITEM, "call_id": t.TEXT, "name": t.TEXT, "namespace": t.text()}
-_OUTPUT: Final = t.body("call_id", **_ITEM, call_id=t.TEXT, output=_CONTENT, **t.vain("name", "namespace"))
+_OUTPUT: Final = t.body(**_ITEM, call_id=t.TEXT, output=_CONTENT, **t.vain("name", "namespace"))
 _ITEMS: Final = t.tagged(
     "type",
     message=t.body(
         "role", **_ITEM, role=t.word("system", "developer", "user", "assistant"), content=_CONTENT
     ),
-    function_call=t.body("call_id", "name", "arguments", **_CALL, arguments=t.TEXT),
-    custom_tool_call=t.body("call_id", "name", "input", **_CALL, input=t.TEXT),
+    function_call=t.body(**_CALL, arguments=t.TEXT),
+    custom_tool_call=t.body(**_CALL, input=t.TEXT),
     function_call_output=_OUTPUT,
     custom_tool_call_output=_OUTPUT,
     reasoning=t.body(**_ITEM, content=t.array(t.OBJECT), **t.vain("summary", "encrypted_content")),
@@ -66,9 +66,9 @@ _ITEMS: Final = t.tagged(
 _ITEMS["message"]["required"].remove("type")
 _FUNCTION: Final = t.body("name", type={"const": "function"}, **FUNCTION)
 _NAMESPACE: Final = t.body(
-    "name", "tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT), description=t.VAIN
+    "tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT), description=t.VAIN
 )
-_CHOSEN: Final = t.tagged("type", function=t.body("name", name=t.TEXT, namespace=t.text()))
+_CHOSEN: Final = t.tagged("type", function=t.body(name=t.TEXT, namespace=t.text()))
 _CHOICES: Final = _CHOSEN | t.tagged(
     "type",
     allowed_tools=t.body(
@@ -106,10 +106,10 @@ _RESPONSES: Final = t.body(
     ),
 )  # fmt: skip
 _DESCRIBED: Final = ("name", "schema", "strict", "description")
-_FORMAT: Final = t.body("type", type=t.TEXT, **{key: {} for key in _DESCRIBED})
+_FORMAT: Final = t.body(type=t.TEXT, **{key: {} for key in _DESCRIBED})
 
 
-def _read_response(fields: BodyFields, service: Service, name: str) -> Asked:
+def _read_response(fields: BodyFields, service: Service) -> Asked:
     if fields.get("truncation") == "auto":
         fields.note("truncation")
     chat: Json = {"stream": fields.get("stream", False)}
@@ -134,7 +134,7 @@ def _read_response(fields: BodyFields, service: Service, name: str) -> Asked:
     instructions = fields.get("instructions")
     told: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
     chat["messages"] = [*told, *_input(fields)]
-    asked = asked_by_chat(chat, fields, service, name, ("response", _NAMES))
+    asked = asked_by_chat(chat, fields, service, ("response", _NAMES))
     echo = dict[str, object]()
     for key in _ECHOED:
         more = {**echo, key: fields.values.get(key)}
@@ -190,8 +190,7 @@ def _add_call(found: list[Json], item: BodyFields, arguments: str) -> None:
     call = function_call(item.needed("call_id"), name, arguments)
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
-    before = found[-1].get("tool_calls")
-    found[-1]["tool_calls"] = [*(before if isinstance(before, list) else []), call]
+    found[-1].setdefault("tool_calls", []).append(call)
 
 
 def _tool_choice(fields: BodyFields, given: object) -> Json:
@@ -238,14 +237,13 @@ class ResponsesFormat(AnswerFormat):
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
-        self._echo: dict[str, Any] = json.loads(head.reply.echo or "{}")
+        self._echo: Json = json.loads(head.reply.echo or "{}")
         self._spoken = SpokenChoice(head.reply.speech)
         self._number = 0
         self._last = ""
         self._items: list[Json] = []
         #: The text or arguments of the last item, while that is being written.
-        self._written: str | None = None
-        self._written_scores: list[Json] = []
+        self._part: Json = {}
         self._scores = TokenScores(head.tokenizer, head.reply.logprobs, without_bytes=[])
 
     def opening(self) -> Sequence[bytes]:
@@ -259,7 +257,7 @@ class ResponsesFormat(AnswerFormat):
             return frames
         self._last = piece.last
         if self._writes("message"):
-            self._written_scores += self._scores.tell()  # scores of tokens without text
+            self._part["logprobs"] += self._scores.tell()  # scores of tokens without text
         if not self._items:
             frames += self._begun("message")
         return frames + self._done()
@@ -295,41 +293,42 @@ class ResponsesFormat(AnswerFormat):
                 return [*([] if self._writes(kind) else self._begun(kind)), self._delta(text)]
 
     def _writes(self, kind: str) -> bool:
-        return self._written is not None and self._items[-1]["type"] == kind
+        return bool(self._part) and self._items[-1]["type"] == kind
 
     def _begun(self, kind: str, **call: object) -> list[bytes]:
         frames, number = self._done(), len(self._items)
         identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
         item: Json = {"id": identity, "type": kind, "status": "in_progress", **(call or _BEGUN[kind])}
         self._items.append(item)
-        self._written, self._written_scores = "", []
+        self._part = {"arguments": "", "name": item["name"]} if call else {"type": _WRITTEN[kind], "text": ""}
+        if kind == "message":
+            self._part |= {"annotations": [], "logprobs": []}
         frames.append(self._event("response.output_item.added", output_index=number, item=item))
         if not call:
             frames.append(self._event("response.content_part.added", **self._place, part=self._part))
         return frames
 
     def _delta(self, text: str) -> bytes:
-        self._written = (self._written or "") + text
         kind, scores = self._items[-1]["type"], self._scores.tell()
+        self._part["arguments" if kind == "function_call" else "text"] += text
         more: Json = {"logprobs": scores} if kind == "message" else {}
-        self._written_scores += scores
+        if more:
+            self._part["logprobs"] += scores
         return self._event(f"response.{_WRITTEN[kind]}.delta", **self._place, delta=text, **more)
 
     def _done(self, status: str = "") -> list[bytes]:
-        if self._written is None:
+        if not self._part:
             return []
         item, part, place = self._items[-1], self._part, self._place
+        self._part = {}
         item["status"] = status or ("incomplete" if self._last == "length" else "completed")
-        done = f"response.{_WRITTEN[item['type']]}.done"
+        shown = {key: value for key, value in part.items() if key not in ("type", "annotations")}
+        frames = [self._event(f"response.{_WRITTEN[item['type']]}.done", **place, **shown)]
         if item["type"] == "function_call":
-            item["arguments"] = self._written
-            frames = [self._event(done, **place, arguments=self._written, name=item["name"])]
+            item["arguments"] = part["arguments"]
         else:
             item["content"] = [part]
-            shown = {key: value for key, value in part.items() if key in ("text", "logprobs")}
-            frames = [self._event(done, **place, **shown)]
             frames.append(self._event("response.content_part.done", **place, part=part))
-        self._written = None
         index = place["output_index"]
         return [*frames, self._event("response.output_item.done", output_index=index, item=item)]
 
@@ -343,13 +342,6 @@ class ResponsesFormat(AnswerFormat):
         item, index = self._items[-1], len(self._items) - 1
         place: Json = {"item_id": item["id"], "output_index": index}
         return place if item["type"] == "function_call" else place | {"content_index": 0}
-
-    @property
-    def _part(self) -> Json:
-        part: Json = {"type": _WRITTEN[self._items[-1]["type"]], "text": self._written}
-        if self._items[-1]["type"] == "message":
-            part |= {"annotations": [], "logprobs": self._written_scores}
-        return part
 
     def _event(self, kind: str, **fields: object) -> bytes:
         number, self._number = self._number, self._number + 1

@@ -1,5 +1,5 @@
-"""The HTTP application, which is routes, the guard before them and one shape for every error, and its server: a thread
-of its own with an event loop, beside the rest of the master."""
+"""The HTTP application (routes behind the guard, and one shape for every error), and its server: a thread with an event
+loop."""
 
 import asyncio
 import contextlib
@@ -37,19 +37,20 @@ from tpiedge.api.page import Page
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.service import Service
 from tpiedge.errors import InternalError, UserError
+from tpiedge.host.addresses import Address
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 _ABORT_S = 5.0
 _BACKLOG = 2048
 _CLOSE = (b"connection", b"close")
-#: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
+#: Time to read why an answer fails: a browser drops what its page has not read when the connection breaks.
 _HEARD_S = 0.5
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Api:
-    """An ASGI application over a Service. `shelf`: of its answers; `records`: with it, they survive the server."""
+    """An ASGI application over a Service. With `records`, answers survive the server."""
 
     def __init__(
         self,
@@ -108,23 +109,23 @@ class Api:
                 refusal = ApiError(error.status_code, error.detail, code, headers=error.headers)
             else:
                 refusal = of_exception(error)
-            # What was refused has no answer with a name: this one is for the client's own log.
+            # A refused request has no id of an answer; this id is for the client's own log.
             named = {REQUEST_ID: f"req-{secrets.token_hex(12)}", **refusal.headers}
             await send_json(send, refusal.status, error_body(refusal, path, headers), named)
 
     def sweep(self) -> None:
-        """Forget the answers that nobody came for; and again every second, on the event loop."""
+        """Forgets answers that no client came for, every second, on the event loop."""
         asyncio.get_running_loop().call_later(1.0, self.sweep)
         self._shelf.sweep()
 
     def abort(self) -> None:
-        """End every running answer. To be called on the event loop, which then deletes the records of those whose
-        clients are told of an error."""
+        """Ends every running answer. For the event loop, which then deletes the records of answers whose clients got an
+        error."""
         self._shelf.abort()
 
     def close(self, limit_s: float) -> None:
-        """After the event loop has ended: what was not delivered is left to the next server, where it is recorded. Wait
-        for the threads of the answers, and for those that prepare requests, for each kind at most that long."""
+        """Leaves recorded answers to the next server, and waits for threads of answers and records, at most that long
+        each. For use after the event loop."""
         self._shelf.close(limit_s)
         if self._records is not None:
             self._records.close(limit_s)
@@ -132,7 +133,7 @@ class Api:
         self._admin_intake.close()
 
     async def _ready(self, _request: Request) -> Response:
-        """Without the reason where that names machines: whoever asks need not have a key."""
+        """Names no machines: no key is needed here."""
         status = self._service.status()
         if status.ready:
             return JSONResponse({"ready": True})
@@ -149,8 +150,8 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """`send`. The answer to a request whose body still arrives is the last of its connection, which ends when its
-    sender had a while to read it."""
+    """Wraps `send`: an answer to a request whose body still arrives is the last of its connection, which stays open for
+    a while so that the sender reads it."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
@@ -167,11 +168,11 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
 
 
 class ApiServer:
-    """Listens from its construction on, answers from `start` to `close`. Raises UserError where it cannot listen.
+    """Listens from its construction on, answers from `start` to `close`. Owns its socket and threads, not the service.
 
-    Where no API `keys` are needed, `host` must be a loopback address unless `insecure`. Owns its socket and
-    threads, not the service.
-    """
+    Without API `keys`, `host` must be a loopback address unless `insecure`. `tls`: clients speak https; `records`:
+    answers survive the server, and those of the previous one go on at once; `grace_s`: how long their streams wait for
+    readers; the last three as in Guard. Raises UserError where it cannot listen or read the records."""
 
     def __init__(
         self,
@@ -191,9 +192,6 @@ class ApiServer:
         proxies: Proxies | None = None,
         share_prefixes: bool = False,
     ) -> None:
-        """`tls`: with it, clients speak https; `origins`: of web pages that may use it; `records`: with it, answers
-        survive the server, and those of the one before go on at once; `grace_s`: for how long its streams wait for
-        their readers; the last three as of Guard. Raises UserError for records that cannot be read."""
         check_bind(host, keys, insecure, origins or Origins())
         found = limits or Limits.of_context(service.max_sequence)
         guard = Guard(
@@ -206,18 +204,20 @@ class ApiServer:
             proxies=proxies,
             share_prefixes=share_prefixes,
         )
-        self._scheme = "http" if tls is None else "https"
         self._socket = _listen(host, port, found.connections, plain=tls is None)
         shelf = AnswerShelf(service, grace_s)
         try:
-            #: How many answers of the server before go on.
+            #: How many answers of the previous server go on.
             self.recovered = 0 if records is None else shelf.recover(records.found(service.tokenizer))
         except BaseException:
             self._socket.close()
             raise
         self._api = Api(service, guard, found, shelf, records)
-        #: Host and port, the true one where 0 was asked for.
+        #: Host and the port in use.
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address[0], self.address[0])
+        #: For clients on this computer.
+        self.url = f"{'http' if tls is None else 'https'}://{Address(own, self.address[1])}"
         config = uvicorn.Config(
             self._api,
             loop="asyncio",
@@ -237,74 +237,56 @@ class ApiServer:
         )
         config.load()
         config.ssl = tls
-        self._server = _Server(config)
+        self._server = uvicorn.Server(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._up = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
-        # Not the thread's own word: where a signal interrupts its join(), Python 3.11 takes it for ended.
+        # In Python 3.11 a thread counts as ended once a signal has interrupted its join().
         self._over = threading.Event()
-
-    @property
-    def url(self) -> str:
-        """Where clients on this computer reach it."""
-        host, port = self.address
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Returns once requests are answered."""
         self._thread.start()
-        if not self._server.up.wait(10.0):
+        if not self._up.wait(10.0):
             raise InternalError("the HTTP server did not start within ten seconds")
-        self._server.call(self._api.sweep)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Stop listening, let running answers finish for `drain_s`, then cancel them. Idempotent."""
+        """Stops listening, lets answers finish for `drain_s`, then cancels them. Idempotent."""
         self._closing = True
         if self._thread.ident is not None:
             self._server.should_exit = True
             self._over.wait(drain_s)
-            for cancel in (
-                self._api.abort,
-                self._server.drop_connections,
-            ):  # first politely: clients are told
-                if not self._over.is_set():
-                    self._server.call(cancel)
+            for cancel in (self._api.abort, self._drop_connections):  # first, clients are told
+                if self._loop is not None and not self._over.is_set():
+                    with contextlib.suppress(RuntimeError):  # it ends at this moment
+                        self._loop.call_soon_threadsafe(cancel)
                     self._over.wait(_ABORT_S)
         self._socket.close()
         self._api.close(_ABORT_S)
 
     def _run(self) -> None:
         try:
-            self._server.run([self._socket])
+            asyncio.run(self._serve())
         finally:
             self._over.set()
         if not self._closing:
             raise InternalError("the HTTP server ended by itself")
 
-
-class _Server(uvicorn.Server):
-    """uvicorn's, which tells when it listens and can be called from other threads."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-        self.up.set()
+        serving = asyncio.create_task(self._server.serve([self._socket]))
+        while not (self._server.started or serving.done()):
+            await asyncio.sleep(0)
+        if self._server.started:
+            self._api.sweep()
+            self._up.set()
+        await serving
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the event loop soon, if there still is one."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(function)
-
-    def drop_connections(self) -> None:
-        """End them, and the server without waiting for anything."""
-        self.force_exit = True
-        for connection in tuple(self.server_state.connections):
+    def _drop_connections(self) -> None:
+        """Ends all connections, and the server at once."""
+        self._server.force_exit = True
+        for connection in tuple(self._server.server_state.connections):
             if isinstance(connection, HttpConnection):
                 connection.transport.abort()
 

@@ -1,10 +1,10 @@
-"""What all machines did in one step, over one axis of seconds. Pure.
+"""Work of all machines in one step, on one axis of seconds. Pure.
 
-Machines' clocks are not compared. An all-reduce ends on all of them at the same moment, but for the way of a message,
-so each machine's spans are moved until these ends are rank 0's. The axis is rank 0's: it begins the step and ends it.
+Clocks are not compared. An all-reduce ends on all machines at the same moment, but for a message's travel, so each
+machine's spans are moved until these ends are rank 0's, whose axis it is: rank 0 begins and ends the step.
 
-A machine waits in an all-reduce until the last machine has begun it; what is left of it is the network's. A machine
-also waits for rank 0 before its first span and after its last one.
+A machine waits in an all-reduce until the last machine has begun it; the rest is the network's. It also waits for rank
+0 before its first span and after its last one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from tpiedge.wire.control import StepSpans
 _Spans: TypeAlias = list[Interval]
 
 PARTS: Final = ("compute", "wait", "network", "disk")
-"""What the time of a step goes to."""
+"""Parts of a step's time."""
 
 
 def shown_step(
     timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
 ) -> dict[str, Any] | None:
-    """Returns the step on its axis, as `GET /admin/cluster` has it, with the `nodes` of that epoch; None where it is of
-    another one. Takes milliseconds where the model has many layers."""
+    """Returns the step with the `nodes` of that epoch, or None if it is of another epoch. Takes milliseconds for many
+    layers."""
     if timeline is None or timeline.epoch != epoch:
         return None
     first = timeline.spans[0]
@@ -34,16 +34,16 @@ def shown_step(
         edge for part in (first.compute, first.reduce, first.disk) for span in part for edge in span
     ] or [0]
     begun, ended = min(edges) * 1e-6, max(edges) * 1e-6
-    moved = [_moved(one, _shift(first, one), begun, ended) for one in timeline.spans]
-    # When the last machine began each all-reduce, the last one first: rank 0's first one, its announcement of the
-    # step, has none beside it.
+    moved = [_moved(first, one, begun, ended) for one in timeline.spans]
+    # When the last machine began each all-reduce, from the last all-reduce on: rank 0's first one announces the step
+    # and has no counterpart.
     reduces = zip(*(reversed(one["reduce"]) for one in moved), strict=False)
     latest = [max(start for start, _ in same) for same in reduces]
     parts = [_parts(one, latest, begun, ended, leads=rank == 0) for rank, one in enumerate(moved)]
     return {
-        "step": timeline.spans[0].step,
+        "step": first.step,
         "at": round(timeline.at, 3),
-        "tokens": timeline.spans[0].tokens,
+        "tokens": first.tokens,
         "took_s": round(ended - begun, 6),
         "machines": [
             {
@@ -65,14 +65,10 @@ def shown_step(
     }
 
 
-def _shift(first: StepSpans, own: StepSpans) -> float:
-    """By how many microseconds a machine's spans are to be moved."""
+def _moved(first: StepSpans, own: StepSpans, begun: float, ended: float) -> Mapping[str, _Spans]:
+    """Converts to seconds within the axis. A node may lie: a span that ends before it begins has no length."""
     pairs = zip(reversed(first.reduce), reversed(own.reduce), strict=False)
-    return median([there[1] - here[1] for there, here in pairs] or [0])
-
-
-def _moved(own: StepSpans, shift: float, begun: float, ended: float) -> Mapping[str, _Spans]:
-    """In seconds, within the axis. What a node says need not be so: a span that ends before it begins has no length."""
+    shift = median([there[1] - here[1] for there, here in pairs] or [0])
 
     def at(micros: int) -> float:
         return min(max((micros + shift) * 1e-6, begun), ended)

@@ -14,6 +14,7 @@ from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.model.call_reader import CallForm, ReadTool, call_form
 
+_Names = Sequence[str]
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
 FUNCTION: Final[dict[str, t.JsonSchema]] = {
     "name": {**t.TEXT, "pattern": f"^{_NAME.pattern}$"},
@@ -23,9 +24,8 @@ FUNCTION: Final[dict[str, t.JsonSchema]] = {
 }
 _FUNCTION: Final = t.body("name", **FUNCTION)
 _TOOL: Final = t.body("type", "function", type={"const": "function"}, function=_FUNCTION)
-_NAMED: Final = t.tagged(
-    "type", function=t.body("function", function=t.body("name", name=t.TEXT), custom=t.unsupported())
-)
+_CALLED: Final = t.body(name=t.TEXT)
+_NAMED: Final = t.tagged("type", function=t.body("function", function=_CALLED, custom=t.unsupported()))
 _ALLOWED: Final = t.body(
     "mode",
     "tools",
@@ -33,7 +33,6 @@ _ALLOWED: Final = t.body(
     tools=t.array(t.any_of(*_NAMED.values()), most=MAX_TOOLS),
 )
 _CHOICES: Final = _NAMED | t.tagged("type", allowed_tools=t.body("allowed_tools", allowed_tools=_ALLOWED))
-_CALLED: Final = t.body("name", name=t.TEXT)
 TOOLS: Final[dict[str, t.JsonSchema]] = {
     "tools": t.array(_TOOL, most=MAX_TOOLS),
     "tool_choice": t.any_of(
@@ -61,25 +60,19 @@ class AskedTools:
     several: bool = True
     field: str = "tools"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(tool["function"]["name"] for tool in self.shown)
-
-    @property
-    def schemas(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(tool["function"]["parameters"] for tool in self.shown)
-
     def read_as(self, form: CallForm) -> tuple[ReadTool, ...]:
-        texts = (text_names(schema) if form == "qwen-xml" else () for schema in self.schemas)
-        return tuple(map(ReadTool, self.names, texts))
+        functions = [tool["function"] for tool in self.shown]
+        texts = [text_names(one["parameters"]) if form == "qwen-xml" else () for one in functions]
+        return tuple(ReadTool(one["name"], names) for one, names in zip(functions, texts, strict=True))
 
-    def callable(self, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the tools of these names with the schemas of their arguments as grammars hold them: arguments are an
-        object, whatever else a schema allows. Definitions of different tools have different names."""
+    def callable(self, names: _Names = ()) -> Mapping[str, Mapping[str, Any]]:
+        """Returns the tools of these names, or all, with the schemas of their arguments as grammars hold them:
+        arguments are an object, whatever else a schema allows. Definitions of different tools have different names."""
+        functions = enumerate(tool["function"] for tool in self.shown)
         return {
-            name: grammar_schema(dict(schema), f"tool-{at}-").schema | {"type": "object"}
-            for at, (name, schema) in enumerate(zip(self.names, self.schemas, strict=True))
-            if name in names
+            one["name"]: grammar_schema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
+            for at, one in functions
+            if not names or one["name"] in names
         }
 
 
@@ -106,35 +99,31 @@ def read_tools(fields: BodyFields) -> AskedTools:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise refused(f"'{key}' has two of the name {twice!r}", key)
-    choice = _choice(fields, choice_key, names, key)
-    if choice is None:
-        return AskedTools(field=key)
-    allowed, required = choice
+    allowed, required = _choice(fields, choice_key, names, key)
+    told = []
     for function, one in zip(functions, shown, strict=True):
         if one["name"] in allowed:  # reports or refuses what no grammar holds
             schema_of_grammar(function, "parameters", one["parameters"], strict=function.get("strict", False))
-    told = tuple({"type": "function", "function": one} for one in shown if one["name"] in allowed)
-    return AskedTools(told, required, several, key)
+            told.append({"type": "function", "function": one})
+    return AskedTools(tuple(told), tuple(required), several, key)
 
 
-def is_function(
-    fields: BodyFields, where: str, tool: Mapping[str, object], functions: Sequence[str] = ("function",)
-) -> bool:
-    """Whether the tool has one of the types `functions`. Another one, which a vendor's servers would run, is noted as
-    ignored. Raises ApiError for a tool without a type."""
+def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], known: str = "function") -> bool:
+    """Whether the tool has the type `known`. Another one, which a vendor's servers would run, is noted as ignored.
+    Raises ApiError for a tool without a type."""
     kind, name = tool.get("type"), tool.get("name")
-    if kind in functions:
+    if kind == known:
         return True
     if kind is not None and not isinstance(kind, str):
         raise fields.wrong_type(f"{where}.type", "a string", kind)
     if not kind:
-        raise fields.wrong(f"{where}.type", f"is missing: of a function it is '{functions[0]}'")
+        raise fields.wrong(f"{where}.type", f"is missing: of a function it is '{known}'")
     fields.note(f"{where}.{kind}.{name}" if isinstance(name, str) else f"{where}.{kind}")
     return False
 
 
 def tool_form(tools: AskedTools, service: Service) -> CallForm:
-    """How the model writes calls; "" without tools. Raises ApiError if its template knows no tools."""
+    """Finds how the model writes calls; "" without tools. Raises ApiError if its template knows no tools."""
     if not tools.shown:
         return ""
     template = service.template.source(tools=True) if service.template is not None else ""
@@ -179,19 +168,17 @@ def _shown(function: BodyFields) -> dict[str, Any]:
     return found | {"parameters": schema}
 
 
-def _choice(
-    fields: BodyFields, key: str, names: Sequence[str], tools: str
-) -> tuple[Sequence[str], tuple[str, ...]] | None:
-    """Returns the names that may be called and those of which one must be; None if none may be."""
+def _choice(fields: BodyFields, key: str, names: _Names, tools: str) -> tuple[_Names, _Names]:
+    """Returns the names that may be called and those of which one must be."""
     value = fields.get(key)
     if value in (None, "auto"):
         return names, ()
     if value == "none":
-        return None
+        return (), ()
     if value == "required":
         if not names:
             raise refused(f"'{key}' is 'required', but there are no '{tools}'", key)
-        return names, tuple(names)
+        return names, names
     if not isinstance(value, dict):
         raise refused(f"'{key}' must be 'none', 'auto', 'required' or a function", key)
 
@@ -210,4 +197,4 @@ def _choice(
     chosen = [known(one.nested("function")) for _, one in allowed.kinds("tools", _NAMED)]
     if not chosen:
         raise allowed.wrong("tools", "is empty: give at least one function")
-    return chosen, tuple(chosen) if allowed.get("mode") == "required" else ()
+    return chosen, chosen if allowed.get("mode") == "required" else ()

@@ -11,7 +11,7 @@ def main() -> None:
     open_standard_files()
     os.umask(0o077)  # keys, answers and models are their user's alone, wherever they are written
     try:
-        raise_lost_interrupts()
+        sys.unraisablehook = _raise_again
         from tpiedge.cli.main import main as run
 
         run()
@@ -41,13 +41,9 @@ class Terminated(BaseException):
 _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
-def raise_lost_interrupts() -> None:
-    """Raises interrupts again that arrive in finalisers or in callbacks of weak references (each import has one), where
-    Python drops exceptions. For the main thread."""
-    sys.unraisablehook = _raise_again
-
-
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Raises interrupts again that arrive in finalisers or in callbacks of weak references (each import has one), where
+    Python drops exceptions."""
     number = _SIGNALS.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)

@@ -1,6 +1,5 @@
 """Starts and connects the parts of a running master."""
 
-import errno
 import secrets
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from tpiedge.api.server import ApiServer
 from tpiedge.cli.master_lines import lan_address
 from tpiedge.cli.serving import MasterService
 from tpiedge.clock import MonotonicClock
-from tpiedge.errors import DiskFull, OutOfMemory, UserError
+from tpiedge.errors import OutOfMemory, UserError, cannot_write
 from tpiedge.host.addresses import (
     DATA_OFFSET,
     FILES_OFFSET,
@@ -43,7 +42,7 @@ from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.planner.arithmetic import computed_apart
 from tpiedge.planner.capacity import master_too_small
-from tpiedge.planner.prediction import Demand, MachineFacts
+from tpiedge.planner.prediction import MachineFacts
 from tpiedge.planner.solve import parse_shares
 from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.fetcher import FILES_HUB
@@ -66,9 +65,8 @@ def only_master(folder: Path) -> Iterator[None]:
         try:
             alone = lock.try_alone()
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull.at(lock.path) from None
-            raise UserError(f"cannot lock {lock.path}: {error.strerror}; choose another --state") from None
+            words = f"cannot lock {lock.path}: {error.strerror}; choose another --state"
+            raise cannot_write(lock.path, error, words) from None
         if not alone:
             raise UserError(
                 f"a master runs already (process {holder_of(lock.path)}) with the state in {folder.parent}: stop it, "
@@ -84,7 +82,7 @@ def check_ports(listen: Address, http: Address) -> None:
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
         if port_state(address.port, address.host) == "in use":
             raise UserError(
-                f"cannot listen on {address} for {purpose}: {holder(address.port).words} has this port; stop it, or "
+                f"cannot listen on {address} for {purpose}: {holder(address.port)} has this port; stop it, or "
                 f"give another port with {flag}"
             )
 
@@ -196,10 +194,9 @@ def _placement(
     """Measures this machine on the way. Raises UserError for impossible shares, OutOfMemory where no worker helps."""
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
-    facts = model_facts_of(model)
-    demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.public_name, 200))
+    facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))
     unmeasured = MachineFacts(0.0, rank_zero.memory_bytes, name=OWN_NAME, keeping=flags.keeping)
-    too_small = master_too_small(demand, unmeasured, weights)
+    too_small = master_too_small(facts, unmeasured, weights)
     if too_small is not None:
         raise OutOfMemory(too_small)
     packs = model.pack.path.absolute().parent
@@ -218,4 +215,4 @@ def _placement(
     def now() -> MachineFacts:
         return replace(own, memory_bytes=rank_zero.memory_bytes)
 
-    return NodePlacement(demand, now, flags.node_threads, weights)
+    return NodePlacement(facts, now, flags.node_threads, weights, flags.min_workers)

@@ -71,9 +71,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """The master to join where none is named, and its key if known. `known`: keys by address, the best first. A known
-    master wins; a worker that knows none joins the only one announced, or asks the user. Looks for `wait_s` and a few
-    seconds. Raises UserError, PeerError."""
+    """Finds the master to join, and its key if known. `known`: keys by address, the best first. A known master wins; a
+    worker that knows none joins the only one announced, or asks the user. Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the master that this machine knows at {found[0]}; --connect HOST names another one")
         return found

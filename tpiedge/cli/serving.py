@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tpiedge.answers.generation import Busy, Unavailable
-from tpiedge.api.service import EnrolledWorker, ModelInfo, PendingJoin
+from tpiedge.api.service import ModelInfo
 from tpiedge.errors import UserError
 from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.pairing_link import PairingHub
@@ -18,7 +17,6 @@ from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import PendingAnswer, RequestLine
 from tpiedge.master.master import Master
 from tpiedge.master.reconciler import NotServing
-from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -89,31 +87,23 @@ class MasterService:
 
     def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> PendingAnswer:
         if self._supervisor.failed:
-            raise Unavailable(f"the master ends: its thread {self._supervisor.failed} failed")
-        try:
-            return self._master.submit(request, client, attended=attended)
-        except QueueFull as error:
-            raise Busy(str(error)) from None
-        except NotServing as error:
-            raise Unavailable(str(error)) from None
+            raise NotServing(f"the master ends: its thread {self._supervisor.failed} failed")
+        return self._master.submit(request, client, attended=attended)
 
     def postpone(self, count: int, client: str) -> None:
-        try:
-            self._master.requests.postpone(count, client)
-        except QueueFull as error:
-            raise Busy(str(error)) from None
+        self._master.requests.postpone(count, client)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
         return self._master.resume(request, said)
 
-    def pending(self) -> tuple[PendingJoin, ...]:
-        return tuple(PendingJoin(one.host, one.address) for one in self._pairing.pending())
+    def pending(self) -> list[dict[str, str]]:
+        return [{"name": one.host, "address": one.address} for one in self._pairing.pending()]
 
-    def members(self) -> tuple[EnrolledWorker, ...]:
-        return tuple(EnrolledWorker(one.name, one.host) for one in self._door.journal.table.members)
+    def members(self) -> list[dict[str, str]]:
+        return [{"name": one.name, "host": one.host} for one in self._door.journal.table.members]
 
-    def shut_out(self) -> tuple[EnrolledWorker, ...]:
-        return tuple(EnrolledWorker(one.name, one.host) for one in self._door.journal.table.revoked)
+    def shut_out(self) -> list[dict[str, str]]:
+        return [{"name": one.name, "host": one.host} for one in self._door.journal.table.revoked]
 
     def approve(self, code: str) -> str:
         return self._pairing.approve(code).name
@@ -129,7 +119,7 @@ class MasterService:
             # The control thread answers within a turn, unless it starts or ends rank 0's processes.
             machines = self._master.usable().result(5.0)
         except TimeoutError:
-            raise Unavailable("the master is busy: try again later") from None
+            raise NotServing("the master is busy: try again later") from None
         if not machines:
             raise UserError("there is no worker yet that another one could be like")
         return foresight.what_if(self._placement, machines, name)

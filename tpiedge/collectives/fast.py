@@ -14,7 +14,7 @@ from tpiedge.collectives.codec import Codec, Shape
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.peer_channel import PeerChannel, node_name
 from tpiedge.collectives.summation import Summable
-from tpiedge.transport.native_reducer import DONE, Combine, Exchange, Reduce, Reduces
+from tpiedge.transport.native_reducer import DONE, Combine, Exchange, Reduce
 from tpiedge.wire.codec import encode, place_of
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.fields import CollectiveName
@@ -76,7 +76,7 @@ class FastPath:
 
 def _prepare(channel: PeerChannel, name: CollectiveName, codec: Codec, shape: Shape) -> _Prepared | None:
     endpoint, rank, peers = channel.endpoint, channel.rank, channel.peers
-    if not isinstance(endpoint, Reduces) or name not in ("star", "mesh"):
+    if name not in ("star", "mesh"):
         return None
     header = codec.header(shape)
     parts = {sender: encode(Partial(channel.epoch, 0, 0, 0, 0, sender, header)) for sender in (rank, *peers)}

@@ -55,8 +55,6 @@ class Group(Communicator):
         """Messages that came too late."""
         return self._channel.dropped
 
-    # --- steps
-
     def announce(self, plan: StepPlan | LeavePages) -> None:
         self.cancelled = False
         self._begin(plan)
@@ -93,8 +91,6 @@ class Group(Communicator):
             if name != "star" and not self._linked:
                 raise ProtocolError(f"node 0 asks for the collective {name}, but not all nodes are linked")
         self._rely(collectives)
-
-    # --- all-reduces
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         own = array_of(partial, SUMMABLE)
@@ -151,8 +147,6 @@ class Group(Communicator):
             np.copyto(place, total)
             return into
         return torch.from_numpy(total if total.flags.writeable else total.copy())
-
-    # --- rank 0 and the others
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         what = Doing("broadcast", tag)

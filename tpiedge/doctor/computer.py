@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -40,28 +41,16 @@ class Finding:
     """`advice` says what to do; empty if all is well."""
 
     check: str
-    verdict: CheckResult
     found: str
     advice: str = ""
+    verdict: CheckResult = "ok"
 
 
 Check = Callable[[], Sequence[Finding]]
-
-
-def skip(check: str, found: str) -> Finding:
-    return Finding(check, "skip", found)
-
-
-def ok(check: str, found: str) -> Finding:
-    return Finding(check, "ok", found)
-
-
-def warn(check: str, found: str, advice: str) -> Finding:
-    return Finding(check, "warn", found, advice)
-
-
-def fail(check: str, found: str, advice: str) -> Finding:
-    return Finding(check, "fail", found, advice)
+skip = partial(Finding, verdict="skip")
+ok = partial(Finding, verdict="ok")
+warn = partial(Finding, verdict="warn")
+fail = partial(Finding, verdict="fail")
 
 
 def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:

@@ -33,9 +33,9 @@ def _port(port: int, purpose: str) -> Finding:
         return ok(name, f"free ({purpose})")
     if state == "in use":
         having = holder(port)
-        if having.verb == "master":  # as when the doctor is asked beside it
+        if having.startswith("another tpiedge master,"):  # as when the doctor is asked beside it
             return ok(name, f"in use ({purpose}), by the master that runs here")
-        advice = f"{having.words} has it: a master here needs another --listen or --http"
+        advice = f"{having} has it: a master here needs another --listen or --http"
         return warn(name, f"in use ({purpose})", advice)
     return fail(name, f"{state} ({purpose})", "choose another port with --listen or --http")
 

@@ -47,15 +47,6 @@ _MOST_PAGES: Final = MAX_PAGES // 2
 
 
 @dataclass(frozen=True)
-class BatchLimits:
-    """Limits of a step: its tokens, sequences that run at once, tokens drafted for each."""
-
-    step_tokens: int
-    sequences: int = 1
-    speculate: int = 0
-
-
-@dataclass(frozen=True)
 class Batch:
     """One step. Pieces of answers come first; `decode_tokens` counts their tokens."""
 
@@ -75,18 +66,24 @@ class Batch:
 
 
 class Batcher:
-    """Not thread-safe. The caller measures `cost`. `room` limits the memory of pages where weights could use it."""
+    """Not thread-safe. A step has at most `step_tokens` of `sequences`, with `speculate` tokens drafted for each. The
+    caller measures `cost`. `room` limits the memory of pages where weights could use it."""
 
     def __init__(
-        self, pool: PagePool, limits: BatchLimits, cost: StepCost, room: KVRoom | None = None
+        self,
+        pool: PagePool,
+        step_tokens: int,
+        sequences: int = 1,
+        speculate: int = 0,
+        room: KVRoom | None = None,
     ) -> None:
         self._pool = pool
-        self._limits = limits
-        self._cost = cost
+        self.cost = StepCost()
+        self._step_tokens, self._sequences, self._speculate = step_tokens, sequences, speculate
         self._room = room
         self._waiting: deque[RunningSequence] = deque()
         self._running: list[RunningSequence] = []
-        self._slots = list(range(limits.sequences))  # a heap
+        self._slots = list(range(sequences))  # a heap
         self._short = False  # a running sequence lacked pages in the last step
         #: By request, what an earlier epoch computed; and whether other sequences may not have it.
         self._carried: dict[str, CarriedSequence] = {}
@@ -105,7 +102,7 @@ class Batcher:
     def add(self, request: GenerationRequest) -> RunningSequence:
         """Accepts a request, which must fit the cache. The answer that it brings is computed anew, like a prompt."""
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
-        if self._limits.speculate:
+        if self._speculate:
             sequence.lookup = PromptLookup()
         carried = self._carried.pop(request.id, None)
         if carried is not None and carried.begins(request, sequence.ids):
@@ -201,8 +198,6 @@ class Batcher:
         _feed(sequence, len(sequence.ids) if tokens else sequence.done)
         self._publish(sequence)
 
-    # --- who runs
-
     def _admit(self) -> None:
         passed: list[RunningSequence] = []
         pages = sum(len(sequence.pages) - sequence.told for sequence in self._running)
@@ -286,8 +281,6 @@ class Batcher:
             tokens = sequence.ids[at * size : (at + 1) * size]
             sequence.names.append(self._pool.publish(sequence.pages[at], before, tokens))
 
-    # --- what a step computes
-
     def _pieces(self) -> list[StepPiece]:
         self._short = False
         able = [sequence for sequence in self._running if not sequence.undrawn]
@@ -306,12 +299,12 @@ class Batcher:
 
     def _with_drafts(self, pieces: Sequence[StepPiece]) -> list[StepPiece]:
         """Adds as many guesses as pay; no sequence is preempted for them."""
-        if not pieces or not self._limits.speculate:
+        if not pieces or not self._speculate:
             return list(pieces)
         guesses = [self._guess(piece.sequence) for piece in pieces]
         bids = [(piece.sequence.drafting, guess) for piece, guess in zip(pieces, guesses, strict=True)]
         rows = len(pieces)
-        counts = allot(bids, rows, self._cost, min(_MOST_ROWS, self._limits.step_tokens) - rows)
+        counts = allot(bids, rows, self.cost, min(_MOST_ROWS, self._step_tokens) - rows)
         return [
             self._drafted(piece.sequence, guess, count)
             for piece, guess, count in zip(pieces, guesses, counts, strict=True)
@@ -319,7 +312,7 @@ class Batcher:
 
     def _guess(self, sequence: RunningSequence) -> Guess:
         left = sequence.request.max_tokens - sequence.answer_tokens - 1
-        most = min(self._limits.speculate, left)
+        most = min(self._speculate, left)
         if sequence.lookup is None or most <= 0:
             return NO_GUESS
         forced = tuple((sequence.forced() or ())[:most]) if sequence.forced is not None else ()
@@ -381,16 +374,16 @@ class Batcher:
                 yield sequence, tokens
 
     def _prompt_tokens(self, rows: int) -> int:
-        most = min(self._limits.step_tokens - rows, _MOST_PAGES * self._pool.positions)
-        if rows == 0 and self._limits.sequences == 1:
+        most = min(self._step_tokens - rows, _MOST_PAGES * self._pool.positions)
+        if rows == 0 and self._sequences == 1:
             return most
-        alone_s = self._cost.seconds(max(1, rows))
+        alone_s = self.cost.seconds(max(1, rows))
         if alone_s is None:
             return min(most, _UNKNOWN_TOKENS) if rows else most
         # Where weights stream, the least step takes long, and a prompt is computed beside it.
         allowed_s = _PATIENCE * alone_s if rows else max(_STEP_S, 2 * alone_s)
         least = _LEAST_TOKENS if rows else _ROOMY_TOKENS
-        within = self._cost.rows_within(allowed_s, rows + most)
+        within = self.cost.rows_within(allowed_s, rows + most)
         return most if within is None else min(most, max(least, within - rows))
 
 

@@ -204,7 +204,10 @@ class Carrier:
     ) -> str:
         """Leaves what rank 0 orders. All ranks call it, rank 0 with the heads `stored` for nodes elsewhere and the
         sequences that have the pages. Returns why nothing can be carried, or "". Raises PeerLost, ProtocolError."""
-        self._check(order)
+        unknown = any(page >= self._cache.pages for page in order.pages)
+        if unknown or len(order.kept) != self._communicator.size:
+            raise ProtocolError("node 0 carries pages or nodes that there are not")
+        self._check_moves(order.sent, "sends")
         self._number = 0
         rank, own = self._communicator.rank, self._heads.units
         kept = sorted({head for head in (*range(*order.kept[rank]), *stored) if head in own})
@@ -260,8 +263,6 @@ class Carrier:
             missing = self._agreed(0, error)
             return () if missing or found is None else found.said.sequences, len(pages)
 
-    # --- on the disk
-
     def _fill(self, found: FoundFile, heads: Sequence[int], pages: Sequence[int]) -> str:
         block = np.empty((self._layers, self._part_bytes), np.uint8)
         for head, page in itertools.product(heads, pages):
@@ -271,8 +272,6 @@ class Carrier:
             self._cache.parts[page, :, head - self._heads.start] = block
             self._moved(self._layers)
         return ""
-
-    # --- over the links, rank 0 with one rank after the other
 
     def _collect(self, order: LeavePages, left: LeftFile | None) -> None:
         group = self._communicator
@@ -333,13 +332,6 @@ class Carrier:
     def _moved(self, parts: int) -> None:
         self._moved_bytes += parts * self._part_bytes
         self._progress(self._moved_bytes)
-
-    def _check(self, order: LeavePages) -> None:
-        if len(order.kept) != self._communicator.size or any(
-            page >= self._cache.pages for page in order.pages
-        ):
-            raise ProtocolError("node 0 carries pages or nodes that there are not")
-        self._check_moves(order.sent, "sends")
 
     def _check_moves(self, moves: Sequence[tuple[int, int]], does: str) -> None:
         for rank, head in moves:

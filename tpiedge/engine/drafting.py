@@ -160,25 +160,11 @@ _WEIGHT: Final = 3.0
 _FADING: Final = 0.97
 
 
-class _Chance:
-    __slots__ = ("_right", "_seen")
-
-    def __init__(self, expected: float) -> None:
-        self._seen = _WEIGHT
-        self._right = _WEIGHT * expected
-
-    @property
-    def rate(self) -> float:
-        return self._right / self._seen
-
-    def observe(self, right: bool) -> None:
-        self._seen = _FADING * self._seen + 1
-        self._right = _FADING * self._right + right
-
-
 class DraftLength:
     def __init__(self) -> None:
-        self._chances = tuple(_Chance(expected) for expected in _EXPECTED)
+        #: By how many tokens matched before (`_kind`): guesses seen, and the right ones among them.
+        self._seen = [_WEIGHT] * len(_EXPECTED)
+        self._right = [_WEIGHT * expected for expected in _EXPECTED]
         #: What drafts cost beyond their gain, what the answer would have taken without them, and a token's worth.
         self._lost_s = 0.0
         self._plain_s = 0.0
@@ -186,10 +172,9 @@ class DraftLength:
 
     def chances(self, guess: Guess) -> Iterator[float]:
         """How likely the guess is right up to its first, second, ... token."""
-        rates = (
-            1.0 if i < guess.sure else self._chance(guess.matched + i).rate for i in range(len(guess.ids))
-        )
-        return accumulate(rates, mul)
+        kinds = [_kind(guess.matched + i) for i in range(guess.sure, len(guess.ids))]
+        sure = [1.0] * min(guess.sure, len(guess.ids))
+        return accumulate(sure + [self._right[kind] / self._seen[kind] for kind in kinds], mul)
 
     @property
     def affordable_s(self) -> float:
@@ -207,15 +192,18 @@ class DraftLength:
         """Notes the tokens, at least one, of the step that was planned with the guess."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
             if i >= guess.sure:
-                self._chance(guess.matched + i).observe(guessed == token)
+                kind = _kind(guess.matched + i)
+                self._seen[kind] = _FADING * self._seen[kind] + 1
+                self._right[kind] = _FADING * self._right[kind] + (guessed == token)
             if guessed != token:
                 break
         gained_s = (len(tokens) - 1) * self._token_s
         self._plain_s += gained_s
         self._lost_s = max(self._lost_s - gained_s, -_GAINED * self._token_s)
 
-    def _chance(self, matched: int) -> _Chance:
-        return self._chances[min(matched.bit_length(), len(_EXPECTED) - 1)]
+
+def _kind(matched: int) -> int:
+    return min(matched.bit_length(), len(_EXPECTED) - 1)
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, repeat
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from tpiedge.errors import ChildLost, UserError
 from tpiedge.wire.control import AnswerPart, Embedding, FinishReason, PromptScores, Token
 
 _SCORE_ROWS: Final = 64
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -39,20 +38,19 @@ class LiveRequest:
     refused: UserError | ChildLost | None = None
 
     def known(self) -> bool:
-        return self.constraint is None or self._asked(self.constraint.known, True)
+        found = True
+        with refusing(self):
+            found = self.constraint is None or self.constraint.known()
+        return found
 
     def heard(self) -> bool:
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
         """The tokens that come next whatever the model says; None while unknown, empty where the grammar has failed."""
-        free: Sequence[int] | None = ()
-        return free if self.constraint is None else self._asked(self.constraint.forced, free)
-
-    def _asked(self, question: Callable[[], T], failed: T) -> T:
-        found = failed
+        found: Sequence[int] | None = ()
         with refusing(self):
-            found = question()
+            found = () if self.constraint is None else self.constraint.forced()
         return found
 
 

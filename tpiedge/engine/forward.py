@@ -17,10 +17,10 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.fused_blocks import BlockGrids, FusedBlocks, ffn_bias
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, wanted_rows
+from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_of, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.elementwise import rms_norm, rope, tables
-from tpiedge.kernels.ffn import Biases, ffn
+from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import NATIVE_TOKENS
@@ -31,6 +31,7 @@ from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.grids import Exponents
+from tpiedge.pack.layout import FFN_MATRICES
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import KVPrecision
@@ -93,8 +94,9 @@ class Engine:
         self.meter = meter
         self._share = share
         self._reduces = OverlappedReduces(communicator, meter, linear.pool)
-        self._attention_blocks = tuple(Block(layer, "attention") for layer in range(config.num_layers))
-        self._ffn_blocks = tuple(Block(layer, "ffn") for layer in range(config.num_layers))
+        self._order = tuple(
+            Block(layer, kind) for layer in range(config.num_layers) for kind in ("attention", "ffn")
+        )
         self._kv = kv_share(share.attention, config.group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, config.group_size)
         #: Of o and down of each layer; None for a model that is not quantised.
@@ -125,17 +127,14 @@ class Engine:
         self.meter.tokens += plan.tokens
 
     def _parts(self, x_TH: Tensor, plan: StepPlan) -> Sequence[_ChunkPart]:
-        step_chunks = chunks(plan)
+        cuts = chunks(plan)
         tables = [self._tables(segment) for segment in plan.segments]
         cos_Td, sin_Td = torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables])
         parts = []
-        for chunk in step_chunks:
-            spans = [self.cache.span(one.slot, one.start, one.length) for one in chunk.segments(plan)]
-            own = slice(chunk.first_row, chunk.last_row)
-            rows = ChunkRows.of(x_TH, chunk)
-            parts.append(
-                _ChunkPart(rows, Spans(spans, self.cache.format.page_positions), cos_Td[own], sin_Td[own])
-            )
+        for rows, own in zip(ChunkRows.of(x_TH, cuts), cuts, strict=True):
+            spans = [self.cache.span(one.slot, one.start, one.length) for one in segments_of(plan, own)]
+            of_chunk = Spans(spans, self.cache.format.page_positions)
+            parts.append(_ChunkPart(rows, of_chunk, cos_Td[own], sin_Td[own]))
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
@@ -149,7 +148,7 @@ class Engine:
             or any(segment.wanted < segment.length for segment in plan.segments)
         ):
             return False
-        fused = self._fused.stack()
+        fused = self._fused.stack
         if fused is None or plan.tokens > fused.most_tokens:
             return False
         rows, spans, cos_Td, sin_Td = parts[0]
@@ -158,27 +157,42 @@ class Engine:
         return True
 
     def _blocks(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> None:
-        rows = [part.rows for part in parts]
-        last = self.config.num_layers - 1
-        for layer in range(last):
-            self._attention_block(plan.step, layer, parts)
-            self._ffn_block(plan.step, layer, rows)
-        self._attention_block(plan.step, last, parts)
-        self._last_ffn_block(x_TH, plan, rows)
+        step_rows = [part.rows for part in parts]
+        last = 2 * self.config.num_layers - 1
+        for number in range(last):
+            self._block(plan.step, number, step_rows, parts)
+        rows, cuts = wanted_rows(plan)
+        if len(rows) == plan.tokens:
+            self._block(plan.step, last, step_rows)
+            self._reduces.settle()
+            return
+        # Only the wanted rows are computed and reduced (MOM, section 3.1).
         self._reduces.settle()
+        x_MH = x_TH[rows]
+        self._block(plan.step, last, ChunkRows.of(x_MH, cuts))
+        self._reduces.settle()
+        x_TH[rows] = x_MH
 
-    def _attention_block(self, step: int, layer: int, parts: Sequence[_ChunkPart]) -> None:
-        with self.weights.resident(self._attention_blocks[layer]) as weights:
-            for part in parts:
-                rows = part.rows
-                if layer == 0:
-                    self._receive(rows.x_CH, Tag(step, 0, rows.index))
+    def _block(
+        self, step: int, number: int, step_rows: Sequence[ChunkRows], parts: Sequence[_ChunkPart] = ()
+    ) -> None:
+        """Computes and reduces a block. `parts`: the chunks of `step_rows`, which attention needs."""
+        layer, is_ffn = divmod(number, 2)
+        with self.weights.resident(self._order[number]) as weights:
+            bias_H = weights.vectors.get("down_bias" if is_ffn else "o_bias")
+            for at, rows in enumerate(step_rows):
+                tag = Tag(step, number, rows.index)
+                if number == 0:
+                    self._receive(rows.x_CH, tag)
                 self._reduces.settle(rows)
-                tag, bias_H = Tag(step, 2 * layer, rows.index), weights.vectors.get("o_bias")
-                with self.meter.attention_span.of(layer):
-                    partial_CH = self._attention(part, weights, layer)
-                grid = self._grids[layer][0]
-                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(parts) == 1)
+                if is_ffn:
+                    with self.meter.ffn_span.of(layer):
+                        partial_CH = self._ffn(rows.x_CH, weights, layer)
+                else:
+                    with self.meter.attention_span.of(layer):
+                        partial_CH = self._attention(parts[at], weights, layer)
+                grid, wait = self._grids[layer][is_ffn], len(step_rows) == 1
+                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk. One at a time: earlier all-reduces pace it, so few messages wait for a slow
@@ -187,28 +201,6 @@ class Engine:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
             x_CH.copy_(hidden_CH)
-
-    def _ffn_block(self, step: int, layer: int, step_rows: Sequence[ChunkRows]) -> None:
-        with self.weights.resident(self._ffn_blocks[layer]) as weights:
-            for rows in step_rows:
-                self._reduces.settle(rows)
-                tag, bias_H = Tag(step, 2 * layer + 1, rows.index), weights.vectors.get("down_bias")
-                with self.meter.ffn_span.of(layer):
-                    partial_CH = self._ffn(rows.x_CH, weights, layer)
-                grid = self._grids[layer][1]
-                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(step_rows) == 1)
-
-    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, step_rows: Sequence[ChunkRows]) -> None:
-        """Computes and reduces only the wanted rows (MOM, section 3.1)."""
-        layer = self.config.num_layers - 1
-        rows, row_chunks = wanted_rows(plan)
-        if len(rows) == plan.tokens:
-            return self._ffn_block(plan.step, layer, step_rows)
-        self._reduces.settle()
-        x_MH = x_TH[list(rows)]
-        self._ffn_block(plan.step, layer, [ChunkRows.of(x_MH, chunk) for chunk in row_chunks])
-        self._reduces.settle()
-        x_TH[list(rows)] = x_MH
 
     def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.attention):
@@ -250,14 +242,11 @@ class Engine:
         fused = self._fused.ffn(layer, weights)
         if fused is not None:
             return fused.run(x_CH)
-        gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
-        biases: Biases = (
-            self._bias(weights, "gate", gate.shape[0]),
-            self._bias(weights, "up", up.shape[0]),
-        )
+        matrices = [weights.matrices[name] for name in FFN_MATRICES]
+        gate, up, down = (w for w in matrices if isinstance(w, Tensor))
+        biases = self._bias(weights, "gate", gate.shape[0]), self._bias(weights, "up", up.shape[0])
         norm_H = weights.vectors["ffn_norm"]
-        grid = self._grids[layer][1]
-        return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, grid)
+        return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases)
 
     def _bias(self, weights: BlockWeights, name: str, columns: int) -> Tensor | None:
         """This node's part of a bias; the zeros for the padding stay zero through SwiGLU and down."""

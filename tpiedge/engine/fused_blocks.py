@@ -1,23 +1,24 @@
 """Blocks as native calls, made once for as long as the weights are the same objects. Streamed weights come anew with
 every step, and their calls with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, TypeAlias
 
 from torch import Tensor
 
-from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, FusedLayers
+from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.library import Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.kv.cache import KVCache
-from tpiedge.memory.sweep import Block, HeadTile
+from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
-from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.pack.share import NodeShare, kv_share
 
 BlockGrids: TypeAlias = Sequence[tuple[Grid | None, Grid | None]]
 """For each layer the grids of o and down; None where the model is not quantised."""
@@ -48,8 +49,6 @@ class FusedBlocks:
         self._weights = weights
         self._attention: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
         self._ffn: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
-        self._layers: FusedLayers | None = None
-        self._layers_known = False
 
     def attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         known = self._attention.get(layer)
@@ -57,23 +56,19 @@ class FusedBlocks:
             known = self._attention[layer] = weights, self._new_attention(layer, weights)
         return known[1]
 
-    def stack(self) -> FusedLayers | None:
-        """All layers; None also where weights are streamed, or o or down has a bias, which is added after the
-        all-reduce."""
-        kept = self._weights.kept()
-        if self._pool is None or kept is None:
-            return None
-        if not self._layers_known:
-            self._layers, self._layers_known = self._new_stack(kept, self._pool), True
-        return self._layers
-
     def ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
         known = self._ffn.get(layer)
         if known is None or known[0] is not weights:
             known = self._ffn[layer] = weights, self._new_ffn(layer, weights)
         return known[1]
 
-    def _new_stack(self, kept: Mapping[Block | HeadTile, BlockWeights], pool: Pool) -> FusedLayers | None:
+    @cached_property
+    def stack(self) -> FusedLayers | None:
+        """All layers; None also where weights are streamed, or o or down has a bias, which is added after the
+        all-reduce."""
+        kept = self._weights.kept()
+        if self._pool is None or kept is None:
+            return None
         blocks: list[tuple[FusedAttention, FusedFFN]] = []
         for layer in range(self._config.num_layers):
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
@@ -83,38 +78,33 @@ class FusedBlocks:
             if attention is None or ffn is None:
                 return None
             blocks.append((attention, ffn))
-        return FusedLayers(blocks, pool)
+        return FusedLayers(blocks, self._pool)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
         vectors, config, (grid, _) = weights.vectors, self._config, self._grids[layer]
         matrices = _panels(weights, ATTENTION_MATRICES)
-        pool = self._pool
-        if pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
+        if self._pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
             return None
         q, k, v, o = matrices
-        norms = (vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None
-        block = AttentionBlock(
+        own_heads = (("q", self._share.attention), ("k", self._kv), ("v", self._kv))
+        q_bias, k_bias, v_bias = (
+            vectors[f"{name}_bias"][heads.start * config.head_dim : heads.stop * config.head_dim]
+            if config.qkv_bias
+            else None
+            for name, heads in own_heads
+        )
+        return FusedAttention(
             (q, k, v, o),
             grid,
-            self._qkv_biases(weights),
             vectors["attention_norm"],
-            norms,
             config.rms_norm_eps,
             self._kv_of_head,
-            config.windows[layer],
-            config.head_dim,
+            self._cache.layouts[layer],
+            self._pool,
+            biases=(q_bias, k_bias, v_bias),
+            head_norms_d=(vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None,
+            window=config.windows[layer],
         )
-        return FusedAttention(block, self._cache.layouts[layer], pool)
-
-    def _qkv_biases(self, weights: BlockWeights) -> tuple[Tensor, Tensor, Tensor] | None:
-        if not self._config.qkv_bias:
-            return None
-
-        def own(name: str, heads: Share) -> Tensor:
-            width = self._config.head_dim
-            return weights.vectors[f"{name}_bias"][heads.start * width : heads.stop * width]
-
-        return own("q", self._share.attention), own("k", self._kv), own("v", self._kv)
 
     def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
         matrices = _panels(weights, FFN_MATRICES)

@@ -84,7 +84,12 @@ class GrammarLink:
         """The frames that have come: letter, number, body. Raises LinkEnded once there are no more."""
         self._flush()
         if not self._silent:
-            self._receive()
+            part = _received(self._session, 1 << 18)
+            self._received += part or b""
+            self._silent = part == b""
+            if self._silent:
+                with contextlib.suppress(OSError):
+                    self._watch.shutdown(socket.SHUT_WR)  # so its end is looked at
         found = []
         while len(self._received) >= HEAD.size:
             length, letter, number = HEAD.unpack_from(self._received)
@@ -120,14 +125,6 @@ class GrammarLink:
             return
         except OSError:
             self._unsent = b""
-
-    def _receive(self) -> None:
-        part = _received(self._session, 1 << 18)
-        self._received += part or b""
-        self._silent = part == b""
-        if self._silent:
-            with contextlib.suppress(OSError):
-                self._watch.shutdown(socket.SHUT_WR)  # so its end is looked at
 
     def _hear_fate(self) -> None:
         said = _received(self._watch, FATE.size)

@@ -63,8 +63,9 @@ class Grammars:
         if not grammars_installed():
             raise GrammarRefused(NO_GRAMMARS)
         if not (self._folder / "tokenizer.json").is_file():
-            why = "the model has no tokenizer beside its weights: pack it again to use grammars"
-            raise GrammarRefused(why)
+            raise GrammarRefused(
+                "the model has no tokenizer beside its weights: pack it again to use grammars"
+            )
         if not request.stop_ids or request.ignore_eos:
             raise GrammarRefused("an answer by a grammar ends with an end token: do not ignore it")
         if self._end is None:
@@ -161,7 +162,7 @@ class Constraint:
         self._guesses, self._following = ids, None if ids else []
         if ids:
             self._deadline = self._now() + _ANSWER_S
-            self._ask_following()
+            self._ask(b"d", array("I", ids).tobytes())
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
         """The next token's mask, then one after each guess, up to one not allowed. `shared`: other answers wait,
@@ -205,14 +206,12 @@ class Constraint:
         self._ask(letter, array("I", tokens).tobytes())
 
     def _ask(self, letter: bytes, body: bytes) -> None:
-        self._due += 1
+        if letter == b"d":
+            self._due_following += 1
+        else:
+            self._due += 1
         if self._begun == self._process.begun:  # or `_open` says it to the process that has begun since
             self._process.send(letter, self._number, body)
-
-    def _ask_following(self) -> None:
-        self._due_following += 1
-        if self._begun == self._process.begun:
-            self._process.send(b"d", self._number, array("I", self._guesses).tobytes())
 
     def _advance(self) -> None:
         if not self._process.ready():
@@ -236,7 +235,7 @@ class Constraint:
         if self._replayed is not None:
             self._ask(b"b", array("I", self._replayed).tobytes())
         if self._guesses:
-            self._ask_following()
+            self._ask(b"d", array("I", self._guesses).tobytes())
 
     def _understand(self, letter: bytes, body: bytes) -> None:
         match letter:

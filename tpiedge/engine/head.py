@@ -49,9 +49,11 @@ class Head:
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
         """The log probability of a token at each of M positions, and the `likeliest` there. Asks for every tile
         once."""
+        count = min(likeliest, self._config.vocab_size)
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
-        best = _Best(len(ids_M), min(likeliest, self._config.vocab_size))
+        best_MK = torch.full((len(ids_M), count), -torch.inf)
+        best_ids_MK = torch.zeros(len(ids_M), count, dtype=torch.long)
         for first, tile_RH in self._weights.head_tiles():
             for rows in (slice(row, row + _ROWS) for row in range(0, len(ids_M), _ROWS)):
                 logits_MR = self._of_tile(self.states(x_MH[rows]), first, tile_RH)
@@ -59,8 +61,13 @@ class Head:
                 places_M = ids_M[rows] - first
                 here = torch.nonzero((places_M >= 0) & (places_M < logits_MR.shape[1]))[:, 0]
                 own_M[rows][here] = logits_MR[here, places_M[here]]
-                best.take(rows, first, logits_MR)
-        return (own_M - total_M).tolist(), best.scored(total_M)
+                if count:
+                    new_MK, places_MK = logits_MR.topk(min(count, logits_MR.shape[1]))
+                    ids_ML = torch.cat([best_ids_MK[rows], places_MK + first], dim=1)
+                    best_MK[rows], places_MK = torch.cat([best_MK[rows], new_MK], dim=1).topk(count)
+                    best_ids_MK[rows] = ids_ML.gather(1, places_MK)
+        best = zip(best_ids_MK.tolist(), (best_MK - total_M[:, None]).tolist(), strict=True)
+        return (own_M - total_M).tolist(), [tuple(zip(*one, strict=True)) for one in best]
 
     def states(self, x_MH: Tensor) -> Tensor:
         weight = self._weights.head_vectors()["final_norm"]
@@ -69,29 +76,6 @@ class Head:
     def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:
         rows = min(tile_RH.shape[0], self._config.vocab_size - first)
         return self._linear.project(h_MH, tile_RH)[:, :rows]
-
-
-class _Best:
-    def __init__(self, positions: int, count: int) -> None:
-        self._logits_MK = torch.full((positions, count), -torch.inf)
-        self._ids_MK = torch.zeros(positions, count, dtype=torch.long)
-        self._count = count
-
-    def take(self, rows: slice, first: int, logits_MR: Tensor) -> None:
-        if not self._count:
-            return
-        new_MK, places_MK = logits_MR.topk(min(self._count, logits_MR.shape[1]))
-        logits_ML = torch.cat([self._logits_MK[rows], new_MK], dim=1)
-        ids_ML = torch.cat([self._ids_MK[rows], places_MK + first], dim=1)
-        self._logits_MK[rows], places_MK = logits_ML.topk(self._count)
-        self._ids_MK[rows] = ids_ML.gather(1, places_MK)
-
-    def scored(self, total_M: Tensor) -> list[Scored]:
-        scores = (self._logits_MK - total_M[:, None]).tolist()
-        return [
-            tuple(zip(ids, values, strict=True))
-            for ids, values in zip(self._ids_MK.tolist(), scores, strict=True)
-        ]
 
 
 class MeanState:

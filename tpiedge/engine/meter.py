@@ -31,7 +31,6 @@ class Meter:
     block: int = 0
 
     def __post_init__(self) -> None:
-        self.spans: list[_Span] = []
         self.attention_span = _Span(self, "attention_s", COMPUTE, "attention")
         self.ffn_span = _Span(self, "ffn_s", COMPUTE, "ffn")
         self.embedding_span = _Span(self, "head_s", COMPUTE, "embedding")
@@ -40,25 +39,20 @@ class Meter:
         self.broadcast_span = _Span(self, "reduce_wait_s", REDUCE, "broadcast")
         kinds = "attention", "ffn"
         self._reduce_spans = [_Span(self, "reduce_wait_s", REDUCE, f"reduce {kind}") for kind in kinds]
-        self._sink: EventSink | None = None
-        self._travels = 0, 0
+        self.sink: EventSink | None = None
         #: Whether every step is recorded block by block.
         self.traced = False
 
     def computed(self, attention_s: float, ffn_s: float) -> None:
         self.attention_s += attention_s
         self.ffn_s += ffn_s
-        if self._sink is not None:
+        if self.sink is not None:
             ended = time.perf_counter()
-            self._sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
+            self.sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
     def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
         """Records every span in `sink`, or stops. `traced`: blocks are not fused, which would be one span."""
-        self._sink, self.traced = sink, traced
-        if sink is not None:
-            self._travels = sink.name("attention"), sink.name("ffn")
-        for span in self.spans:
-            span.record(sink)
+        self.sink, self.traced = sink, traced
 
     def reduce_span(self, block: int) -> "_Span":
         layer, kind = divmod(block, 2)
@@ -66,29 +60,24 @@ class Meter:
 
     def travelled(self, block: int, begun: float) -> None:
         """Records that a block's all-reduce, begun at `begun` (perf_counter), is over."""
-        if self._sink is not None:
+        if self.sink is not None:
             layer, kind = divmod(block, 2)
-            self._sink.add(TRAVEL, self._travels[kind], begun, time.perf_counter(), layer, self.step)
+            name = self.sink.name(("attention", "ffn")[kind])
+            self.sink.add(TRAVEL, name, begun, time.perf_counter(), layer, self.step)
 
 
 class _Span:
     """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches."""
 
-    __slots__ = ("_field", "_lane", "_layer", "_meter", "_name", "_number", "_sink", "_started")
+    __slots__ = ("_field", "_lane", "_layer", "_meter", "_name", "_started")
 
     def __init__(self, meter: Meter, field: str, lane: int, name: str) -> None:
         self._meter = meter
         self._field = field
         self._lane = lane
         self._name = name
-        self._number = 0
         self._layer = -1
         self._started = 0.0
-        self._sink: EventSink | None = None
-        meter.spans.append(self)
-
-    def record(self, sink: EventSink | None) -> None:
-        self._sink, self._number = sink, 0 if sink is None else sink.name(self._name)
 
     def of(self, layer: int) -> "_Span":
         self._layer = layer
@@ -100,8 +89,9 @@ class _Span:
     def __exit__(self, *_: object) -> None:
         ended, meter = time.perf_counter(), self._meter
         setattr(meter, self._field, getattr(meter, self._field) + ended - self._started)
-        if self._sink is not None:
-            self._sink.add(self._lane, self._number, self._started, ended, self._layer, meter.step)
+        if meter.sink is not None:
+            number = meter.sink.name(self._name)
+            meter.sink.add(self._lane, number, self._started, ended, self._layer, meter.step)
 
 
 _LANES = (COMPUTE, REDUCE, WAIT)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Route
-from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
+from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.constraints import AnswerConstraint, GrammarPreparations, MaskWaits
 from tpiedge.engine.drawing import Drawing, LiveRequest, refusing
@@ -20,7 +20,6 @@ from tpiedge.engine.head import MeanState
 from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import CarriedSequence
-from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.steps import StepCancelled, StepLimits
 from tpiedge.errors import UserError
 from tpiedge.kv.pages import KVRoom, PagePool
@@ -70,12 +69,12 @@ class Leader:
         self._recording_wanted = False
         #: Prompts in the step under way: (request, first position, how many).
         self._read: tuple[tuple[str, int, int], ...] = ()
-        self._cost = StepCost()
         self._pool = PagePool(cache.pages, cache.format.page_positions, secrets.token_bytes(32))
         self._batcher = Batcher(
             self._pool,
-            BatchLimits(self._limits.step_tokens, serving.sequences, serving.speculate),
-            self._cost,
+            self._limits.step_tokens,
+            serving.sequences,
+            serving.speculate,
             KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
         )
         self._waits = MaskWaits()
@@ -164,12 +163,18 @@ class Leader:
             self._adopted_until = 0.0
             self._batcher.forget()
         self._waits.begin(lone=len(self._live) == 1)
-        self._await_forced()
+        able = [one for one in self._live.values() if one.sequence.decodes and not one.sequence.undrawn]
+        guessed = [one for one in able if one.sequence.lookup is not None]
+        self._waits.until([(one.constraint, one.heard) for one in guessed if one.constraint is not None])
         batch = self._batcher.plan()
         if batch is None:
             return ended
         begun = time.perf_counter()
-        self._ask_masks(batch)
+        for piece in batch.pieces:
+            live = self._live[piece.sequence.request.id]
+            if live.constraint is not None:
+                with refusing(live):
+                    live.constraint.guess(piece.ids[len(piece.ids) - piece.drafted :])
         try:
             x_TH = self._run(batch)
         except StepCancelled:
@@ -179,13 +184,11 @@ class Leader:
         self._drawing.draw(batch, x_TH, self._live)
         self._read = ()
         self._recorder.end()
-        self._cost.measured(len(x_TH), time.perf_counter() - begun)
+        self._batcher.cost.measured(len(x_TH), time.perf_counter() - begun)
         return [*ended, *self._take_ended()]
 
     def await_grammar(self, limit_s: float) -> None:
         await_any(self._awaited, limit_s)
-
-    # --- requests
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
@@ -245,20 +248,6 @@ class Leader:
             steps=sequence.steps,
             processor_s=spent_s,
         )
-
-    # --- a step
-
-    def _await_forced(self) -> None:
-        able = [one for one in self._live.values() if one.sequence.decodes and not one.sequence.undrawn]
-        guessed = [one for one in able if one.sequence.lookup is not None]
-        self._waits.until([(one.constraint, one.heard) for one in guessed if one.constraint is not None])
-
-    def _ask_masks(self, batch: Batch) -> None:
-        for piece in batch.pieces:
-            live = self._live[piece.sequence.request.id]
-            if live.constraint is not None:
-                with refusing(live):
-                    live.constraint.guess(piece.ids[len(piece.ids) - piece.drafted :])
 
     def _announced(self) -> None:
         """Called once the plan of a step is told: the time to look whether it is still wanted."""

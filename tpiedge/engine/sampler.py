@@ -83,21 +83,17 @@ class Sampler:
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
-            scores_V = self._masked(scores_V, allowed)
+            bits_V = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
+            scores_V = np.where(bits_V, scores_V, np.float32(-np.inf))
+            if scores_V.max() == -np.inf:
+                raise GrammarRefused(
+                    f"the grammar allows none of the model's tokens at position {self._position}: give another one"
+                )
         if self._sampling.temperature == 0:
             token = int(scores_V.argmax())  # numpy promises the first of equals
         else:
             token = draw(scores_V, self._filters, uniform(self._sampling.seed, self._position))
         return Sampled(token, _logprobs(raw_V, self._sampling.logprobs, token))
-
-    def _masked(self, scores_V: _F32, allowed: TokenMask) -> _F32:
-        bits_V = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
-        masked_V: _F32 = np.where(bits_V, scores_V, np.float32(-np.inf))
-        if masked_V.max() == -np.inf:
-            raise GrammarRefused(
-                f"the grammar allows none of the model's tokens at position {self._position}: give another one"
-            )
-        return masked_V
 
     def _checked(self, logits_V: "Tensor") -> _F32:
         raw_V: _F32 = np.ascontiguousarray(logits_V.detach().cpu().numpy(), dtype=np.float32)

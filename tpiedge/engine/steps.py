@@ -4,7 +4,7 @@ where its next block begins; until then parts travel while this node computes ot
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -53,31 +53,25 @@ class StepLimits:
         return min(self.chunk_tokens, -(-half // _PRODUCT_ROWS) * _PRODUCT_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    index: int
-    first_row: int
-    last_row: int
-
-    def segments(self, plan: StepPlan) -> Iterator[Segment]:
-        row = 0
-        for whole in plan.segments:
-            low, high = max(self.first_row, row), min(self.last_row, row + whole.length)
-            if low < high:
-                yield Segment(whole.slot, whole.start + low - row, high - low, 0)
-            row += whole.length
+def segments_of(plan: StepPlan, rows: slice) -> Iterator[Segment]:
+    row = 0
+    for whole in plan.segments:
+        low, high = max(rows.start, row), min(rows.stop, row + whole.length)
+        if low < high:
+            yield Segment(whole.slot, whole.start + low - row, high - low, 0)
+        row += whole.length
 
 
-def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
-    """The step's chunks, alike on every node. Raises ProtocolError if the plan contradicts itself."""
+def chunks(plan: StepPlan) -> list[slice]:
+    """Rows of the step's chunks, alike on every node. Raises ProtocolError if the plan contradicts itself."""
     total = sum(segment.length for segment in plan.segments)
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0 or plan.apart_tokens > total:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
     return _cut(total, plan.apart_tokens, plan.chunk_tokens)
 
 
-def wanted_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
-    """The rows whose hidden states are wanted, and these, side by side, as chunks. Raises ProtocolError."""
+def wanted_rows(plan: StepPlan) -> tuple[list[int], list[slice]]:
+    """The rows whose hidden states are wanted, and their chunks when they are side by side. Raises ProtocolError."""
     rows: list[int] = []
     end = 0
     for segment in plan.segments:
@@ -89,12 +83,12 @@ def wanted_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
         rows += range(end - segment.wanted, end)
     if not rows:
         raise ProtocolError(f"step {plan.step}: no position of it is wanted")
-    return tuple(rows), _cut(len(rows), bisect_left(rows, plan.apart_tokens), plan.chunk_tokens)
+    return rows, _cut(len(rows), bisect_left(rows, plan.apart_tokens), plan.chunk_tokens)
 
 
-def _cut(rows: int, apart: int, chunk_rows: int) -> tuple[Chunk, ...]:
+def _cut(rows: int, apart: int, chunk_rows: int) -> list[slice]:
     starts = (*range(0, apart, min(chunk_rows, APART_ROWS)), *range(apart, rows, chunk_rows))
-    return tuple(Chunk(index, *bounds) for index, bounds in enumerate(pairwise((*starts, rows))))
+    return [slice(*bounds) for bounds in pairwise((*starts, rows))]
 
 
 #: All-reduces under way while this node computes: each is in memory here and at peers. One more is begun while the
@@ -113,9 +107,9 @@ class ChunkRows:
     array_CH: F32Array
 
     @staticmethod
-    def of(x_TH: Tensor, chunk: Chunk) -> "ChunkRows":
-        x_CH = x_TH[chunk.first_row : chunk.last_row]
-        return ChunkRows(chunk.index, x_CH, x_CH.numpy())
+    def of(x_TH: Tensor, cuts: Sequence[slice]) -> "list[ChunkRows]":
+        parts = [x_TH[rows] for rows in cuts]
+        return [ChunkRows(index, x_CH, x_CH.numpy()) for index, x_CH in enumerate(parts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +153,16 @@ class OverlappedReduces:
         if given is None:  # only its shape and dtype count
             given = rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)
         self._meter.block = tag.block
+        one = _UnderWay(rows, tag, bias_H, grid, time.perf_counter())
         if wait:
             self.settle()
             with self._meter.reduce_span(tag.block):
                 sum_CH = self._communicator.all_reduce(given, tag, contributes=contributes)
-            self._take(rows, sum_CH, tag, bias_H, grid)
+            self._take(one, sum_CH)
             return
-        begun = time.perf_counter()
         with self._meter.reduce_span(tag.block):
             self._communicator.begin_all_reduce(given, tag, contributes=contributes)
-        self._under_way.append(_UnderWay(rows, tag, bias_H, grid, begun))
+        self._under_way.append(one)
         while len(self._under_way) > _MOST:
             self._finish()
 
@@ -186,19 +180,18 @@ class OverlappedReduces:
         with self._meter.reduce_span(one.tag.block):
             sum_CH = self._communicator.finish_all_reduce(one.tag)
         self._meter.travelled(one.tag.block, one.begun)
-        self._take(one.rows, sum_CH, one.tag, one.bias_H, one.grid)
+        self._take(one, sum_CH)
 
-    def _take(
-        self, rows: ChunkRows, sum_CH: Tensor, tag: Tag, bias_H: Tensor | None, grid: Grid | None
-    ) -> None:
-        self._check_cancelled(tag)
-        if grid is not None:
-            add_sums(rows.x_CH, sum_CH, grid, self._pool)
+    def _take(self, one: _UnderWay, sum_CH: Tensor) -> None:
+        self._check_cancelled(one.tag)
+        rows = one.rows
+        if one.grid is not None:
+            add_sums(rows.x_CH, sum_CH, one.grid, self._pool)
         else:
             # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
             np.add(rows.array_CH, sum_CH.numpy(), out=rows.array_CH)
-        if bias_H is not None:
-            np.add(rows.array_CH, bias_H.numpy(), out=rows.array_CH)
+        if one.bias_H is not None:
+            np.add(rows.array_CH, one.bias_H.numpy(), out=rows.array_CH)
 
     def _check_cancelled(self, tag: Tag) -> None:
         if self._communicator.cancelled:

@@ -1,6 +1,2 @@
-"""What this computer is and allows. No torch, no network.
-
-`device` counts processors and memory within control groups and sees when limits change, `process` says what a process
-takes and may take, `disk_speed` how fast a disk is; `addresses` reads where to listen and says who does;
-`private_file` writes what only its owner reads, `certificate` is by what TLS clients know it.
-"""
+"""Properties and limits of this computer: `device`, `process`, `disk_speed`; `addresses` and ports, `private_file`, and
+the TLS `certificate`. No torch, no network."""

@@ -1,6 +1,4 @@
-"""Where a master listens, as people write it: HOST or HOST:PORT, also [IPv6]:PORT; and who has a port of this
-computer.
-"""
+"""Addresses of masters as people write them, HOST or HOST:PORT, also [IPv6]:PORT; and who has a port here."""
 
 import contextlib
 import errno
@@ -16,8 +14,7 @@ import psutil
 
 from tpiedge.errors import ProtocolError, UserError
 
-CONTROL_PORT = 7070
-"""Where masters listen unless told otherwise; the three ports after it serve data, files and pairing."""
+CONTROL_PORT = 7070  # the default; the three ports after it serve data, files and pairing
 DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
 
 _HOST = r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?"
@@ -42,17 +39,15 @@ class Address:
 
     @property
     def zmq(self) -> str:
-        """The address as the transport wants it; `host` has to be numeric by then."""
+        """The transport's form; `host` must be numeric."""
         return f"tcp://{self}"
 
     def beside(self, offset: int) -> "Address":
-        """The same host, `offset` ports further."""
         return Address(self.host, self.port + offset)
 
 
 def parse_address(text: str, default_port: int | None = None, default_host: str | None = None) -> Address:
-    """Raises UserError where `text` is neither HOST:PORT nor, with a `default_port`, HOST; nor, with a `default_host`,
-    PORT."""
+    """Reads HOST:PORT; also HOST with a `default_port`, and PORT with a `default_host`. Raises UserError."""
     found = _ADDRESS.fullmatch(text.strip())
     host, port = (found[1] or found[2] or found[4], found[3]) if found else ("", None)
     if port is None and host.isdigit():  # which a resolver would take for an address: 9000 is 0.0.35.40
@@ -64,13 +59,12 @@ def parse_address(text: str, default_port: int | None = None, default_host: str 
 
 
 def resolve(address: Address) -> Address:
-    """The numeric address. Raises UserError as `resolve_all`."""
     return resolve_all(address)[0]
 
 
 def resolve_all(address: Address) -> tuple[Address, ...]:
-    """The numeric addresses, at least one, best first. Raises UserError, at once or when the resolver gives up, for a
-    host that is not known."""
+    """Returns the numeric addresses, at least one, best first. Raises UserError for an unknown host, at once or when
+    the resolver gives up."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -83,8 +77,7 @@ def resolve_all(address: Address) -> tuple[Address, ...]:
 
 
 def _scoped(address: tuple[Any, ...]) -> str:
-    """The host of a socket's address. A link-local one says nothing without the interface: raises UserError where that
-    is missing."""
+    """Returns the host of a socket's address. Raises UserError for a link-local one without its interface."""
     host = str(address[0])
     if len(address) < 4 or "%" in host or not ipaddress.IPv6Address(host).is_link_local:
         return host
@@ -96,8 +89,8 @@ def _scoped(address: tuple[Any, ...]) -> str:
 
 
 def outgoing_host() -> str | None:
-    """The address at which other machines most likely reach this one; None without a network. Sends nothing: asks the
-    routing table, and where that knows no way out (laptops on one switch) the interfaces."""
+    """Returns the address at which other machines probably reach this one; None without a network. Sends nothing: asks
+    the routing table or, without a route (laptops on one switch), the interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -115,14 +108,13 @@ def outgoing_host() -> str | None:
 
 
 def own_names() -> frozenset[str]:
-    """The names by which other machines may know this one, in lower case: its host name, the one that mDNS makes of it,
-    and its full name. Blocks until the resolver knows the latter or gives up."""
+    """Returns host name, mDNS name and full name in lower case. Blocks until the resolver knows the latter or gives
+    up."""
     name = socket.gethostname().lower()
     return frozenset({name, f"{name.partition('.')[0]}.local", socket.getfqdn().lower()} - {""})
 
 
 def own_networks() -> tuple[ipaddress.IPv4Network, ...]:
-    """The IPv4 networks that this machine's interfaces are on, loopback's among them."""
     return tuple(
         ipaddress.IPv4Network(f"{record.address}/{record.netmask}", strict=False)
         for found in psutil.net_if_addrs().values()
@@ -132,8 +124,7 @@ def own_networks() -> tuple[ipaddress.IPv4Network, ...]:
 
 
 def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
-    """The address at which a node listens by the `claim` of somebody. Raises ProtocolError unless it is
-    tcp://IP:PORT."""
+    """Returns an endpoint from a peer's `claim`. Raises ProtocolError unless it is tcp://IP:PORT."""
     found = _ENDPOINT.fullmatch(text)
     try:
         if found is None or not 1 <= int(found[3]) <= 65535:
@@ -147,8 +138,8 @@ def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
 
 
 def endpoint_at(source: str, endpoint: str) -> str:
-    """The port of `endpoint` (tcp://IP:PORT) at `source`, the IP address that its node speaks from: no node sends
-    others elsewhere. `endpoint` itself where that address is unknown ("")."""
+    """Returns the port of `endpoint` (tcp://IP:PORT) at `source`, the IP address of its node, so that no node sends
+    others elsewhere; `endpoint` itself if `source` is ""."""
     if not source:
         return endpoint
     ip = ipaddress.ip_address(source)
@@ -157,8 +148,8 @@ def endpoint_at(source: str, endpoint: str) -> str:
 
 
 def listening_address(control_address: str) -> str:
-    """Where a worker's node listens for others, at any port: on the way to the master at `control_address`
-    (tcp://IP:PORT), or to itself alone where there is none. Sends nothing."""
+    """Returns the address at which a worker's node listens, at any port: that of the interface to the master at
+    `control_address` (tcp://IP:PORT), else loopback. Sends nothing."""
     host, _, port = control_address.removeprefix("tcp://").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -171,9 +162,8 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Where another node reaches a node that says that it listens at `endpoint`, given the address at which it reaches
-    the master: that one where rank 0 listens at every address of its machine, and a link-local address by the same
-    interface."""
+    """Returns the address at which another node reaches a node that listens at `endpoint`: the master's
+    `control_address` if rank 0 listens everywhere, and the same interface for a link-local address."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
@@ -181,19 +171,8 @@ def data_endpoint(endpoint: str, control_address: str) -> str:
     return _SCOPE.sub(scope[0], endpoint) if scope else endpoint
 
 
-@dataclass(frozen=True)
-class Holder:
-    """Who listens on a port: 'another tpiedge master, pid 123', 'nginx, pid 123', or 'another program' if unknown.
-
-    `verb`: 'master' of `tpiedge master` and of the node that it started; empty for other programs.
-    """
-
-    words: str
-    verb: str = ""
-
-
 def port_state(port: int, host: str = "0.0.0.0") -> str:
-    """'free', 'in use', or why it cannot be had. Nothing is ever accepted on it. `host`: a numeric address."""
+    """Returns 'free', 'in use', or why the port cannot be had; accepts nothing on it. `host` must be numeric."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: only a listener counts
@@ -204,19 +183,20 @@ def port_state(port: int, host: str = "0.0.0.0") -> str:
             return "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
 
 
-def holder(port: int) -> Holder:
-    unknown = Holder("another program")
-    with contextlib.suppress(psutil.Error, OSError):  # as for the words of another user's process
+def holder(port: int) -> str:
+    """Names the listener: 'another tpiedge master, pid 123' (or its node), 'nginx, pid 123' or 'another program'."""
+    found = "another program"
+    with contextlib.suppress(psutil.Error, OSError):  # of another user's process
         pids = {
-            found.pid
-            for found in psutil.net_connections("tcp")
-            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid
         }
         if pids:
             process = psutil.Process(min(pids))
-            unknown = Holder(f"{process.name()}, pid {process.pid}")
-            for one in (process, process.parent()):  # a node is the child of its verb
-                for word, verb in pairwise(one.cmdline() if one is not None else ()):
-                    if one is not None and os.path.basename(word) == "tpiedge" and verb.isalpha():
-                        return Holder(f"another tpiedge {verb}, pid {one.pid}", verb)
-    return unknown
+            found = f"{process.name()}, pid {process.pid}"
+            for one in filter(None, (process, process.parent())):  # a node is the child of its verb
+                for word, verb in pairwise(one.cmdline()):
+                    if os.path.basename(word) == "tpiedge" and verb.isalpha():
+                        return f"another tpiedge {verb}, pid {one.pid}"
+    return found

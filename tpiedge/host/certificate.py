@@ -1,7 +1,4 @@
-"""The certificate by which clients know a TLS server: read from files, or made here once.
-
-Certificates are made by the command `openssl`: no library that tpiedge needs anyway makes any.
-"""
+"""The certificate by which clients know a TLS server: read from files, or made here once by the command `openssl`."""
 
 import hashlib
 import re
@@ -26,14 +23,13 @@ _ADDRESS: Final = re.compile(r"[0-9.]+|[0-9a-f:]*:[0-9a-f:.]*")
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a server shows, with its key, in `context`; `fingerprint` is the SHA-256 of the certificate, in hex."""
+    """A server's certificate and key in `context`; `fingerprint` is the certificate's SHA-256 in hex."""
 
     context: ssl.SSLContext
     fingerprint: str
 
     @property
     def shown(self) -> str:
-        """The fingerprint as people compare it: AB:CD:..."""
         pairs = (self.fingerprint[at : at + 2] for at in range(0, len(self.fingerprint), 2))
         return ":".join(pairs).upper()
 
@@ -43,8 +39,8 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def read_certificate(cert: Path, key: Path) -> Certificate:
-    """The certificate in `cert`, with those between it and its CA after it, and its key, both in PEM. Raises UserError
-    where one is not there or damaged, they do not belong together, or others can read the key."""
+    """Reads a certificate, followed by those up to its CA, and its key, both in PEM. Raises UserError if one is missing
+    or damaged, they do not match, or others can read the key."""
     try:
         with cert.open("rb") as file:
             text = file.read(1 << 20).decode("ascii", "replace")
@@ -74,8 +70,8 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
 
 
 def own_certificate(folder: Path, hosts: Iterable[str]) -> Certificate:
-    """The self-signed one that is kept in `folder`; made, for these names and addresses, where there is none. For one
-    process at a time. Raises UserError, also where there is no command `openssl`."""
+    """Reads the self-signed certificate in `folder`, or makes one for these names and addresses. For one process at a
+    time. Raises UserError, also if the command `openssl` is missing."""
     cert, key = folder / _CERT, folder / _KEY
     if not (cert.exists() and key.exists()):
         _make(private_folder(folder), cert, key, hosts)

@@ -1,9 +1,7 @@
-"""What this computer lets this process use: processors, memory, disk; and whether its limits of memory change. No
-torch.
+"""Processors, memory and disk that this process may use, and changes of its memory limits. No torch.
 
-Containers and services limit these by control groups (Linux, version 1 and 2), and a limit holds for everything below
-it: so the own group and all its ancestors count. Their files are read below `root`; what is missing, unreadable or not
-a number is no limit.
+Containers and services limit these by control groups (Linux, versions 1 and 2); the own group and all its ancestors
+count. Their files are read below `root`; a missing, unreadable or non-numeric one is no limit.
 """
 
 import contextlib
@@ -21,29 +19,28 @@ from tpiedge.units import GIB, MIB, format_bytes
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that can be taken now without swapping and without exceeding a limit. Page cache counts as free."""
+    """Returns the memory that can be taken now without swapping or exceeding a limit. Page cache counts as free."""
     free = psutil.virtual_memory().available
     return max(0, min([free, *Cgroups.own(root).memory_room(), address_room()]))
 
 
 def default_memory_bytes(available: int | None = None) -> int:
-    """What tpiedge takes for itself unless told: 80 % of what is available, leaving at least 128 MiB and at most
-    2 GiB to everything else."""
+    """Returns what tpiedge takes by default: 80 % of what is available, leaving at least 128 MiB and at most 2 GiB."""
     if available is None:
         available = available_memory_bytes()
     return max(0, int(available - min(max(0.2 * available, 128 * MIB), 2 * GIB)))
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Processors that this process may use, by affinity and quota; a quota may be a fraction."""
+    """Returns the processors allowed by affinity and quota; a quota may be a fraction."""
     cores = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     return min([float(cores), float(allowed), *Cgroups.own(root).cpu_quotas()])
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Physical cores that this process may use, at least one: hardware threads of one core share its vector unit, and
-    a thread beyond a quota makes the others wait for it."""
+    """Returns the physical cores that this process may use, at least one: hardware threads of a core share its vector
+    unit, and a thread beyond a quota makes the others wait."""
     allowed = None
     if hasattr(os, "sched_getaffinity"):
         topology = root / "sys/devices/system/cpu"
@@ -54,7 +51,7 @@ def default_threads(root: Path = Path("/")) -> int:
 
 
 def _core(topology: Path) -> str:
-    """The hardware threads of the core to which one belongs, as Linux lists them; "" where it does not."""
+    """Returns the hardware threads of the same core, as Linux lists them; "" if it does not."""
     for name in ("core_cpus_list", "thread_siblings_list"):  # the latter before Linux 5.3
         with contextlib.suppress(OSError, ValueError):
             if text := (topology / name).read_text(encoding="ascii").strip():
@@ -63,18 +60,18 @@ def _core(topology: Path) -> str:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Bytes that this user may still write to `folder`, or to where it would be made."""
+    """Returns what this user may still write to `folder`, even if it does not exist yet."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 class MemoryLimits:
-    """Reads the limits of this process's groups and its ancestors' at each `usable_bytes`, which takes no lock and
-    about a millisecond. A group that it came to later counts as empty."""
+    """Reads the limits of this process's groups at each `usable_bytes`, without a lock, in about a millisecond. A group
+    that it joined later counts as empty."""
 
     def __init__(self, asked_bytes: int | None = None, root: Path = Path("/")) -> None:
-        """`asked_bytes` is what the user gave to tpiedge; None: what is usual."""
+        """`asked_bytes`: --memory; None: the default."""
         memory = psutil.virtual_memory()
         self._asked_bytes = asked_bytes
         self._root = root
@@ -83,14 +80,15 @@ class MemoryLimits:
         self._taken = {**Cgroups.own(root).memory_taken(), Path("/"): memory.total - memory.available}
 
     def shortfall(self, usable: int) -> str:
-        """The line for the user where less is usable than was asked for; otherwise ""."""
+        """Returns the line for the user if less is usable than was asked for; else ""."""
         if self._asked_bytes is None or usable >= self._asked_bytes:
             return ""
         asked, most = format_bytes(self._asked_bytes), format_bytes(usable)
         return f"--memory gives {asked}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """What the user gave, but no more than the smallest limit; or the usual part of what others left below it."""
+        """Returns the smaller of --memory and the smallest limit; without --memory, the usual part of what others left
+        below the limits."""
         with contextlib.suppress(OSError):  # no descriptor is left for another look
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}
@@ -102,7 +100,7 @@ class MemoryLimits:
 
 @dataclass(frozen=True)
 class Cgroups:
-    """Folders of the groups that limit this process, per version and controller: the own one, then its ancestors."""
+    """Folders of the groups that limit this process, own one first, then ancestors."""
 
     memory_v1: tuple[Path, ...]
     memory_v2: tuple[Path, ...]
@@ -111,25 +109,22 @@ class Cgroups:
 
     @staticmethod
     def own(root: Path = Path("/")) -> "Cgroups":
-        """The control groups of this process, as /proc and the mounts below `root` tell."""
         groups = _own_groups(root)
         mounts = _mounts(root)
         unified = _folders(groups, mounts, "")
         return Cgroups(_folders(groups, mounts, "memory"), unified, _folders(groups, mounts, "cpu"), unified)
 
     def memory_room(self) -> list[int]:
-        """Bytes that may still be taken below each limit; page cache, which the kernel gives back, is not taken."""
         taken = self.memory_taken()
         return [limit - taken[folder] for folder, limit in self.memory_limits().items()]
 
     def memory_limits(self) -> dict[Path, int]:
-        """The limits in bytes by the folder of the group that has each."""
         limits = {folder: _limit(folder, "memory.limit_in_bytes") for folder in self.memory_v1}
         limits |= {folder: _limit(folder, "memory.max", "memory.high") for folder in self.memory_v2}
         return {folder: limit for folder, limit in limits.items() if limit is not None}
 
     def memory_taken(self) -> dict[Path, int]:
-        """Bytes that are taken, by the folder of each group; page cache, which the kernel gives back, is not taken."""
+        """Returns the bytes taken by the group's folder, without page cache, which the kernel gives back."""
         used = [(folder, "memory.usage_in_bytes", "total_") for folder in self.memory_v1]
         used += [(folder, "memory.current", "") for folder in self.memory_v2]
         return {
@@ -140,7 +135,7 @@ class Cgroups:
         }
 
     def oom_kills(self) -> int:
-        """How many processes of the own group the kernel has killed for want of memory so far."""
+        """Returns how many processes of the own group the kernel has killed for lack of memory."""
         own = [folder / "memory.oom_control" for folder in self.memory_v1[:1]]
         own += [folder / "memory.events" for folder in self.memory_v2[:1]]
         return sum(_field(path, "oom_kill") for path in own)
@@ -157,7 +152,6 @@ class Cgroups:
 
 
 def _own_groups(root: Path) -> dict[str, str]:
-    """Controller -> path of the own group in its hierarchy; version 2 is the controller ""."""
     groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
@@ -167,7 +161,7 @@ def _own_groups(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> dict[str, tuple[str, Path]]:
-    """Controller -> (path of the group that is mounted, where)."""
+    """Returns controller -> (path of the mounted group, mount)."""
     mounts: dict[str, tuple[str, Path]] = {}
     for line in _lines(root / "proc/self/mountinfo"):
         left, _, right = line.partition(" - ")
@@ -183,10 +177,7 @@ def _mounts(root: Path) -> dict[str, tuple[str, Path]]:
 def _folders(
     groups: dict[str, str], mounts: dict[str, tuple[str, Path]], controller: str
 ) -> tuple[Path, ...]:
-    """The folders from the own group up to the mount.
-
-    In a container the mount often is the own group, whatever it is called.
-    """
+    """Returns the folders from the own group up to the mount, which in a container often is the own group."""
     if controller not in groups or controller not in mounts:
         return ()
     top, mount = mounts[controller]
@@ -204,13 +195,13 @@ def _limit(folder: Path, *names: str) -> int | None:
 
 
 def _field(path: Path, name: str) -> int:
-    """The number beside `name` in a file of lines "name number"; 0 where it is not there."""
+    """Returns the number beside `name` in lines "name number"; 0 if it is missing."""
     pairs = (line.partition(" ") for line in _lines(path))
     return next((int(value) for key, _, value in pairs if key == name and value.isdecimal()), 0)
 
 
 def _number(path: Path) -> int | None:
-    """The file's number; None if there is none ("max", "-1")."""
+    """Returns the file's number; None if there is none ("max", "-1")."""
     text = next(_lines(path), "")
     return int(text) if text.isdecimal() else None
 
@@ -219,4 +210,4 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         yield from path.read_text(errors="replace").splitlines()
     except OSError:
-        return  # no such limit, or not for us to see
+        return  # no such limit, or unreadable

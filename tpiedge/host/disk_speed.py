@@ -1,4 +1,4 @@
-"""How fast a folder's disk is read, measured in a fraction of a second. No torch."""
+"""Measures in a fraction of a second how fast a folder's disk is read. No torch."""
 
 import mmap
 import os
@@ -15,15 +15,15 @@ _CHUNK = 4 * MIB
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """The speed of reads of whole megabytes. Not `is_direct`: the page cache may have answered some of them."""
+    """Speed of 4 MiB reads. Unless `is_direct`, the page cache may have answered some."""
 
     bytes_per_s: float
     is_direct: bool
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Write for a third of `seconds`, at most `nbytes`, then read it back for the rest, 4 MiB at a time. Only a single
-    chunk that takes longer exceeds `seconds`. Raises OSError if `folder` takes not even one chunk."""
+    """Writes for a third of `seconds`, at most `nbytes`, then reads for the rest. Only a single chunk that takes longer
+    exceeds `seconds`. Raises OSError if not even one chunk fits."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:

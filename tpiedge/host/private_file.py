@@ -1,7 +1,4 @@
-"""Files that only their owner may read; those of JSON are replaced as a whole, never seen half-written.
-
-Messages name the file and never show what is in it.
-"""
+"""Files that only their owner may read; JSON files are replaced as a whole. Messages never show their contents."""
 
 import contextlib
 import errno
@@ -15,43 +12,37 @@ from pathlib import Path
 
 from platformdirs import user_state_path
 
-from tpiedge.errors import DiskFull, TpiedgeError, UserError
+from tpiedge.errors import UserError, cannot_write
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
-
-
+#: The folder in a machine's state in which a node leaves keys and values for the next one.
 LOCKER = "locker"
-"""The folder in a machine's state in which a node leaves keys and values for the next one."""
 
 
 def master_state(state: Path | None) -> Path:
-    """The folder with key, members and tokens of this machine's master, in --state or the user's state folder."""
+    """Returns the folder with this machine's key, members and tokens as a master; `state`: --state."""
     return (state or user_state_path("tpiedge")) / "master"
 
 
 def worker_state(state: Path | None) -> Path:
-    """The folder with this machine's key as a worker, and the masters that it knows."""
+    """Returns the folder with this machine's key as a worker, and the masters that it knows."""
     return (state or user_state_path("tpiedge")) / "worker"
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder`, made for its owner alone if it is not there. Raises UserError, DiskFull."""
+    """Makes `folder` for its owner alone if it is missing. Raises UserError, DiskFull."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull.at(folder) from None
-        raise UserError(
-            f"cannot make the folder {folder}: {error.strerror}; choose another --state"
-        ) from None
+        words = f"cannot make the folder {folder}: {error.strerror}; choose another --state"
+        raise cannot_write(folder, error, words) from None
     return folder
 
 
 def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
-    """Raises UserError where other users may write in `folder`, which `flag` names, or in its folders `within`, or
-    where it is a link to nothing. A folder that is not there yet is in order, and so is one like /tmp, in which
-    everybody owns what he makes. Root may write everywhere."""
+    """Raises UserError if others may write in `folder` (given by `flag`) or its folders `within`, or if it is a link to
+    nothing. A missing folder is fine, and so is one like /tmp, where entries belong to their makers."""
     if folder.is_symlink() and not folder.exists():
         raise UserError(
             f"{folder} is a link to {folder.readlink()}, which is not there: make or mount that, or give another {flag}"
@@ -76,10 +67,8 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
 
 
 def read_private(path: Path) -> dict[str, object] | None:
-    """The JSON object in `path`; None where there is no such file.
-
-    Raises UserError for a file that others may read, that is not a JSON object, or that cannot be read.
-    """
+    """Returns the JSON object in `path`; None without a file. Raises UserError if others may read it, it has other
+    contents, or it cannot be read."""
     try:
         data = private_bytes(path)
     except FileNotFoundError:
@@ -96,8 +85,8 @@ def read_private(path: Path) -> dict[str, object] | None:
 
 
 def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
-    """What is in the file, of at most `most` bytes. Raises FileNotFoundError, and UserError where it is larger, where
-    others may read it, or where it cannot be read."""
+    """Returns the file's contents. Raises FileNotFoundError, and UserError if it has more than `most` bytes, others may
+    read it, or it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -120,24 +109,24 @@ def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
 
 
 def create_private(path: Path, values: dict[str, object]) -> bool:
-    """Write a file that is not there yet; False, and nothing done, where another process was first."""
+    """Writes a new file. Returns False, and does nothing, if another process was first."""
     return _write(path, values, os.link)
 
 
 def replace_private(path: Path, values: dict[str, object]) -> None:
-    """Write the file, or replace it by this one, for good. Raises UserError, DiskFull."""
+    """Writes or replaces the file, durably. Raises UserError, DiskFull."""
     _write(path, values, os.replace)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Between reading and replacing `path`: other processes and threads that ask wait for milliseconds."""
+    """Excludes other processes and threads, which wait, between reading and replacing `path`."""
     private_folder(path.parent)
     lock = path.with_name(f".{path.name}.lock")
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY)
     except OSError as error:
-        raise _cannot_write(lock, error) from None
+        raise cannot_write(lock, error) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -146,8 +135,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], None]) -> bool:
-    """Writes a new file beside `path`, on the disk for good, which `place` then gives its name; False where a link
-    finds another file there."""
+    """Durably writes a new file beside `path`, to which `place` gives its name. Returns False if a link finds a file
+    there."""
     private_folder(path.parent)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -164,14 +153,14 @@ def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], 
     except OSError as error:
         if place is os.link and isinstance(error, FileExistsError):
             return False
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     finally:
         partial.unlink(missing_ok=True)
     return True
 
 
 def _sync_folder(folder: Path) -> None:
-    """A file has its name for good once its folder is on the disk, too. Raises OSError."""
+    """Makes the folder's entries durable. Unlike `pack/files.py`, which needs numpy, it serves every command."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -180,9 +169,3 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(fd)
-
-
-def _cannot_write(path: Path, error: OSError) -> TpiedgeError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull.at(path)
-    return UserError(f"cannot write {path}: {error.strerror}")

@@ -41,11 +41,9 @@ def open_link(
     secret: str = "",
 ) -> ZmqSpoke:
     """Connects to the master at the first of the host's addresses, best first, that has it; the caller closes the link,
-    which mends itself after breaks. Each address may take `timeout_s` and a moment.
-
-    Errors call the address `shown`. A token's `secret` gives the link a place among strangers. Raises UserError only if
-    trying again changes nothing at any address.
-    """
+    which mends itself after breaks. Each address may take `timeout_s` and a moment. Errors call the address `shown`. A
+    token's `secret` gives the link a place among strangers. Raises UserError only if trying again changes nothing at
+    any address."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):

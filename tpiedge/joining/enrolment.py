@@ -15,7 +15,7 @@ from importlib import metadata
 from tpiedge import __version__
 from tpiedge.errors import TpiedgeError
 from tpiedge.joining.identity import fingerprint
-from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberTable, Redemption
+from tpiedge.joining.members import NEW_KEY, MemberTable, Redemption
 from tpiedge.sanitise import sanitised_line, sanitised_name
 from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.fields import Message
@@ -28,32 +28,19 @@ _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
 }
 _NEW_TOKEN = "get a new one with 'tpiedge token create' on the master's computer"
 
-BUSY = Refused("limited", "too many workers join at once: try again in a minute")
-
 _log = logging.getLogger(__name__)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:
-    """Describes this machine from its installation, without importing torch.
-
-    Machines compute the same numbers if they agree on two fields: torch's release without the build ("2.9.1", not
-    "2.9.1+cpu"; "" for none), and how numbers lie in memory. Python itself needs IEEE 754.
-    """
+    """Describes this machine from its installation, without importing torch. Machines compute the same numbers if they
+    agree on two fields: torch's release without the build ("2.9.1", not "2.9.1+cpu"; "" for none), and how numbers lie
+    in memory. Python itself needs IEEE 754."""
     try:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
         torch = ""
     numbers = f"{sys.byteorder}-endian IEEE 754"
     return Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8), torch, numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A newcomer whose token the journal must redeem: admit `member` if the secret in `message` is good, then pass the
-    outcome to `Enrolment.decided`."""
-
-    member: KnownWorker
-    message: Enrol
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +52,9 @@ class Enrolment:
     members: Callable[[], MemberTable]
     glance: Callable[[str], Redemption]
 
-    def judge(self, peer: str, key: str, message: Message, wall: float) -> Enrolled | Refused | Candidate:
-        """Answers a guest's or member's message; its connection proves `key`. `wall`: seconds since 1970."""
+    def judge(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
+        """Answers the message of `peer`, whose connection proves `key`; or returns the Enrol of a newcomer, whose token
+        the journal must redeem: pass the outcome to `decided`."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"
@@ -98,15 +86,14 @@ class Enrolment:
             return self._accept(peer, message)
         if not message.secret:
             return Refused("denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it")
-        candidate = Candidate(KnownWorker(key, sanitised_name(message.name), wall, "token"), message)
         outcome = self.glance(message.secret)
-        return candidate if outcome == "ok" else self.decided(candidate, outcome)
+        return message if outcome == "ok" else self.decided(peer, message, outcome)
 
-    def decided(self, candidate: Candidate, outcome: Redemption | TpiedgeError) -> Enrolled | Refused:
+    def decided(self, peer: str, message: Enrol, outcome: Redemption | TpiedgeError) -> Enrolled | Refused:
         if isinstance(outcome, TpiedgeError):
             return Refused("denied", f"the master cannot let this worker in: {sanitised_line(outcome)}")
         if outcome == "ok":
-            return self._accept(candidate.member.name, candidate.message)
+            return self._accept(peer, message)
         kind, words = _WORDS[outcome]
         return Refused(kind, f"{words}: {_NEW_TOKEN}")
 

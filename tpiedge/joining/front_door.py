@@ -15,15 +15,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tpiedge.errors import TpiedgeError
-from tpiedge.joining.enrolment import BUSY, Candidate, Enrolment, introduction
+from tpiedge.joining.enrolment import Enrolment, introduction
 from tpiedge.joining.identity import cluster_name, peer_name
 from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberJournal, Redemption, Revoked
 from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore
+from tpiedge.sanitise import sanitised_name
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.fields import Message
-from tpiedge.wire.join import Enrolled, Refused
+from tpiedge.wire.join import Enrol, Enrolled, Refused
 
 # Newcomers that may wait for the disk.
 _MAX_CANDIDATES = 64
@@ -56,19 +57,15 @@ class FrontDoor:
         self.journal = MemberJournal(folder)
         self._tokens = TokenStore(folder, wall_clock)
         self._clock_was_set = False
-        self._enrolment = Enrolment(
-            f"cluster {cluster_name(master_key)}",
-            introduction("master"),
-            lambda: self.journal.table,
-            self._tokens.glance,
-        )
+        cluster, own = f"cluster {cluster_name(master_key)}", introduction("master")
+        self._enrolment = Enrolment(cluster, own, lambda: self.journal.table, self._tokens.glance)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._disk = threading.Thread(target=self._run, name="tpiedge-members", daemon=True)
         self._disk.start()
         #: Peers that wait for the disk.
         self._candidates: set[str] = set()
         self._newcomers: deque[str] = deque()
-        self._outcomes: deque[tuple[str, Candidate, Redemption | TpiedgeError]] = deque()
+        self._outcomes: deque[tuple[KnownWorker, Enrol, Redemption | TpiedgeError]] = deque()
         self._admitting = threading.Lock()
         self._cuts: deque[tuple[str, Refused | None]] = deque()
         for admission in self._admissions:
@@ -86,25 +83,24 @@ class FrontDoor:
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self._candidates:
             return
-        answer = self._enrolment.judge(sender, key, message, self._wall())
-        if not isinstance(answer, Candidate):
+        answer = self._enrolment.judge(sender, key, message)
+        if not isinstance(answer, Enrol):
             self._answer(sender, answer)
         elif len(self._candidates) < _MAX_CANDIDATES:
             self._candidates.add(sender)
-            self._jobs.put(functools.partial(self._decide, sender, answer))
+            member = KnownWorker(key, sanitised_name(answer.name), self._wall(), "token")
+            self._jobs.put(functools.partial(self._decide, member, answer))
         else:
-            self._answer(sender, BUSY)
+            self._answer(sender, Refused("limited", "too many workers join at once: try again in a minute"))
 
-    def settle(self) -> None:
-        """Answers the workers whose disk write is done. The hub is woken for them."""
+    def settle(self) -> list[str]:
+        """Answers the workers whose disk write is done, for which the hub is woken. Returns the newly admitted."""
         while self._outcomes:
-            sender, candidate, outcome = self._outcomes.popleft()
-            self._candidates.discard(sender)
+            member, message, outcome = self._outcomes.popleft()
+            self._candidates.discard(member.name)
             if isinstance(outcome, TpiedgeError):
-                _log.error("cannot let %s (%s) in: %s", sender, candidate.member.host, outcome)
-            self._answer(sender, self._enrolment.decided(candidate, outcome))
-
-    def newcomers(self) -> list[str]:
+                _log.error("cannot let %s (%s) in: %s", member.name, member.host, outcome)
+            self._answer(member.name, self._enrolment.decided(member.name, message, outcome))
         return [self._newcomers.popleft() for _ in range(len(self._newcomers))]
 
     def admit(self, member: KnownWorker) -> None:
@@ -150,16 +146,15 @@ class FrontDoor:
         while (job := self._jobs.get()) is not None:
             job()
 
-    def _decide(self, sender: str, candidate: Candidate) -> None:
+    def _decide(self, member: KnownWorker, message: Enrol) -> None:
         outcome: Redemption | TpiedgeError
         try:
-            judge = functools.partial(self._tokens.judge, candidate.message.secret)
-            outcome = self.journal.join(candidate.member, judge)
+            outcome = self.journal.join(member, functools.partial(self._tokens.judge, message.secret))
         except TpiedgeError as error:
             outcome = error
         if outcome == "ok":
-            self._admitted(candidate.member)
-        self._outcomes.append((sender, candidate, outcome))
+            self._admitted(member)
+        self._outcomes.append((member, message, outcome))
         self._hub.wake()
 
     def _admitted(self, member: KnownWorker) -> None:

@@ -11,10 +11,8 @@ _FILE = "key.json"
 
 
 def load_or_create_keys(folder: Path) -> CurveKeys:
-    """Returns the key pair of the machine with state `folder`; makes it on first use.
-
-    Raises UserError if others can read the file or it is damaged: a new key would be a new machine.
-    """
+    """Returns the key pair of the machine with state `folder`; makes it on first use. Raises UserError if others can
+    read the file or it is damaged: a new key would be a new machine."""
     path = folder / _FILE
     found = read_private(path)
     if found is None:

@@ -122,10 +122,8 @@ class MemberTable:
 
 
 class MemberJournal:
-    """The table in `folder`/members.json, for any thread; follows changes by other processes.
-
-    `admit`, `join` and `revoke` block for the disk, and raise UserError or DiskFull for the file.
-    """
+    """The table in `folder`/members.json, for any thread; follows changes by other processes. `admit`, `join` and
+    `revoke` block for the disk, and raise UserError or DiskFull for the file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -126,10 +126,8 @@ def pair(
     timeout_s: float = PAIRING_S,
 ) -> str:
     """Pairs with the master with control port `address`; returns its key once the user has typed the code there.
-
     `show_code` is called once. Raises UserError (refused, or not the master), PeerError (no answer, gone, or the code
-    was not typed in time).
-    """
+    was not typed in time)."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     door, key = address.beside(PAIRING_OFFSET), introduction_keys().public

@@ -100,9 +100,6 @@ def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes
     return struct.pack(f"={len(starts)}q", *starts)
 
 
-# --- by torch
-
-
 def _group(
     q_TKgd: Tensor,
     k_KSd: Tensor,

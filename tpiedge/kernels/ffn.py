@@ -31,31 +31,18 @@ def ffn(
     x_TH: Tensor,
     norm_H: Tensor,
     eps: float,
-    gate_FH: Weight,
-    up_FH: Weight,
-    down_FO: Weight,
+    gate_FH: Tensor,
+    up_FH: Tensor,
+    down_FO: Tensor,
     linear: Linear,
     biases: Biases = (None, None),
-    grid: Grid | None = None,
 ) -> Tensor:
-    """[T, O]: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x); f32, or of quantised
-    matrices sums of `grid`. Few tokens without biases take one native call, with the same bits; quantised matrices one
-    for each mini-sequence."""
-    matrices = gate_FH, up_FH, down_FO
-    panels = [w for w in matrices if isinstance(w, PanelMatrix)]
-    if panels:
-        if linear.pool is None or grid is None or len(panels) < 3:
-            raise ValueError(
-                "an FFN with a quantised matrix needs three of them, a grid and the native kernels"
-            )
-        gate, up, down = panels
-        return FusedFFN(norm_H, eps, (gate, up, down), linear.pool, grid, biases).run(x_TH)
-    pool = linear.pool_of(len(x_TH))
-    tensors = [w for w in matrices if isinstance(w, Tensor)]
-    if pool is not None and biases == (None, None):
-        _check_weights(norm_H, matrices)
-        check_activations(x_TH, gate_FH.shape[1])
-        return _few(x_TH.contiguous(), norm_H, eps, tensors, linear.arithmetic, pool)
+    """[T, O] f32: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x), of matrices in f32 or
+    bf16. Few tokens without biases take one native call, with the same bits."""
+    if biases == (None, None):
+        found_TO = _few(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear)
+        if found_TO is not None:
+            return found_TO
 
     def computed(x_RH: Tensor) -> Tensor:
         gate_RF, up_RF = linear.project_many(rms_norm(x_RH, norm_H, eps, linear.pool), (gate_FH, up_FH))
@@ -78,9 +65,16 @@ def ffn(
 
 
 def _few(
-    x_TH: Tensor, norm_H: Tensor, eps: float, tensors: list[Tensor], arithmetic: Arithmetic, pool: Pool
-) -> Tensor:
-    gate_FH, up_FH, down_FO = tensors
+    x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Tensor, Tensor, Tensor], linear: Linear
+) -> Tensor | None:
+    """None where torch computes so many tokens."""
+    pool = linear.pool_of(len(x_TH))
+    if pool is None:
+        return None
+    gate_FH, up_FH, down_FO = matrices
+    _check_weights(norm_H, matrices)
+    check_activations(x_TH, gate_FH.shape[1])
+    x_TH = x_TH.contiguous()
     (tokens, hidden), (rows, cols) = x_TH.shape, down_FO.shape
     y_TO = torch.empty((tokens, cols))
     scratch = torch.empty(tokens * (hidden + 2 * rows))
@@ -90,7 +84,7 @@ def _few(
         + pack_matrix(up_FH, gate + F32_BYTES * tokens * rows, rows)
         + pack_matrix(down_FO, y_TO.data_ptr(), rows)
     )
-    rounds = arithmetic is Arithmetic.BF16
+    rounds = linear.arithmetic is Arithmetic.BF16
     of_x = x_TH.data_ptr(), tokens, hidden, norm_H.data_ptr()
     pool.call("tpiedge_ffn", *of_x, eps, rounds, packed, cols, scratch.data_ptr())
     return y_TO

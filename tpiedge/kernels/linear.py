@@ -53,10 +53,6 @@ class Linear:
         """With the native kernels if they are built and not switched off (TPIEDGE_NATIVE=0)."""
         return cls(arithmetic, threads, kernel_library())
 
-    @property
-    def native(self) -> bool:
-        return self.pool is not None
-
     def pool_of(self, tokens: int) -> Pool | None:
         """The native kernels, if they multiply so many tokens with f32 and bf16 matrices."""
         return self.pool if tokens <= NATIVE_TOKENS else None

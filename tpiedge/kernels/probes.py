@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from tpiedge.kernels.shared_library import KernelLibrary
 
@@ -15,18 +14,12 @@ _ROUNDS = 10_000
 
 
 class Probes:
-    """`buffer`: contiguous bytes, more than the caches hold. One measurement at a time."""
+    """Reads `nbytes`, more than the caches hold. One measurement at a time."""
 
-    def __init__(self, library: KernelLibrary, buffer: Tensor) -> None:
-        if buffer.dtype is not torch.uint8 or not buffer.is_contiguous() or not buffer.is_cpu:
-            raise ValueError(f"a buffer of {buffer.dtype} on {buffer.device}, not contiguous bytes")
+    def __init__(self, library: KernelLibrary, nbytes: int) -> None:
         self._dll = library.dll
-        self._buffer = buffer
+        self._buffer = torch.ones(nbytes, dtype=torch.uint8)
         self._rounds_per_s: dict[bool, float] = {}  # of int8 or not, when last measured
-
-    @staticmethod
-    def create(library: KernelLibrary, nbytes: int) -> "Probes":
-        return Probes(library, torch.ones(nbytes, dtype=torch.uint8))
 
     def bytes_per_s(self, threads: int) -> float:
         """Each thread reads its part of the buffer once. Raises ValueError where a part is below 256 bytes."""

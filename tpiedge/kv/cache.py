@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tpiedge.errors import ProtocolError
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Span
-from tpiedge.memory.arena import Arena, Extent
+from tpiedge.memory.arena import Arena
 from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import KVPrecision
 
@@ -36,7 +36,7 @@ class KVCache:
         self.page_bytes = num_layers * kv_heads * self.format.part_nbytes
         self.reserved_bytes = self.pages * self.page_bytes
         self._arena = Arena(self.reserved_bytes, "the KV cache", "choose a shorter context", committed=True)
-        store = self._arena.bytes(Extent(0, self.reserved_bytes))
+        store = self._arena.bytes(0, self.reserved_bytes)
         self._store_PB = store.view(self.pages, self.page_bytes)
         self._base = store.data_ptr()
         self._tables = np.zeros((slots, self.pages), np.int64)
@@ -88,7 +88,7 @@ class KVCache:
         for page in discarded:
             self._check_page(page)
             self._in_memory.discard(page)
-            self._arena.discard(Extent(page * self.page_bytes, self.page_bytes))
+            self._arena.discard(page * self.page_bytes, self.page_bytes)
 
     def begin(self, segments: Sequence[Segment]) -> None:
         """Checks that these positions can be appended; drops what a sequence has beyond them. Raises ProtocolError for

@@ -103,9 +103,8 @@ class PagePool:
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
         """The scope's published pages that hold the beginning of `ids`, without its last position; not shared yet."""
-        return [
-            self._named[name] for name in takewhile(self._named.__contains__, self.names(ids[:-1], scope))
-        ]
+        known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
+        return [self._named[name] for name in known]
 
     def names(self, ids: Sequence[int], scope: str = "") -> Iterator[bytes]:
         """The names of the full pages of `ids`, published or not."""

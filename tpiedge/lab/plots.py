@@ -15,9 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tpiedge.errors import UserError
+from tpiedge.errors import UserError, cannot_write
 from tpiedge.lab.traces import Excerpt, Trace, decode_steps, total
-from tpiedge.tracing.collection import cannot_write, rows
+from tpiedge.tracing.collection import rows
 from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, clip, union
 from tpiedge.units import counted, format_seconds
 

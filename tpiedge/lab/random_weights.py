@@ -7,7 +7,10 @@ tensor (of fewer than 2**20) has, times +1 or -1.
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,7 @@ import numpy.typing as npt
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
 from tpiedge.pack.dtypes import SourceDtype, bf16_from_f32
-from tpiedge.pack.source import TensorSource
+from tpiedge.pack.source import OpenFiles, TensorSource
 from tpiedge.pack.specs import ModelSpec
 
 STD = 0.02
@@ -26,44 +29,49 @@ _LONGEST_ROW = 1 << 19
 _LOOP_FROM_COLS = 256  # from here on a copy per row beats numpy's gather
 
 
+@dataclass(frozen=True)
+class RandomTensor:
+    """A StoredTensor of no file."""
+
+    seed: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: SourceDtype
+    std: float
+    files: tuple[Path, ...] = ()
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        del files
+        what = self.seed, self.name
+        if len(self.shape) == 1:
+            return random_vector(*what, self.shape[0], self.dtype)[None, cols.start : cols.stop]
+        place = rows.start, len(rows), len(cols)
+        return random_rows(*what, *place, self.dtype, first_col=cols.start, std=self.std)
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> None:
+        del files, rows, cols, bits
+
+
 class RandomSource(TensorSource):
     """Random weights: matrices N(0, 0.02), norms near 1, biases near 0."""
 
     def __init__(
         self, seed: int, shapes: Mapping[str, tuple[int, ...]], dtype: SourceDtype, std: float = STD
     ) -> None:
-        self._seed = seed
-        self._shapes = shapes
-        self._dtype = dtype
-        self._std = std
+        tensors = {name: RandomTensor(seed, name, shape, dtype, std) for name, shape in shapes.items()}
+        super().__init__(tensors)
+        self._fingerprint = f"random seed={seed} dtype={dtype} std={std}"
 
-    @staticmethod
-    def for_spec(seed: int, spec: ModelSpec, dtype: SourceDtype, std: float = STD) -> "RandomSource":
+    @classmethod
+    def for_spec(cls, seed: int, spec: ModelSpec, dtype: SourceDtype, std: float = STD) -> Self:
         shapes: dict[str, tuple[int, ...]] = {}
         for blob in (spec.embedding, *spec.layers, spec.head):
             shapes |= blob.source_shapes
-        return RandomSource(seed, shapes, dtype, std)
+        return cls(seed, shapes, dtype, std)
 
     @property
     def fingerprint(self) -> str:
-        return f"random seed={self._seed} dtype={self._dtype} std={self._std}"
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._shapes:
-            raise UserError(f"the random model has no tensor {name}")
-        return self._shapes[name]
-
-    def dtype(self, name: str) -> SourceDtype:
-        del name
-        return self._dtype
-
-    def read_vector(self, name: str) -> Array:
-        return random_vector(self._seed, name, self.shape(name)[0], self._dtype)
-
-    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
-        return random_rows(
-            self._seed, name, first_row, rows, cols, self._dtype, first_col=first_col, std=self._std
-        )
+        return self._fingerprint
 
 
 def random_rows(

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO
 
 from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
 from tpiedge.host.device import Cgroups
@@ -52,34 +52,41 @@ class Child:
         reports: bool = False,
         prefix: Sequence[str] = (),
     ) -> None:
-        self._oom_kills = Cgroups.own().oom_kills()
-        with contextlib.ExitStack() as opened:
-            log = opened.enter_context(_log_file())
-            try:
-                lifeline, theirs = socket.socketpair()
-                opened.callback(lifeline.close)
-                with theirs:
-                    process = subprocess.Popen(
-                        # -P: a folder named numpy in the user's working directory must not be imported.
-                        [*prefix, sys.executable, "-P", "-m", module],
-                        stdin=theirs.fileno(),
-                        stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
-                        stderr=log,
-                        # A session of its own: Ctrl-C in the terminal reaches the parent alone.
-                        start_new_session=True,
-                        env={**child_environment(), **environment},
-                    )
-            except OSError as error:
-                raise _no_room(error) from None
-            self._hold(process, lifeline, log)
-            opened.pop_all()
+
+        def start(stdin: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                # -P: a folder named numpy in the user's working directory must not be imported.
+                [*prefix, sys.executable, "-P", "-m", module],
+                stdin=stdin.fileno(),
+                stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
+                stderr=log,
+                # A session of its own: Ctrl-C in the terminal reaches the parent alone.
+                start_new_session=True,
+                env={**child_environment(), **environment},
+            )
+
+        self._start(start)
         self.send_line(first_line)
 
-    def _hold(self, process: "Process", lifeline: socket.socket, log: IO[bytes]) -> None:
-        """Owns from now on what `stop` closes."""
-        self._process, self._lifeline, self._log = process, lifeline, log
+    def _start(
+        self, start: "Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes] | ForkedProcess]"
+    ) -> None:
+        """Calls `start(standard input, log)` and owns from then on what `stop` closes. Raises ResourceError."""
+        self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
         self._reading = threading.Lock()  # guards `_report` and the pipe that it comes from
+        with contextlib.ExitStack() as opened:
+            self._log = opened.enter_context(_log_file())
+            try:
+                self._lifeline, theirs = socket.socketpair()
+                opened.callback(self._lifeline.close)
+                with theirs:
+                    self._process = start(theirs, self._log)
+            except OSError as error:
+                raise ResourceError(
+                    f"cannot start a process ({error.strerror}): is this machine short of memory or of processes?"
+                ) from None
+            opened.pop_all()
 
     @property
     def pid(self) -> int:
@@ -167,23 +174,9 @@ class Child:
         self._log.close()
 
 
-class Process(Protocol):
-    """The part of subprocess.Popen that Child uses."""
-
-    stdout: IO[bytes] | None
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def kill(self) -> None: ...
-
-
 class ForkedProcess:
-    """A process that a fork server forks; the server writes its pid and then its exit status to `told`, a line each.
+    """A process that a fork server forks, with the methods of subprocess.Popen; the server writes its pid and then its
+    exit status to `told`, a line each.
 
     Where the server ends first, so does the process, by SIGKILL. `pid` is 0 until the server has forked.
     """
@@ -240,33 +233,21 @@ class ForkedChild(Child):
     """A child that the fork server `server` forks, told `line`. Raises ResourceError."""
 
     def __init__(self, server: Child, line: bytes) -> None:
-        self._oom_kills = Cgroups.own().oom_kills()
-        with contextlib.ExitStack() as opened:
-            log = opened.enter_context(_log_file())
-            try:
-                lifeline, theirs = socket.socketpair()
-                opened.callback(lifeline.close)
-                opened.enter_context(theirs)
-                told, tells = os.pipe()
-            except OSError as error:
-                raise _no_room(error) from None
-            self._hold(ForkedProcess(told), lifeline, log)
-            server.send_line(line, [theirs.fileno(), log.fileno(), tells])
+
+        def start(stdin: socket.socket, log: IO[bytes]) -> ForkedProcess:
+            told, tells = os.pipe()
+            process = ForkedProcess(told)
+            server.send_line(line, [stdin.fileno(), log.fileno(), tells])
             os.close(tells)
-            theirs.close()
-            opened.pop_all()
+            return process
+
+        self._start(start)
         self._server = server
 
     def exit_cause(self) -> str | None:
         """As for every child; why the server ended, if that ended this one."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
-
-
-def _no_room(error: OSError) -> ResourceError:
-    return ResourceError(
-        f"cannot start a process ({error.strerror}): is this machine short of memory or of processes?"
-    )
 
 
 def _log_file() -> IO[bytes]:

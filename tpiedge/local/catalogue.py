@@ -17,6 +17,7 @@ from tpiedge.model.folder import read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import aliases
 from tpiedge.model.source import DEMO, cache_folder, folder_label, is_gguf, parse_hub_name, resolve_model
+from tpiedge.pack.files import replacing
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
@@ -212,8 +213,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def has_label(pack: Path) -> bool:
-    return (pack / _LABEL).is_file()
+def is_complete(pack: Path) -> bool:
+    """True if a pack in the cache has all its files, the label last. A cache that cannot be written needs no label."""
+    return (pack / MANIFEST_NAME).is_file() and ((pack / _LABEL).is_file() or not os.access(pack, os.W_OK))
 
 
 def load_label(pack: Path) -> PackLabel:
@@ -240,14 +242,10 @@ def mark_used(pack: Path) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes each file atomically: another command may write the same. Names may have one folder."""
+    """Replaces each file as a whole: another command may write the same. Names may have one folder."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
+        with replacing(path) as partial:
             partial.write_bytes(data)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.planner.solve import Plan
-from tpiedge.progress import ByteProgress
+from tpiedge.progress import ByteProgress, ProgressCallback
 from tpiedge.transport.endpoint import CONTROL, EndpointClosed, LinkReset, MalformedMessage
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
@@ -31,40 +31,35 @@ from tpiedge.wire.requests import GenerationRequest
 _EPOCH = 1
 
 
-@dataclass(frozen=True)
-class ClusterSpec:
-    """One node per assignment, in rank order, like all that follows."""
-
-    served: Served
-    assignments: tuple[Assignment, ...]
-    timing: Timing = field(default_factory=Timing)
-    #: The trace file of each node; empty: no traces.
-    traces: tuple[Path, ...] = ()
-    #: Where each node runs, the first in the caller's process; empty: all on this host.
-    places: tuple[Place, ...] = ()
-
-    def place(self, rank: int) -> Place:
-        return self.places[rank] if self.places else Place()
-
-
 class LocalCluster:
-    """Nodes that start and end together. One thread must make all calls; another keeps the nodes alive.
-    `on_loading(bytes loaded, bytes in all)` gets the progress of the weights."""
+    """Nodes that start and end together, one per assignment, in rank order. One thread must make all calls; another
+    keeps the nodes alive. `traces`: the trace file of each node, if any. `places`: where each node runs, the first in
+    the caller's process; empty: all on this host."""
 
-    def __init__(self, spec: ClusterSpec, on_loading: Callable[[int, int], None] | None = None) -> None:
-        self._spec = spec
-        self._on_loading = on_loading
-        self._loaded = {rank: (0, one.weight_bytes) for rank, one in enumerate(spec.assignments)}
+    def __init__(
+        self,
+        served: Served,
+        assignments: tuple[Assignment, ...],
+        timing: Timing | None = None,
+        traces: tuple[Path, ...] = (),
+        places: tuple[Place, ...] = (),
+    ) -> None:
+        self._pack = str(served.pack)
+        self._assignments = assignments
+        self._timing = timing or Timing()
+        self._traces = traces
+        self._places = places or (Place(),) * len(assignments)
+        self._loaded = {rank: (0, one.weight_bytes) for rank, one in enumerate(assignments)}
         self._clock = MonotonicClock()
         self._keys = CurveKeys.generate()
-        self._node_keys = [CurveKeys.generate() for _ in spec.assignments]
+        self._node_keys = [CurveKeys.generate() for _ in assignments]
         self._children: list[Child] = []
         self._server: ForkServer | None = None
         self._broken = False
         #: Rank 0's Ready, which names the collectives; None before.
         self.routing: control.Ready | None = None
         self._hub = ZmqHub(
-            address=f"tcp://{spec.place(0).host}:*",
+            address=f"tcp://{self._places[0].host}:*",
             keys=self._keys,
             name="master",
             allowed={keys.public: control_name(rank, _EPOCH) for rank, keys in enumerate(self._node_keys)},
@@ -76,23 +71,23 @@ class LocalCluster:
         self._epoch = Epoch(
             _EPOCH,
             self._clock,
-            len(spec.assignments),
-            spec.timing,
-            lambda rank: spec.served.assign(_EPOCH, spec.assignments, rank, public_keys),
+            len(assignments),
+            self._timing,
+            lambda rank: served.assign(_EPOCH, assignments, rank, public_keys),
             self._post,
             self._events.put,
         )
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
-    def start(self) -> None:
-        """Blocks until all nodes have loaded their weights. Raises PeerLost, UserError or ResourceError with everything
-        ended."""
+    def start(self, on_loading: ProgressCallback = lambda _done, _total: None) -> None:
+        """Blocks until all nodes have loaded their weights; tells `on_loading` their bytes. Raises PeerLost, UserError
+        or ResourceError with everything ended."""
         try:
-            for rank in range(len(self._spec.assignments)):
+            for rank in range(len(self._assignments)):
                 self._children.append(self._spawn(rank))
             self._thread.start()
-            self._await_ready()
+            self._await_ready(on_loading)
         except BaseException:
             self._broken = True  # a node that still imports does not hear Shutdown
             self.close()
@@ -149,9 +144,9 @@ class LocalCluster:
             self._server.stop(time.monotonic())
         self._hub.close()
 
-    def _await_ready(self) -> None:
+    def _await_ready(self, on_loading: ProgressCallback) -> None:
         """Waits for each node's Ready: rank 0's choice of collectives may come after the epoch is ready."""
-        missing = set(range(len(self._spec.assignments)))
+        missing = set(range(len(self._assignments)))
         while missing:
             match message := self._next_event():
                 case control.Loading(rank=rank, done_bytes=done, total_bytes=total):
@@ -161,9 +156,8 @@ class LocalCluster:
                     missing.discard(rank)
                     if rank == 0:
                         self.routing = message
-            if self._on_loading:
-                parts = self._loaded.values()
-                self._on_loading(sum(done for done, _ in parts), sum(total for _, total in parts))
+            parts = self._loaded.values()
+            on_loading(sum(done for done, _ in parts), sum(total for _, total in parts))
 
     def _next_event(self, deadline: float | None = None) -> Message:
         while True:
@@ -181,7 +175,7 @@ class LocalCluster:
             return event
 
     def _spawn(self, rank: int) -> Child:
-        spec, place, threads = self._spec, self._spec.place(rank), self._spec.assignments[rank].threads
+        place, threads = self._places[rank], self._assignments[rank].threads
         bootstrap = NodeBootstrap(
             rank,
             _EPOCH,
@@ -189,10 +183,10 @@ class LocalCluster:
             self._keys.public,
             self._node_keys[rank],
             threads,
-            spec.timing,
+            self._timing,
             f"tcp://{place.host}:*",
-            pack=str(spec.served.pack),
-            trace=str(spec.traces[rank]) if spec.traces else "",
+            pack=self._pack,
+            trace=str(self._traces[rank]) if self._traces else "",
         )
         if place.prefix:
             return Child(NODE_MODULE, to_line(bootstrap), node_environment(threads), prefix=place.prefix)
@@ -210,7 +204,7 @@ class LocalCluster:
                 # After a delay heartbeats wait: take them all before looking for silence.
                 while (envelope := self._hub.recv(max(0.0, due - self._clock.now()))) is not None:
                     self._epoch.handle(_rank(envelope.sender), envelope.message)
-                due = self._clock.now() + self._spec.timing.heartbeat_s
+                due = self._clock.now() + self._timing.heartbeat_s
                 for rank, child in enumerate(self._children):
                     if (cause := child.exit_cause()) is not None and not self._closing.is_set():
                         self._epoch.ended(rank, cause)
@@ -330,11 +324,11 @@ def launch(
             Assignment("", share, layout.threads_per_node, need.weight_bytes, "", need.weights)
             for share, need in zip(plan.shares, plan.needs, strict=True)
         )
-        timing = Timing() if there is None else there.timing
+        timing = None if there is None else there.timing
         progress = ByteProgress("loading weights")
-        cluster = LocalCluster(ClusterSpec(served, assignments, timing, traces, places), progress)
+        cluster = LocalCluster(served, assignments, timing, traces, places)
         try:
-            cluster.start()
+            cluster.start(progress)
         finally:
             progress.finish(0)
         try:

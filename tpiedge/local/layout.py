@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tpiedge.errors import OutOfMemory, UserError
@@ -107,7 +107,7 @@ def _plan(
     model: PreparedModel, layout: Layout, memory_bytes: int | None, capacity_tokens: int
 ) -> Plan | Infeasible:
     weights = layout.check()
-    facts = model_facts_of(model)
+    facts = model_facts_of(model, capacity_tokens)
     nodes = [
         NodeFacts(
             1.0 if layout.testbed is None else layout.testbed.speeds[rank],
@@ -119,12 +119,13 @@ def _plan(
         for rank in range(layout.nodes)
     ]
     if weights is None:
-        return solve(facts, nodes, capacity_tokens)
-    return evaluate(facts, nodes, weights, capacity_tokens)
+        return solve(facts, nodes)
+    return evaluate(facts, nodes, weights)
 
 
-def model_facts_of(model: PreparedModel) -> ModelFacts:
-    return model_facts(model.pack, head_dim=model.config.head_dim, kv=model.kv)
+def model_facts_of(model: PreparedModel, capacity_tokens: int = 0, name: str = "the model") -> ModelFacts:
+    facts = model_facts(model.pack, head_dim=model.config.head_dim, kv=model.kv)
+    return replace(facts, capacity_tokens=capacity_tokens, name=name)
 
 
 def check_context(model: PreparedModel, context: int) -> int:

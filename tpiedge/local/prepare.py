@@ -10,7 +10,7 @@ from typing import Any
 from tpiedge.engine.sampling import MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
-from tpiedge.local.catalogue import find_model, has_label, load_label, mark_used
+from tpiedge.local.catalogue import find_model, is_complete, load_label, mark_used
 from tpiedge.local.packing import Source, cached_pack, pack_model, source_precision
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
@@ -22,7 +22,7 @@ from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.manifest import MANIFEST_NAME, TEXT_FOLDER
+from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack, PackHold
 from tpiedge.pack.specs import Precision
 from tpiedge.planner.arithmetic import check_compute, check_head_width, check_native, usual_compute
@@ -174,18 +174,13 @@ def prepare(
             if hub_name is not None and not os.path.isdir(name):
                 others = [str(hub_name)]
         out = cached_pack(source, storage, cache)
-        if not _is_complete(out):
+        if not is_complete(out):
             for notice in pack_model(source, storage, cache).notices:
                 say(f"tpiedge: {title}: {notice}")
         if found.kind == "GGUF file":  # it is called like its pack, not by the file's path
             name, path, folder = load_label(out).name, str(found.path), out / TEXT_FOLDER
     also_called = (load_label(out).name, *others)
     return PreparedModel(name, Pack.open(out), arithmetic, folder, kv, also_called, path)
-
-
-def _is_complete(pack: Path) -> bool:
-    """True if a pack in the cache has all its files, the label last. A cache that cannot be written needs no label."""
-    return (pack / MANIFEST_NAME).is_file() and (has_label(pack) or not os.access(pack, os.W_OK))
 
 
 def _choose(

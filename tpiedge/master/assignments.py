@@ -24,9 +24,8 @@ from tpiedge.wire.fields import (
 @dataclass(frozen=True)
 class Assignment:
     """What one machine does in a plan; its rank is its place in the plan. `machine` is "" for the master's own.
-    `weight_bytes` counts the weights kept in memory, `weights` says how they are kept. `why` is a sentence for the
-    user, `host` the machine's name as the user knows it, "" if unknown. Its `speed` is in bytes per second of weights
-    stored as the model's are."""
+    `weight_bytes` are kept in memory, as `weights` says. `why` is a sentence for the user, `host` the machine's name as
+    the user knows it, "" if unknown, `speed` bytes per second of weights stored as the model's are."""
 
     machine: str
     share: NodeShare
@@ -38,9 +37,9 @@ class Assignment:
     speed: float = field(default=0.0, compare=False)
     #: Seconds of its FFN in each layer of a step with one token; 0: not known.
     ffn_s: float = field(default=0.0, compare=False)
-    #: By how much the machine is planned to be slower than it measured.
+    #: How many times slower than measured the plan expects it to be.
     slowdown: float = field(default=1.0, compare=False)
-    #: What the plan lets the node grow to, with the process that starts it.
+    #: Memory that the node may grow to, with the process that starts it.
     planned_bytes: int = field(default=0, compare=False)
 
     @property
@@ -54,27 +53,20 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """What each machine of a plan does, rank 0 first; `spare` says why each other machine has no part. `step_s`:
-    seconds that it is predicted to take for one token; 0: not known."""
+    """What each machine of a plan does, rank 0 first; `reason` says in one line why there is no plan. `spare` says why
+    each other machine has no part. `step_s` is the predicted time of one token, 0 if not known."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
     step_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class NoPlan:
-    """Why there are no assignments, in one line; `spare` says of machines why no plan can have a part for them."""
-
-    reason: str
-    spare: Mapping[str, SpareReason] = field(default_factory=dict)
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Served:
-    """The model and the settings that are the same in every epoch. The KV cache has `capacity_tokens` positions for all
-    requests together. Up to `sequences` of them run at once, each with at most `context_tokens` positions and
-    `speculate` drafted tokens per step, as in Assign."""
+    """The model and the settings of every epoch. The KV cache has `capacity_tokens` positions for all requests. Up to
+    `sequences` of them run at once, each with at most `context_tokens` positions and `speculate` drafted tokens per
+    step."""
 
     pack: Path
     pack_id: str
@@ -89,26 +81,23 @@ class Served:
     #: Query heads of one KV head, and bytes of the KV cache for a position of one KV head in all layers; 0: not known.
     group_size: int = 1
     kv_head_bytes: float = 0.0
-    #: Of each layer of a quantised model, the exponents of o and down.
+    #: The exponents of o and down of each layer, if quantised.
     grids: Exponents = ()
-    #: What of a quantised model machines compute with other bits than each other; "" where there is nothing.
+    #: The part of a quantised model that machines compute with different bits; "" if there is none.
     apart: str = ""
 
     @property
     def quantised(self) -> bool:
-        """Whether the layers' weights are quantised; exactly those models are computed in int8."""
         return self.compute == "int8"
 
     @property
     def split_shows(self) -> str:
-        """Why the last bits of answers may depend on who computes them; "" where they do not, as a quantised
-        model's with a wire that does not round (docs/kernels.md)."""
+        """Why an answer's last bits may depend on the split; "" if they do not (docs/kernels.md)."""
         if not self.quantised:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart
 
     def prepare(self, epoch: int, assignments: tuple[Assignment, ...], rank: int, timing: Timing) -> Prepare:
-        """The request to the worker of `rank` to get its part of the epoch ready."""
         assignment = assignments[rank]
         return Prepare(
             epoch=epoch,
@@ -134,8 +123,7 @@ class Served:
         keys: Mapping[int, str],
         carried: Carried | None = None,
     ) -> Assign:
-        """The part of the plan for the node of `rank`; `keys` holds the public keys of all nodes by rank, `carried` is
-        what the epoch before left."""
+        """Makes the Assign for `rank`; `keys` are the nodes' public keys, `carried` is what the epoch before left."""
         assignment = assignments[rank]
         return Assign(
             epoch=epoch,
@@ -162,5 +150,5 @@ class Served:
 
 
 def collective_names(collective: str, bulk_collective: str) -> str:
-    """The collectives as the user reads them: for the all-reduces of a token, and for a prompt's if that differs."""
+    """Names the collective of a token's all-reduces, and that of a prompt's if it differs."""
     return collective if collective == bulk_collective else f"{collective} (prompts: {bulk_collective})"

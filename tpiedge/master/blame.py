@@ -1,8 +1,7 @@
 """Which worker caused the end of an epoch, as far as a master can know. Pure.
 
-A worker that stays silent towards one other worker, or sends it junk, ends the epoch, and the master cannot tell which
-of the two is at fault: that is a dispute. In the star every message passes rank 0, which is the master's own process,
-so the sender of junk is known: after a dispute all-reduces go by the star for a while (`session_manager.py`).
+If a worker stays silent towards another one, or sends it junk, the master cannot tell which of the two is at fault:
+that is a dispute. In the star every message passes rank 0, the master's own process, which knows the sender.
 """
 
 import re
@@ -13,28 +12,26 @@ from typing import Final
 from tpiedge.errors import InternalError, PeerLost, ResourceError, TpiedgeError, UserError
 from tpiedge.master.assignments import Assignment
 from tpiedge.master.epoch import Epoch, NodeState
+from tpiedge.master.workers import Fault
 
-#: A rank in the words of a node, which knows no names.
 _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a session ended, and which worker caused it, if the master knows one."""
+    """Why a session ended, and which worker caused it, if the master knows one. The worker is "unfit" if it could not
+    prepare its part or its node failed before all were ready: it would fail again. Else its node "died" by itself."""
 
     error: TpiedgeError
-    #: The worker that would fail again: it could not prepare its part, or its node failed before it was ready.
-    unfit: str | None = None
-    #: The worker whose node failed by itself.
-    crashed: str | None = None
-    #: Whether a node ended by itself or hung, so that a request may be why: it did not merely fall silent, nor was its
-    #: link or its machine lost.
+    worker: str | None = None
+    fault: Fault = ""
+    #: A node ended by itself or hung, so that a request may be why; not a mere silence or a lost machine.
     died: bool = False
-    #: Whether the session ended because a machine was lost, which may come back at once.
+    #: A machine was lost, and may come back at once.
     machine_lost: bool = False
-    #: Whether that was somebody's will: the machine's user stopped it, or it was revoked.
+    #: The machine's user stopped it, or it was revoked.
     intended: bool = False
-    #: In a dispute, where the master cannot tell which of two workers is at fault: the cause. "" otherwise.
+    #: The cause of a dispute.
     disputed: str = ""
 
 
@@ -47,28 +44,28 @@ def failure_of(
     starting: bool,
     stalled: bool,
 ) -> Failure:
-    """Attributes the end of `epoch` to the node that was lost first. `linked`: workers are linked with each other;
+    """Attributes the end of `epoch` to the node that was lost first. `linked`: workers have links with each other;
     `starting`: not every node was ready yet; `stalled`: a request runs, and nothing was computed for so long that a
-    node which gives up waited for a hung one. Only a node that is linked with other workers can lose one of them. Where
-    every node has a link to rank 0 alone, a node that gives up over another worker is itself at fault."""
-    rank = next((member.rank for member in epoch.members if member.state is NodeState.LOST), None)
-    if rank is None:
+    node which gives up waited for a hung one. If workers have links to rank 0 alone, a node that gives up over another
+    worker is itself at fault."""
+    lost = next((member for member in epoch.members if member.state is NodeState.LOST), None)
+    if lost is None:
         return Failure(_with_host(error, None, assignments))
-    worker = assignments[rank].machine or None
-    blames_other = rank in epoch.disputing
-    disputed = blames_other and linked
-    by_itself = rank not in epoch.gave_up or (blames_other and not disputed)
+    rank = lost.rank
+    disputed = lost.disputes and linked
+    unfit = starting and not disputed
+    at_fault = unfit or not lost.gave_up or (lost.disputes and not disputed)
     return Failure(
         _with_host(error, rank, assignments),
-        unfit=worker if starting and not disputed else None,
-        crashed=worker if by_itself else None,
+        worker=(assignments[rank].machine or None) if at_fault else None,
+        fault="unfit" if unfit else "died",
         disputed=str(error) if disputed else "",
-        died=rank in epoch.failed or (stalled and bool(epoch.gave_up)),
+        died=lost.failed or (stalled and any(member.gave_up for member in epoch.members)),
     )
 
 
 def _with_host(error: TpiedgeError, rank: int | None, assignments: Sequence[Assignment]) -> TpiedgeError:
-    """Adds the machine's name: the epoch knows ranks alone, and a worker's own error does not say where it was."""
+    """Adds the machine's name, which the epoch and a worker's own error lack."""
     if isinstance(error, PeerLost):
 
         def named(found: re.Match[str]) -> str:

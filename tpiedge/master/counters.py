@@ -1,43 +1,37 @@
-"""What nodes say of themselves: what each one counts, what all did in one step, which machines these counters show to
-be slower or faster than they measured, and whether requests get on. Without clock, sockets or threads.
+"""Counters of nodes: their rates, the time line of a step, machines that turn out slower or faster than they measured,
+and whether requests make progress. Without clock, sockets or threads.
 
-Rates are those between two arrivals, whenever somebody looks at them: a node's word may be old when it is read.
+Rates are those between two arrivals: a node's counters may be old when they are read.
 
-Progress is a token, scores or the end of a running request, a node that is further in its step, blocks or weights than
-it ever said, and a change in rank 0's counters: a chunk of a long prompt changes nothing else. Rank 0 is stuck once
-none of the running requests made progress for a while. Counters of memory and of received messages do not count:
-anyone who reaches rank 0's port could change them, and so keep a stuck request alive for ever.
+Progress is a token, scores or the end of a running request, a node that got further than ever in its step, blocks or
+weights, and a change in rank 0's counters, which alone show the chunks of a long prompt. Rank 0 is stuck once no
+running request has made progress for a while. Counters of memory and received messages do not count: anyone who reaches
+rank 0's port could change them, and so keep a stuck request alive for ever.
 """
 
-import logging
-import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec import structs
 
 from tpiedge.master.epoch import Member
-from tpiedge.master.roster import Machine, Roster
 from tpiedge.wire.control import Stats, StepSpans
-
-_log = logging.getLogger(__name__)
 
 _NO_PROGRESS: Final = dict.fromkeys(
     ("peak_rss_bytes", "kv_bytes", "kv_pages", "kv_pages_used", "bytes_received", "dropped", "refused"), 0
 )
-#: A worker is off its pace once AGREEING windows of WINDOW_S with STEPS steps say so in a row, by the factor OFF.
+#: Speeds are compared in windows of WINDOW_S with STEPS steps at least, and believed where AGREEING ones agree.
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
 AGREEING: Final = 3
-OFF: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The `latest` counters of a node, which came `spent_s` after the `first` ones of the last seconds; 0, and the
-    same ones, where there are no others."""
+    """The `latest` counters of a node came `spent_s` after the `first` ones of the last seconds (0: there is only one
+    arrival)."""
 
     latest: Stats
     first: Stats
@@ -45,7 +39,7 @@ class Counted:
 
 
 class CounterLog:
-    """The counters of one node in one epoch; rates are of 6 seconds at most."""
+    """Counters of one node in one epoch, of the last 6 seconds."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[float, Stats]] = deque()
@@ -56,7 +50,6 @@ class CounterLog:
             self._heard.popleft()
 
     def counted(self, now: float) -> Counted | None:
-        """None before the first ones. Those that came long before `now` say nothing of how fast things go."""
         if not self._heard:
             return None
         (begun, first), (ended, latest) = self._heard[0], self._heard[-1]
@@ -67,8 +60,8 @@ class CounterLog:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """One step that all nodes recorded, of an epoch. `at`: when the last of them said so, in seconds since 1970;
-    `spans` in the order of ranks."""
+    """One step of an epoch that all nodes recorded, `spans` by rank. `at`: when the last report came, in seconds since
+    1970."""
 
     epoch: int
     at: float
@@ -76,78 +69,41 @@ class StepTimeline:
 
 
 class Pace:
-    """Which nodes of a session compute slower or faster than the plan expects. All nodes take the same steps, and the
-    FFN of a step of answers costs each of them its part of the weights. So the time of a node's FFN, divided by what
-    the plan expects of it, is the same on all; where it is not, the machine is not as fast as when it measured itself:
-    it got hot, or its owner needs it. All are compared with rank 0, the machine that cannot be replaced; where that has
-    no FFN, nothing is found."""
+    """Finds nodes that compute slower or faster than the plan expects. All nodes take the same steps, so the time of a
+    node's FFN, divided by the plan's, is the same on all. Otherwise the machine is not as fast as it measured itself:
+    it got hot, or its owner needs it. Rank 0, which cannot be replaced, is the reference; if it has no FFN, nothing is
+    found."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         """`expected`: by rank, the seconds of a step's FFN, or anything proportional to them; 0: not known."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
-        self._off: dict[int, list[float]] = {}
+        #: By rank, how many times slower than expected each was in the last windows.
+        self.slower = [deque[float](maxlen=AGREEING) for _ in expected]
 
-    def off(
-        self, counters: Mapping[int, Stats], believed: Mapping[int, float], now: float
-    ) -> Mapping[int, float]:
-        """How many times slower than expected the ranks are of whom another thing is `believed`, once that is certain.
-        `counters`: the latest of each rank. They may be of slightly different instants."""
+    def look(self, counters: Mapping[int, Stats], now: float) -> None:
+        """Ends a window where one is due. `counters`: the latest of each rank, maybe of slightly different instants."""
         if 0 not in counters:
-            return {}
-        began, first = self._began or (-WINDOW_S, counters)
+            return
+        if self._began is None:
+            self._began = now, counters
+        began, first = self._began
         steps = counters[0].steps - first[0].steps
-        if self._began is not None and (now - began < WINDOW_S or steps < STEPS):
-            return {}
-        self._began = now, dict(counters)
+        if now - began < WINDOW_S or steps < STEPS:
+            return
+        self._began = now, counters
         # More than four tokens in a step are a prompt's, with whose many rows machines differ in other ways, or those
         # of so many answers that arithmetic counts, not reading weights.
-        if not steps or counters[0].tokens - first[0].tokens > 4 * steps:
-            return {}
+        if counters[0].tokens - first[0].tokens > 4 * steps:
+            return
         paces = {
             rank: (counters[rank].ffn_s - first[rank].ffn_s) / steps / expected
             for rank, expected in enumerate(self._expected)
             if expected > 0 and rank in first and rank in counters
         }
-        found = {}
-        for rank, pace in paces.items() if paces.get(0, 0.0) > 0 else ():
-            if rank == 0 or pace <= 0:
-                continue
-            off = self._off.setdefault(rank, [])
-            off.append(pace / paces[0])
-            del off[:-AGREEING]
-            most, least = OFF * believed.get(rank, 1.0), believed.get(rank, 1.0) / OFF
-            if len(off) == AGREEING and (min(off) >= most or max(off) <= least):
-                found[rank] = statistics.median(off)
-                off.clear()
-        return found
-
-
-def note_speeds(
-    roster: Roster,
-    machines: Collection[str],
-    slowdowns: Callable[[Mapping[str, float]], Mapping[str, float]],
-    now: float,
-) -> None:
-    """Has the roster know what the nodes of a session show, which has a part for these `machines`. Others show nothing:
-    they are tried again after ten minutes."""
-    for machine in roster.present:
-        if machine.slowdown != 1 and machine.name not in machines and _settled(machine, now, 600.0):
-            roster.slowed(machine.name, 1.0, now)
-    present = {machine.name: machine for machine in roster.present}
-    found = slowdowns({name: machine.slowdown for name, machine in present.items()})
-    for name, slowdown in found.items():
-        if _settled(present[name], now, 30.0):
-            _log.info("%s takes %.1f times as long as it measured", present[name].offer.host, slowdown)
-            roster.slowed(name, slowdown, now)
-
-
-def _settled(machine: Machine, now: float, least_s: float) -> bool:
-    """Whether the machine's speed may change again: a machine that its owner uses now and then would otherwise have
-    everybody pause again and again. The first change may come at any time, each later one after twice the time."""
-    if not machine.changes:
-        return True
-    return now - machine.slowed >= least_s * min(16, 1 << (machine.changes - 1))
+        for rank, pace in paces.items():
+            if rank and pace > 0 and paces.get(0, 0.0) > 0:
+                self.slower[rank].append(pace / paces[0])
 
 
 class RequestWatch:
@@ -160,13 +116,12 @@ class RequestWatch:
         self._measured: Stats | None = None  # since the last progress of another kind
 
     def begin(self, request: str, now: float) -> None:
-        """Rank 0 gets the request: no progress where others run, for rank 0 has only been sent it."""
         if not self.running:
             self.advance(now)
         self.running.add(request)
 
     def advance(self, now: float) -> None:
-        """A running request made progress, for example by a token."""
+        """Notes that a running request made progress, for example by a token."""
         self._progress_at, self._measured = now, None
 
     def end(self, request: str, now: float) -> None:
@@ -188,5 +143,4 @@ class RequestWatch:
         self._measured = found
 
     def quiet_s(self, now: float) -> float:
-        """For how long there has been no progress; 0 where nothing runs."""
         return now - self._progress_at if self.running else 0.0

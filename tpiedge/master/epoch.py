@@ -1,14 +1,12 @@
-"""One epoch of a cluster as its master sees it: what is sent to each node, and how a loss is announced.
+"""One epoch of a cluster as its master sees it: messages to its nodes, and their losses. No socket, no thread.
 
-How an epoch starts: every node says Hello and gets its part of the plan; a node that others connect to answers with the
-address of its data endpoint; once all peers of a node listen, the node gets their addresses. A loss is announced to all
-nodes and becomes one event for the caller. No socket and no thread here: the owner of the hub passes messages in and
-sends what is posted.
+Every node says Hello and gets its part of the plan. A node that others connect to answers with the address of its data
+endpoint; once all peers of a node listen, the node gets their addresses.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass
 from enum import StrEnum
 
 from tpiedge.clock import Clock
@@ -27,29 +25,8 @@ from tpiedge.host.addresses import check_endpoint, endpoint_at
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.planner.network import connects_to, listens
 from tpiedge.sanitise import sanitised_line
+from tpiedge.wire import control
 from tpiedge.wire.codec import PROTOCOL
-from tpiedge.wire.control import (
-    Accused,
-    Assign,
-    Compiled,
-    Connect,
-    Embedding,
-    Failed,
-    Finished,
-    Halted,
-    Heartbeat,
-    Hello,
-    Listening,
-    Loading,
-    Lost,
-    PeerPulse,
-    PromptScores,
-    Pulse,
-    Ready,
-    Stats,
-    StepSpans,
-    Token,
-)
 from tpiedge.wire.fields import Message
 
 EpochEvent = Message | TpiedgeError
@@ -64,7 +41,9 @@ _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     "IntegrityError": ResourceError,
     "InternalError": InternalError,
 }
-"""Failures of a node that the user sees as themselves instead of as a lost node."""
+"""Failures of a node that the user sees as themselves, not as a lost node."""
+
+_OF_RANK_0 = control.AnswerPart | control.Finished | control.Compiled | control.Failed | control.Halted
 
 
 class NodeState(StrEnum):
@@ -85,36 +64,34 @@ class Member:
     step: int = 0
     block: int = 0
     bytes_read: int = 0
+    #: Since when it is to say where it listens, and what it said; the ranks that it is still to connect to.
+    asked: float | None = None
+    endpoint: str = ""
+    peers: range | None = None
+    #: It ended by itself, broke the protocol or hangs; it did not only fall silent, nor was its link or machine lost.
+    failed: bool = False
+    #: Why it gave up over another node.
+    gave_up: str = ""
+    #: It gave up over a worker, and the master cannot tell which of the two is at fault.
+    disputes: bool = False
+    #: How it broke the protocol.
+    breach: str = ""
 
 
 @dataclass(eq=False)
 class Epoch:
-    """Not thread-safe: one thread calls everything. Nothing here blocks. Each of its `nodes` goes STARTING -> JOINED ->
-    LOADING -> READY, each at most once, and to LOST from anywhere, which is final. `assign(rank)` makes a node's part
-    of the plan; `post(message, rank)` sends without waiting; `tell(event)` hands an event to the caller."""
+    """Not thread-safe; nothing blocks. Each node goes STARTING -> JOINED -> LOADING -> READY, each at most once, and to
+    LOST from anywhere, which is final. `assign(rank)` makes a node's part of the plan; `post(message, rank)` sends;
+    `tell(event)` gets every event."""
 
     number: int
     _clock: Clock
     nodes: InitVar[int]
     _timing: Timing
-    _assign: Callable[[int], Assign]
+    _assign: Callable[[int], control.Assign]
     _post: Callable[[Message, int], None]
     _tell: Callable[[EpochEvent], None]
-    #: Nodes that have not said yet where they listen; the addresses of those that have; for each node without its
-    #: peers' addresses, the ranks that it connects to.
-    _listeners: dict[int, float] = field(default_factory=dict)
-    _endpoints: dict[int, str] = field(default_factory=dict)
-    _unconnected: dict[int, range] = field(default_factory=dict)
-    #: The error of each node that gave up over another one; those that gave up over a worker, where the master
-    #: cannot tell which of the two is at fault.
-    gave_up: dict[int, str] = field(default_factory=dict)
-    disputing: set[int] = field(default_factory=set)
     _started: bool = False
-    #: Nodes of which it is known that they ended by themselves, broke the protocol or hang: none that only fell
-    #: silent, or was cut off with its link or its machine.
-    failed: set[int] = field(default_factory=set)
-    #: How each node that broke the protocol did so.
-    breaches: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self, nodes: int) -> None:
         now = self._clock.now()
@@ -122,41 +99,38 @@ class Epoch:
 
     @property
     def all_ready(self) -> bool:
-        """Whether every node has loaded its weights and none is lost."""
         return all(member.state is NodeState.READY for member in self.members)
 
     def handle(self, rank: int, message: Message, source: str = "") -> None:
-        """Handles a message of the node `rank`, which came from the IP address `source` where that is known. A message
-        that breaks the protocol loses the node."""
+        """Handles a message of node `rank` from IP `source`; one that breaks the protocol loses the node."""
         try:
             self._dispatch(rank, message, source)
         except ProtocolError as error:
             self.broke_protocol(rank, str(error))
 
     def lose(self, rank: int, cause: str) -> None:
-        """The node's link or its machine failed. Does nothing if it is lost already. Raises ProtocolError for a rank
-        that does not exist."""
+        """Marks the node as lost, once. Raises ProtocolError for an unknown rank."""
         member = self._member(rank)
         if member.state is NodeState.LOST:
             return
         member.state, cause = NodeState.LOST, sanitised_line(cause)  # cut: it must fit into a message
         for other in self._present():
-            self._post(Lost(self.number, rank, cause), other)
+            self._post(control.Lost(self.number, rank, cause), other)
         self._tell(PeerLost(rank, "the work" if self._started else "the start", cause))
 
     def fail(self, rank: int, cause: str) -> None:
-        """The node ended by itself, or hangs."""
-        self.failed.add(rank)
+        """Loses a node that ended by itself, or hangs."""
+        self._member(rank).failed = True
         self.lose(rank, cause)
 
     def broke_protocol(self, rank: int, cause: str) -> None:
         self.fail(rank, cause)  # first: it checks the rank
-        self.breaches.setdefault(rank, sanitised_line(cause))
+        self.members[rank].breach = self.members[rank].breach or sanitised_line(cause)
 
     def ended(self, rank: int, cause: str) -> None:
-        """The node's process ended. If it gave up over another node, that explains more than its exit status. The
-        master started rank 0 itself and so believes its word: the node that rank 0 missed is lost first."""
-        report = self.gave_up.get(rank)
+        """Loses a node whose process ended. Why it gave up explains more than its exit status. The word of rank 0,
+        which is the master's own, is believed: the node that it missed is lost first."""
+        report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):
             self.lose(missed.rank, missed.cause)
@@ -166,7 +140,7 @@ class Epoch:
             self.fail(rank, cause)
 
     def tick(self, *, excused: bool = False) -> None:
-        """Looks for silent nodes, unless they are `excused`, then sends every node the progress of all."""
+        """Loses silent nodes, unless they are `excused`, then sends every node the progress of all."""
         now, timing = self._clock.now(), self._timing
         for member in () if excused else self.members:
             silent_s = now - member.heard
@@ -178,38 +152,39 @@ class Epoch:
                 cause = f"silent for {silent_s:.1f} s (killed, frozen or cut off)"
             if silent_s > limit_s:
                 self.lose(member.rank, cause)
-        for rank in [rank for rank, since in self._listeners.items() if now - since >= 60.0]:
-            # The others wait longer for its address: theirs is not the failure.
-            del self._listeners[rank]
-            self.lose(rank, "it did not say where it listens within 60 s")
+        for member in self.members:
+            if member.asked is not None and now - member.asked >= 60.0:
+                # The others wait longer for its address: theirs is not the failure.
+                self.lose(member.rank, "it did not say where it listens within 60 s")
         peers = tuple(
-            PeerPulse(one.rank, one.step, one.block, one.bytes_read, one.state.value) for one in self.members
+            control.PeerPulse(one.rank, one.step, one.block, one.bytes_read, one.state.value)
+            for one in self.members
         )
         for rank in self._present():
-            self._post(Pulse(self.number, peers), rank)
+            self._post(control.Pulse(self.number, peers), rank)
 
     def _dispatch(self, rank: int, message: Message, source: str) -> None:
         member = self._member(rank)
         if getattr(message, "rank", rank) != rank:
             raise ProtocolError("it speaks for another node")
         match message:
-            case Hello(protocol=protocol):
+            case control.Hello(protocol=protocol):
                 if protocol != PROTOCOL:
                     raise ProtocolError(
                         f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both"
                     )
                 self._reach(member, NodeState.JOINED)
-                self._assign_to(rank)
-            case Listening(endpoint=endpoint):
-                if rank not in self._listeners:
+                self._assign_to(member)
+            case control.Listening(endpoint=endpoint):
+                if member.asked is None:
                     raise ProtocolError(
                         "it says that it listens, where nobody is to connect to it or it has said so"
                     )
-                del self._listeners[rank]
+                member.asked = None
                 # Rank 0 is this machine's own, and may listen at each of its addresses.
-                self._endpoints[rank] = endpoint_at(source if rank else "", check_endpoint(endpoint))
+                member.endpoint = endpoint_at(source if rank else "", check_endpoint(endpoint))
                 self._connect()
-            case Heartbeat():
+            case control.Heartbeat():
                 if member.state is NodeState.STARTING:
                     raise ProtocolError(f"node {rank} sends heartbeats before it has joined")
                 if member.state is not NodeState.LOST:
@@ -217,22 +192,20 @@ class Epoch:
                     member.step, member.block = message.step, message.block
                 if rank == 0 and message.reading:
                     self._tell(message)
-            case Loading():
+            case control.Loading():
                 self._reach(member, NodeState.LOADING)
                 self._tell(message)
-            case Ready():
+            case control.Ready():
                 self._reach(member, NodeState.READY)
                 self._started = self.all_ready
                 self._tell(message)
-            case Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
-                self._node_failed(rank, message)
-            case Stats() | StepSpans():
-                self._tell(message)
-            case Accused(accused=accused, cause=cause) if rank == 0:
+            case control.Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
+                self._node_failed(member, message)
+            case control.Accused(accused=accused, cause=cause) if rank == 0:
                 self.broke_protocol(accused, cause)
-            case Failed() | Token() | Compiled() | PromptScores() | Embedding() | Finished() | Halted() if (
-                rank == 0
-            ):
+            case control.Stats() | control.StepSpans():
+                self._tell(message)
+            case _ if rank == 0 and isinstance(message, _OF_RANK_0):
                 self._tell(message)
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")
@@ -252,42 +225,41 @@ class Epoch:
             raise ProtocolError(f"node {member.rank} says it is {state}, but it was {member.state} already")
         member.state, member.heard = state, self._clock.now()
 
-    def _assign_to(self, rank: int) -> None:
+    def _assign_to(self, member: Member) -> None:
+        rank = member.rank
         part = self._assign(rank)
         size = len(part.nodes)
         self._post(part, rank)
         if listens(rank, size, part.collective):
-            self._listeners[rank] = self._clock.now()
+            member.asked = self._clock.now()
         if rank:
-            self._unconnected[rank] = connects_to(rank, size, part.collective)
+            member.peers = connects_to(rank, size, part.collective)
             self._connect()
 
     def _connect(self) -> None:
-        for rank, others in list(self._unconnected.items()):
-            if all(other in self._endpoints for other in others):
-                del self._unconnected[rank]
-                self._post(Connect(self.number, tuple((o, self._endpoints[o]) for o in others)), rank)
+        for member in self.members:
+            if member.peers is not None and all(self.members[other].endpoint for other in member.peers):
+                endpoints = tuple((other, self.members[other].endpoint) for other in member.peers)
+                member.peers = None
+                self._post(control.Connect(self.number, endpoints), member.rank)
 
-    def _node_failed(self, rank: int, failed: Failed) -> None:
-        """A node reports why it ends. A report that it lost a peer is only kept: that loss is found elsewhere."""
+    def _node_failed(self, member: Member, failed: control.Failed) -> None:
+        """Handles why a node ends. That it lost a peer is only kept: the loss is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
-            self.failed.add(rank)
-            self.members[rank].state = NodeState.LOST
+            member.failed, member.state = True, NodeState.LOST
             self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
-            return
-        if failed.kind in ("PeerLost", "Misconduct"):
+        elif failed.kind in ("PeerLost", "Misconduct"):
             # A node other than rank 0 may name any peer, so its report alone loses no other node.
-            self.gave_up[rank] = sanitised_line(failed.message)
+            member.gave_up = sanitised_line(failed.message)
             missed = PeerLost.read(failed.message)
             of_rank_0 = re.match(r"node[- ]0\b", failed.message)  # which is the master's own, and trusted
-            if rank and not of_rank_0 and (missed is None or missed.rank not in (0, rank)):
-                self.disputing.add(rank)
-            return
-        if failed.kind == "ProtocolError" and self._started:
-            # It was sent a wrong part to add up, and cannot tell by which node.
-            self.gave_up[rank] = sanitised_line(failed.message)
-            self.disputing.add(rank)
-        self.fail(rank, failed.message)
+            if member.rank and not of_rank_0 and (missed is None or missed.rank not in (0, member.rank)):
+                member.disputes = True
+        else:
+            if failed.kind == "ProtocolError" and self._started:
+                # It was sent a wrong part to add up, and cannot tell by which node.
+                member.gave_up, member.disputes = sanitised_line(failed.message), True
+            self.fail(member.rank, failed.message)
 
     def _present(self) -> list[int]:
         absent = (NodeState.STARTING, NodeState.LOST)

@@ -1,9 +1,7 @@
-"""What became of plans and machines: counted, listed as the last events, and said to those whose answers pause. Without
-sockets, threads or clock.
+"""Events of plans and machines: counted, listed as the last events, and told to clients whose answers pause. Pure.
 
-What became of machines is found by comparing the roster with the one before, whenever that has changed. Those who wait
-are told who was lost, who is waited for, and without whom their answers go on; machines are called what their users
-call them.
+Changes of machines are found by comparing the roster with its previous state. Clients are told which machine was lost,
+which is waited for, and without which their answers go on.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,8 +17,7 @@ from tpiedge.master.roster import STOPPED, Machine, Roster
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
-PLANNED: Final = "a new plan begins"
-"""What is told of a pause for a plan that takes the place of one that serves."""
+PLANNED: Final = "a new plan begins"  # told of a pause for a plan that replaces a serving one
 EVENTS: Final = 100
 
 EventKind: TypeAlias = Literal[
@@ -38,14 +35,12 @@ EventKind: TypeAlias = Literal[
     "plan failed",
     "no plan",
 ]
-"""A machine came, was stopped there, was lost, was taken out by its user or back in, is to be tried again at once, may
-not come any more; a plan begins, serves, serves after a loss, was lost so that answers pause, came to nothing, or none
-can be made."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """`at`: seconds since 1970. `machine` is what its user calls it, "" for an event of all. `detail` is one line."""
+    """`at`: seconds since 1970. `machine` is its host name, "" for an event of the whole cluster. `detail` is one
+    line."""
 
     at: float
     kind: EventKind
@@ -54,12 +49,11 @@ class ClusterEvent:
 
 
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
-"""What ended a plan that served: a worker that was stopped or revoked, a machine that was lost, one that broke the
-protocol, two that contradict each other, a worker's node that failed by itself, or anything else, as the end of the
-master's own node."""
+"""Why a serving plan ended: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
+another one, a worker's node failed by itself, or anything else."""
 
 PlanCause: TypeAlias = Literal["start", "loss", "plan"]
-"""Why a plan began: the first one, in place of one that was lost, or of one that served."""
+"""The plan is the first one, or replaces one that was lost, or one that served."""
 
 LOSS_CAUSES: Final[tuple[LossCause, ...]] = get_args(LossCause)
 PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
@@ -67,9 +61,9 @@ PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
-    """Since the master started. `begun`: plans by cause, in the order of PLAN_CAUSES; `failed`: those that never
-    served; `losses`: ends that nobody planned of those that did, in the order of LOSS_CAUSES; `recoveries`: seconds
-    from such an end until requests were answered again."""
+    """Counts since the master started. `begun`: plans in the order of PLAN_CAUSES; `failed`: plans that never served;
+    `losses`: unplanned ends of plans that did, in the order of LOSS_CAUSES; `recoveries`: seconds from an unplanned end
+    until requests were answered again."""
 
     begun: tuple[int, ...] = (0,) * len(PLAN_CAUSES)
     failed: int = 0
@@ -79,24 +73,23 @@ class PlanHistory:
 
 @dataclass(eq=False)
 class History:
-    """One thread tells what happens; any thread may read `events` and `so_far`. Times are seconds on the caller's
+    """One thread reports what happens; any thread may read `events` and `so_far`. Times are seconds on the caller's
     clock; `wall` gives seconds since 1970."""
 
     _roster: Roster
     _wall: Callable[[], float]
-    #: The last events, the latest first, and what is counted of plans.
+    #: The last events, the latest first.
     events: tuple[ClusterEvent, ...] = ()
     so_far: PlanHistory = field(default_factory=PlanHistory)
     _generation: int = -1
     _seen: Mapping[str, Machine] = field(default_factory=dict)
     _serving: int = 0  # the latest epoch that was said to serve
     _answers: bool = False  # whether the latest plan has served
-    _lost: float | None = None  # when one that served was lost, until another one serves
-    #: When a plan ended that nobody had ended, whether it had served or not.
+    #: When answers were interrupted by an unplanned end, until another plan serves.
     _interrupted: float | None = None
     _no_plan: str = ""
-    #: What ended the last session, in words and by the machine's name, and its workers; None: those of the master
-    #: before, whom nobody knows.
+    #: What ended the last session, the machine at fault, and the session's workers; None: unknown ones of the master
+    #: before.
     _loss: str = ""
     _lost_host: str = ""
     _members: Collection[str] | None = ()
@@ -113,40 +106,35 @@ class History:
                 self._add("revoked", _called(seen))
 
     def started_again(self) -> str:
-        """This master goes on with answers of the one before. Returns what is told of it."""
+        """Notes that this master goes on with answers of the one before. Returns the words for clients."""
         self._members, self._loss = None, "the master was started again"
         return self._loss
 
     def planned(self) -> str:
-        """A new plan takes the place of the one that serves. Returns what is told of it."""
         self._loss = ""
         return PLANNED
 
     def began(self, assignments: Sequence[Assignment], *, replaces: bool) -> None:
-        """The nodes of a plan start; `replaces`: in the place of those of another one."""
         cause: PlanCause = "plan" if replaces else "loss" if any(self.so_far.losses) else "start"
-        begun = tuple(
-            count + (one == cause) for one, count in zip(PLAN_CAUSES, self.so_far.begun, strict=True)
-        )
-        self.so_far = replace(self.so_far, begun=begun)
+        self.so_far = replace(self.so_far, begun=_one_more(self.so_far.begun, PLAN_CAUSES.index(cause)))
         self._answers, self._no_plan = False, ""
         self._add("planned", detail=", ".join(one.host or "master" for one in assignments))
 
     def serves(self, epoch: int, now: float) -> None:
-        """Requests are answered in the epoch; may be said again and again."""
         self._answers = True
         if epoch == self._serving:
             return
         self._serving = epoch
-        if self._lost is not None:
-            recoveries = deepcopy(self.so_far.recoveries)  # other threads read it
-            recoveries.observe(now - self._lost)
-            self.so_far = replace(self.so_far, recoveries=recoveries)
         if self._interrupted is None:
             self._add("serving")
-        else:
-            self._add("recovered", detail=f"after {format_seconds(now - self._interrupted)}")
-        self._lost = self._interrupted = None
+            return
+        recoveries, took_s = (
+            deepcopy(self.so_far.recoveries),
+            now - self._interrupted,
+        )  # other threads read it
+        recoveries.observe(took_s)
+        self.so_far, self._interrupted = replace(self.so_far, recoveries=recoveries), None
+        self._add("recovered", detail=f"after {format_seconds(took_s)}")
 
     def lost(
         self,
@@ -157,12 +145,11 @@ class History:
         *,
         breached: bool = False,
     ) -> None:
-        """The nodes of the latest plan, of the workers `members`, ended, and nobody had planned it. `breached`: one of
-        them broke the protocol."""
+        """Notes an unplanned end of the latest plan, whose workers were `members`. `breached`: one of them broke the
+        protocol."""
         if self._answers:
-            cause, counts = _cause(failure, breached), self.so_far.losses
-            losses = tuple(count + (one == cause) for one, count in zip(LOSS_CAUSES, counts, strict=True))
-            self.so_far, self._lost = replace(self.so_far, losses=losses), now
+            cause = LOSS_CAUSES.index(_cause(failure, breached))
+            self.so_far = replace(self.so_far, losses=_one_more(self.so_far.losses, cause))
         else:
             self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
         if self._interrupted is None and self._serving:
@@ -173,20 +160,18 @@ class History:
         self._say(error)
 
     def failed(self, error: TpiedgeError | None, *, serves: bool) -> None:
-        """A plan came to nothing before its nodes started. `serves`: another one serves meanwhile."""
+        """Notes that a plan failed before its nodes started. `serves`: another plan serves meanwhile."""
         self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
         self._add("plan failed", detail=str(error))
         if error is not None and not serves:
             self._say(error)
 
     def no_plan(self, reason: str) -> None:
-        """None can be made; may be said again and again."""
         if reason != self._no_plan:
             self._no_plan = reason
             self._add("no plan", detail=reason)
 
     def cleared(self, machine: Machine) -> None:
-        """Its user wants it tried again, though it would wait for longer."""
         self._add("cleared", _called(machine))
 
     def waiting(self, reason: str) -> str:
@@ -195,7 +180,7 @@ class History:
         return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
 
     def going_on(self, machines: Collection[str]) -> str:
-        """What is told where these workers take over, or do so already."""
+        """Returns the words for clients when these workers take over, or did so already."""
         if not self._loss:
             return PLANNED
         if self._members is None:
@@ -238,6 +223,10 @@ class History:
         self.events = (event, *self.events[: EVENTS - 1])
 
 
+def _one_more(counts: tuple[int, ...], place: int) -> tuple[int, ...]:
+    return tuple(count + (at == place) for at, count in enumerate(counts))
+
+
 def _called(machine: Machine) -> str:
     return machine.offer.host or machine.name
 
@@ -253,4 +242,4 @@ def _cause(failure: Failure | None, breached: bool) -> LossCause:
         return "dispute"
     if failure.machine_lost:
         return "machine"
-    return "node" if failure.crashed is not None else "other"
+    return "node" if failure.worker is not None else "other"

@@ -1,8 +1,8 @@
-"""The master of a cluster: it tracks machines, runs the sessions that serve requests, and replans after a loss.
+"""The master of a cluster: it tracks machines, runs the sessions that serve requests, and plans anew after a loss.
 
-One thread, the control thread, owns the hub and decides everything; other threads submit requests and read
-snapshots. What it receives changes the roster and the sessions (`session_manager`); then it compares the actual state
-with the desired one (`reconciler`). One session may serve while the next one prepares.
+One thread, the control thread, owns the hub and decides everything; other threads submit requests and read snapshots.
+What it receives changes the roster and the sessions (`session_manager`); then it compares the actual state with the
+desired one (`reconciler`).
 """
 
 import logging
@@ -31,24 +31,15 @@ from tpiedge.master.journal import PendingAnswer
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import STOPPED, Machine, Roster
+from tpiedge.master.session import AgentReport
 from tpiedge.master.session_manager import RankZero, SessionManager, send_if_connected
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.workers import WorkerEvent
 from tpiedge.sanitise import sanitised_name
-from tpiedge.transport.endpoint import EndpointClosed, Envelope, Hub, LinkReset, MalformedMessage
+from tpiedge.transport.endpoint import EndpointClosed, Envelope, LinkReset, MalformedMessage
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire import epochs
 from tpiedge.wire.control import AnswerPart
-from tpiedge.wire.epochs import (
-    AgentPulse,
-    AskOffer,
-    Echo,
-    Leaving,
-    NodeEnded,
-    Offer,
-    Prepared,
-    Preparing,
-    Spawned,
-    Stocked,
-)
 from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrol
 from tpiedge.wire.probing import LinkSpeed, Probing
@@ -56,7 +47,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
 
-#: Messages per round: more than can be waiting, unless a peer floods.
+#: Messages per round: more wait only where a peer floods.
 _BURST = 5000
 #: A peer that sends so many messages between two heartbeats breaks the protocol.
 FLOOD: Final = 3000
@@ -68,7 +59,7 @@ class Master:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: ZmqHub,
         clock: Clock,
         served: Served,
         plan: PlaceNodes,
@@ -81,9 +72,8 @@ class Master:
         recovery_grace_s: float = RECOVERY_GRACE_S,
         stock: bool = True,
     ) -> None:
-        """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
-        long requests wait for lost machines to return where the others are too few. `stock`: machines fetch what plans
-        for losses need of them."""
+        """`known` lists workers that were let in before. Requests wait for lost machines for `recovery_grace_s`. With
+        `stock` machines fetch what plans for losses need of them."""
         timing = timing or Timing()
         roster = self._roster = Roster(timing.timeout_s, known)
         send = self._send = partial(send_if_connected, hub)
@@ -103,14 +93,7 @@ class Master:
         self._sessions = SessionManager(hub, send, roster, rank_zero, served, timing, clock, requests)
         self._foresight = Foresight(plan, send, served.pack_id, stock=stock)
         self._reconciler = Reconciler(
-            clock,
-            plan,
-            roster,
-            self._sessions,
-            requests,
-            send,
-            recovery_grace_s,
-            self._foresight,
+            clock, plan, roster, self._sessions, requests, send, recovery_grace_s, self._foresight
         )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due
@@ -130,16 +113,15 @@ class Master:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
-        """Queues the request of that client; does not block. `attended`: whether somebody waits for it already. Raises
-        QueueFull, or NotServing where nothing is served nor about to be, once that has lasted for the recovery
-        grace."""
+        """Queues the request of that client; does not block. `attended`: it has a reader already. Raises QueueFull, or
+        NotServing if nothing can serve and the recovery grace is over."""
         if self.failed is not None or self._reconciler.hopeless:
             self.requests.refuse(self._reconciler.not_serving())
         return self.requests.submit(request, client, attended=attended)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for
-        machines as if they had been lost. To be called before `start`, in the order of the requests."""
+        """Queues a request that an earlier master accepted and answered with `said`. It waits for machines as if they
+        had been lost. To be called before `start`, in the order of the requests."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -147,14 +129,14 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with its histograms, and has the nodes asked for their counters, which later calls then see,
-        and for what they do in a step if `timeline` is to have one. Does not block."""
+        """Returns `status` with its histograms, and has nodes asked for their counters, and a step's `timeline`, which
+        later calls see. Does not block."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
     @property
     def timeline(self) -> StepTimeline | None:
-        """What all nodes did in a step of the epoch that serves; None where they were not asked, or none was taken."""
+        """What all nodes did in a step of the serving epoch; None until one was recorded."""
         serving = self._sessions.serving
         return None if serving is None else serving.timeline
 
@@ -163,7 +145,7 @@ class Master:
         return self._reconciler.history.events
 
     def usable(self) -> Future[tuple[Machine, ...]]:
-        """The machines that plans may have now, as the control thread will say within a turn."""
+        """The machines that plans may have now, as of the control thread's next turn."""
         found: Future[tuple[Machine, ...]] = Future()
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
@@ -172,8 +154,8 @@ class Master:
         self._order(lambda: self._forget(name))
 
     def drain_worker(self, name: str) -> Future[str]:
-        """Takes the worker out of plans while answers go on; the result is its name once `status` shows
-        that, or CannotDrain. Cancelled, the order is void."""
+        """Takes the worker out of plans. The result is its name once `status` shows that, or CannotDrain; cancelled,
+        the order is void."""
         ordered: Future[str] = Future()
         self._order(lambda: self._reconciler.drain(name, ordered))
         return ordered
@@ -182,7 +164,7 @@ class Master:
         self._order(lambda: self._roster.step(name, WorkerEvent.UNDRAINED, self._clock.now()))
 
     def clear_worker(self, name: str) -> None:
-        """Has the worker tried again at once, if it is left out of plans for a while, or the next attempt waits."""
+        """Has the worker tried again at once, whatever it waits for."""
         self._order(lambda: self._reconciler.clear(name))
 
     def drain(self) -> None:
@@ -190,8 +172,8 @@ class Master:
         self.requests.close(NotServing("the master is shutting down"))
 
     def close(self) -> None:
-        """Ends every node; remaining requests fail. Idempotent. Blocks for half a minute, which is more than a plan, a
-        switch of sessions and the end of every node take together, then raises InternalError."""
+        """Ends every node; remaining requests fail. Idempotent. Blocks for half a minute at most, which is more than
+        all that takes, then raises InternalError."""
         self._closing.set()
         self._hub.wake()
         if not self._thread.is_alive():
@@ -202,8 +184,8 @@ class Master:
             raise InternalError("the control thread did not end within 30 s")
 
     def turn(self) -> None:
-        """One round: handles what has arrived, then does what is due. Blocks until the next heartbeat at most. For the
-        control thread, or for a caller that has not started it."""
+        """Handles what has arrived, then does what is due. Blocks until the next heartbeat at most. For the control
+        thread, or a caller that has not started it."""
         try:
             self._hear(self._beat)
         except EndpointClosed:
@@ -221,10 +203,8 @@ class Master:
 
     def _hear(self, until: float) -> None:
         """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
-        for the first message until then, or until woken. What comes while it blocks is heard, however long that took.
-        Raises EndpointClosed once the hub is closed."""
-        self._door.settle()
-        for name in self._door.newcomers():
+        for the first message until then, or until woken. Raises EndpointClosed once the hub is closed."""
+        for name in self._door.settle():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
         # Late heartbeats must not end all hearing, so a round hears what waits for a tenth of a second at least.
@@ -234,13 +214,11 @@ class Master:
                 return
 
     def _tick(self, late_s: float) -> None:
-        """A heartbeat, so long after it was due: machines that were silent for too long are lost, unless the silence
-        may be this process's own (OwnStalls), and the others get the master's pulse."""
         now, excused = self._clock.now(), self._stalls.beat(late_s)
         self._traffic.clear()
         self._door.tick()
-        for name, cause in () if excused else self._roster.tick(now):
-            self._sessions.lose(name, cause)
+        for name, cause in () if excused else self._roster.silent(now):
+            self._lose(name, cause)
         self._look_at_links()
         self._sessions.tick(excused=excused)
         for machine in self._roster.present:
@@ -281,9 +259,9 @@ class Master:
     def _hear_agent(self, name: str, message: Message) -> None:
         now = self._clock.now()
         match message:
-            case Offer():
+            case epochs.Offer():
                 self._hear_offer(name, message, now)
-            case Echo():
+            case epochs.Echo():
                 probing = self._probings.get(name)
                 result = None if probing is None else probing.heard(message, now)
                 if isinstance(result, LinkSpeed):
@@ -291,25 +269,22 @@ class Master:
                     self._roster.measured(name, result)
                 elif result is not None:
                     self._send(result, name)
-            case Preparing() | Prepared() | Spawned() | NodeEnded():
-                if self._known(name, now):
-                    self._sessions.heard(name, message)
-            case AgentPulse():
-                self._known(name, now)
-            case Stocked():
-                if self._known(name, now):
-                    self._foresight.heard(name, message)
-            case Leaving():
-                self._sessions.lose(name, STOPPED, intended=True)
-                self._roster.lose(name, STOPPED, now, WorkerEvent.STOPPED)
+            case epochs.Leaving():
+                self._lose(name, STOPPED, WorkerEvent.STOPPED)
             case Enrol():
                 self._door.heard(name, message)
-            case _:
+            case _ if not isinstance(message, AgentReport | epochs.AgentPulse | epochs.Stocked):
                 self._broke_protocol(
                     name, f"it sent {type(message).__name__}, which is not a worker's to send"
                 )
+            case _ if not self._roster.heard(name, now):
+                self._send(epochs.AskOffer(0), name)
+            case epochs.Stocked():
+                self._foresight.heard(name, message)
+            case _ if isinstance(message, AgentReport):
+                self._sessions.heard(name, message)
 
-    def _hear_offer(self, name: str, offer: Offer, now: float) -> None:
+    def _hear_offer(self, name: str, offer: epochs.Offer, now: float) -> None:
         known = self._roster.get(name)
         if known is not None and known.offer.nonce != offer.nonce:
             self._lose(name, "its agent was started anew")
@@ -322,16 +297,8 @@ class Master:
         probing = self._probings[name] = Probing()
         self._send(probing.begin(now), name)
 
-    def _known(self, name: str, now: float) -> bool:
-        """Hears the machine, and asks it for an offer where one is missing."""
-        known = self._roster.heard(name, now)
-        if not known:
-            self._send(AskOffer(0), name)
-        return known
-
     def _look_at_links(self) -> None:
-        """A machine whose connection is gone is lost at the next heartbeat, unless it may be dialling anew by then. Its
-        last words, as that it leaves, were heard before."""
+        """Loses machines whose connection is gone since the last heartbeat, unless they may be dialling anew."""
         now, present = self._clock.now(), self._roster.present
         gone = {
             one.name: self._cut_off.get(one.name, now)
@@ -366,15 +333,14 @@ class Master:
             epoch.broke_protocol(rank, cause)
         self._hub.disconnect(peer)
 
-    def _lose(self, name: str, cause: str) -> None:
-        """The machine was lost and had not said that it leaves."""
-        self._sessions.lose(name, cause)
-        self._roster.lose(name, cause, self._clock.now())
+    def _lose(self, name: str, cause: str, event: WorkerEvent = WorkerEvent.LOST) -> None:
+        self._sessions.lose(name, cause, intended=event is WorkerEvent.STOPPED)
+        self._roster.lose(name, cause, self._clock.now(), event)
 
     # --- the control thread
 
     def _order(self, call: Callable[[], None]) -> None:
-        """Has the control thread do it in its next turn."""
+        """Has the control thread call it in its next turn."""
         self._calls.put(call)
         self._hub.wake()
 

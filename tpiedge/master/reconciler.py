@@ -1,8 +1,8 @@
 """Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them.
 
 Requests start while fewer run than may. When one session takes the place of another, by plan (`switching.py`) or after
-a loss, those that run pause and go on in the next one. Where what served can serve no more, and nothing is about to,
-requests wait for `recovery_grace_s`; they are refused, and those that wait fail, only then.
+a loss, running requests pause and go on in the next one. If nothing serves and nothing is about to, requests wait for
+`recovery_grace_s`; then they fail, and new ones are refused.
 """
 
 import logging
@@ -15,8 +15,7 @@ from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
-from tpiedge.master.assignments import Assignments, NoPlan
-from tpiedge.master.counters import note_speeds
+from tpiedge.master.assignments import Assignments
 from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.history import History
 from tpiedge.master.request_queue import RequestQueue
@@ -34,9 +33,9 @@ from tpiedge.wire.epochs import Spare
 from tpiedge.wire.fields import SpareKind
 
 RECOVERY_GRACE_S: Final = 120.0
+"""For how long requests wait for lost machines to return, unless the user says otherwise."""
 #: Plans for losses are made once an epoch has served for so long.
 _SETTLED_S: Final = 5.0
-"""For how long requests wait for lost machines to return, unless the user says otherwise."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,21 +62,18 @@ class Reconciler:
     _tell: Callable[[Spare, str], None]
     _grace_s: float
     _foresight: Foresight
-    #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
+    #: Nothing is served nor about to be, and requests wait no longer. For any thread, like `status`.
     hopeless: bool = False
     _stuck: float | None = None  # since when nothing is served nor about to be
     _served: bool = False  # whether a session was ready, of this master or of the one before
-    #: Since when a worker is present, and the kind of reason that it was told.
+    #: By machine, since when it is present and the kind of reason that it was told.
     _told: dict[str, tuple[float, SpareKind]] = field(default_factory=dict)
-    _done: list[Callable[[], None]] = field(
-        default_factory=list
-    )  # tells of drains once the status shows them
+    #: Calls that end the orders of drains once the status shows them.
+    _done: list[Callable[[], None]] = field(default_factory=list)
     _failures: int = 0  # attempts in a row that failed since requests could last be served
     _known: int | None = None  # the roster's generation of the last plan; None: another one is due
     _changed: float | None = None  # when it changed first since then
     _due: float = math.inf  # when a plan that was put off is due
-    _begun: float = 0.0  # when the coming session began
-    _planned: float = 0.0  # when the last plan was made
     _planless: bool = False  # whether none can be made
     _spare: Mapping[str, SpareReason] = field(default_factory=dict)
     _reason: str = "starting"
@@ -91,12 +87,12 @@ class Reconciler:
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def served_before(self) -> str:
-        """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
+        """Has requests of an earlier master wait for machines, too. Returns what they are told."""
         self._served = True
         return self.history.started_again()
 
     def clear(self, name: str) -> None:
-        """An administrator wants the worker tried again: nothing waits for its time to pass any longer."""
+        """Ends the worker's wait, as an administrator wants."""
         now, machine = self._clock.now(), self._roster.get(name)
         if machine is not None and machine.standing.fault:
             self.history.cleared(machine)
@@ -104,8 +100,8 @@ class Reconciler:
         self._known = None
 
     def drain(self, name: str, ordered: Future[str]) -> None:
-        """Takes the worker out of plans, if the others can serve without it. The result is its name, or CannotDrain,
-        once the status shows it; an order that was cancelled is void."""
+        """Takes the worker out of plans if the others can serve. The result is its name, or CannotDrain, once the
+        status shows it."""
         if not ordered.set_running_or_notify_cancel():
             return
         machine = self._roster.get(name)
@@ -113,8 +109,8 @@ class Reconciler:
         refusal = ""
         if machine is None or not machine.present:
             refusal = f"{called} is away: it has no part that could be taken from it"
-        elif not machine.drained and isinstance(found := self.selection.find(without=name), NoPlan):
-            refusal = f"without {called} the others cannot serve, so it keeps its part: {found.reason}"
+        elif not machine.drained and (reason := self.selection.find(without=name).reason):
+            refusal = f"without {called} the others cannot serve, so it keeps its part: {reason}"
         if refusal:
             self._done.append(lambda: ordered.set_exception(CannotDrain(refusal)))
             return
@@ -122,7 +118,6 @@ class Reconciler:
         self._done.append(lambda: ordered.set_result(name))
 
     def not_serving(self) -> NotServing:
-        """The error of a request that cannot be served. For any thread."""
         return NotServing(f"the cluster serves nothing now: {self._reason}")
 
     def reconcile(self) -> None:
@@ -145,11 +140,8 @@ class Reconciler:
         own_bytes = sessions.rank_zero.memory_bytes
         if own_bytes != self._own_bytes:
             self._own_bytes = own_bytes
-            self._foresight.again()
             self._roster.changed_beside()
-        self._look_for_slow(now)
-        if sessions.ready:
-            note_speeds(self._roster, sessions.ready.machines, sessions.ready.slowdowns, now)
+        self._look_for_slow()
         if now >= self._due:
             self._known = None
         if self._is_due(now):
@@ -160,14 +152,19 @@ class Reconciler:
         self._dispatch()
         idle = sessions.coming is None and self._requests.idle  # plans for losses take the master's time
         if idle and sessions.serving is not None and sessions.serving.served_s >= _SETTLED_S:
-            self._foresight.look(self.selection.plannable(), sessions.serving.machines)
+            self._foresight.look(self.selection.plannable(), sessions.serving.machines, own_bytes)
+        stuck = self._failures >= 4 or (self._planless and sessions.serving is None)
+        if sessions.ready or not stuck:
+            self._stuck = None
+        elif self._stuck is None:
+            self._stuck = now
         self.hopeless = self._stuck is not None and not (self._served and now - self._stuck < self._grace_s)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
         takes_over = sessions.serving or sessions.coming
         if takes_over is not None:
             why = self.history.going_on(takes_over.machines)
-        elif self._planless and self._known == self._generation:
+        elif self._planless and self._known == self._roster.generation:
             why = self.history.waiting(self._reason)
         else:
             why = self.history.undecided()
@@ -177,24 +174,19 @@ class Reconciler:
             self._done.pop(0)()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a plan is due. It waits until no worker has arrived for 0.3 s, so that those who arrive together
-        get one plan, but at most 2 s from the first call after a change on."""
-        if self._known == self._generation:
+        """Whether a plan is due: once no worker has arrived for 0.3 s, so that workers that arrive together get one
+        plan, but 2 s after a change at the latest."""
+        if self._known == self._roster.generation:
             return False
         if self._changed is None:
             self._changed = now
         newest = max((one.since for one in self._roster.present), default=0.0)
         return now - self._changed >= 2.0 or now >= newest + 0.3
 
-    @property
-    def _generation(self) -> int:
-        """Changes whenever another plan may be made. Where there is one, it makes no difference who waits."""
-        return self._roster.generation if self._planless else -self._roster.steady
-
     def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
-        """The coming session takes the place of the serving one where that is due, once that has left for it what it
-        can use. Answers that pause for half a second are told so."""
-        usable = {one.name: one for one in self.selection.steady()}
+        """Puts the coming session in the place of the serving one if that is due, once rank 0 has halted. Answers that
+        pause for half a second are told so."""
+        usable = {one.name: one for one in self.selection.awake(self.selection.serving_on())}
         if not self._switching.due(coming, serving, usable, self._own_bytes, now):
             return
         carried = None
@@ -208,21 +200,19 @@ class Reconciler:
         self._reason = "loading the weights"
         self._sessions.switch(coming, carried)
         self.history.began(coming.assignments, replaces=serving is not None)
-        self._notify()  # the plan was made while those it leaves out still had a part
+        if self._known == self._roster.generation:
+            self._notify()  # the plan was made while those it leaves out still had a part
 
-    def _look_for_slow(self, now: float) -> None:
-        """While nothing is served, finds the workers that are late, so that the others can serve without them: those
-        that will fetch for more than ten seconds, as measured for two, or got no further for twenty. Once the others
-        serve, plans contain the slow workers again, and they go on fetching."""
-        coming = self._sessions.coming
-        if self._sessions.ready and self.selection.slow:
-            self.selection.slow = frozenset()
-            self._known = None
-        elif self._sessions.serving is None and coming is not None and now - self._begun >= 2.0:
-            slow = self.selection.slow.union(coming.late(10.0, 20.0))
-            if slow != self.selection.slow:
-                self.selection.slow = slow
-                self._known = None
+    def _look_for_slow(self) -> None:
+        """While nothing is served, finds the workers that are late, so that the others serve without them. Once they
+        do, plans contain the late workers again, which go on fetching."""
+        coming, slow = self._sessions.coming, self.selection.slow
+        if self._sessions.ready:
+            slow = frozenset()
+        elif self._sessions.serving is None and coming is not None:
+            slow = slow.union(coming.late())
+        if slow != self.selection.slow:
+            self.selection.slow, self._known = slow, None
 
     def _publish(self) -> None:
         self.status = snapshot(
@@ -239,45 +229,38 @@ class Reconciler:
     def _replan(self) -> None:
         self._due = math.inf
         found = self.selection.find()
-        if isinstance(found, NoPlan) and self._sessions.rank_zero.insist():
+        if found.reason and self._sessions.rank_zero.insist():
             return  # it stays due, with more memory of the master's own machine
-        self._planless, self._planned = isinstance(found, NoPlan), self._clock.now()
-        self._known, self._changed = self._generation, None
-        if isinstance(found, NoPlan):  # a serving session goes on
-            self._is_stuck(self._sessions.serving is None)
-            waiting = SpareReason("no plan", found.reason)
-            present = {machine.name: waiting for machine in self._roster.present}
+        self._planless, self._known, self._changed = bool(found.reason), self._roster.generation, None
+        present = {machine.name for machine in self._roster.present}
+        departed = {name: reason for name, reason in self._spare.items() if name not in present}
+        if found.reason:  # a serving session goes on
+            waiting = dict.fromkeys(present, SpareReason("no plan", found.reason))
             for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
-            self._spare = {**self._departed(), **present, **for_good}
+            self._spare = {**departed, **waiting, **for_good}
             self._reason = "; ".join([found.reason, *self.selection.absent(self._spare)])
             self.history.no_plan(found.reason)
             self._sessions.abandon()
         else:
-            self._spare = {**self._departed(), **found.spare}
+            self._spare = {**departed, **found.spare}
             self._apply(found)
         self._notify()
 
     def _notify(self) -> None:
-        """Tells the workers that the plan has no part for why that is so, unless they have made another offer since:
-        once, and again when the kind of reason changes."""
+        """Tells workers without a part why that is so, once, and again when the kind of reason changes."""
         reasons = {**self._spare, **self.selection.excluded()}
         busy = {name for session in self._sessions.active for name in session.machines}
         told, self._told = self._told, {}
         for one in self._roster.present:
-            if one.offered <= self._planned and one.name in reasons and one.name not in busy:
+            if one.name in reasons and one.name not in busy:
                 reason = reasons[one.name]
                 self._told[one.name] = one.since, reason.kind
                 if told.get(one.name) != self._told[one.name]:
                     self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
-    def _departed(self) -> Mapping[str, SpareReason]:
-        """The reasons of the machines that have left, for those who wonder why."""
-        gone = {machine.name for machine in self._roster.machines if not machine.present}
-        return {name: reason for name, reason in self._spare.items() if name in gone}
-
     def _apply(self, found: Assignments) -> None:
-        """Makes sure that a session with these assignments serves or is coming. The plan waits where it needs a worker
-        that fails again and again, or the master's own node does."""
+        """Makes sure that a session with these assignments serves or is coming; later if a node that it needs fails
+        again and again."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
@@ -289,20 +272,8 @@ class Reconciler:
                 if not self._sessions.ready and again not in self._reason:
                     self._reason += again + format_seconds(due - now)
                 return
-            self._reason, self._begun = f"preparing {counted(len(assignments), 'node')}", now
-            self._is_stuck(self._has_failed)
+            self._reason = f"preparing {counted(len(assignments), 'node')}"
             self._sessions.begin(found)
-
-    @property
-    def _has_failed(self) -> bool:
-        """Whether so many attempts to serve failed that requests wait as long as they wait for machines."""
-        return self._failures >= 4 and not self._sessions.ready
-
-    def _is_stuck(self, stuck: bool) -> None:
-        if not stuck:
-            self._stuck = None
-        elif self._stuck is None:
-            self._stuck = self._clock.now()
 
     def _dispatch(self) -> None:
         serving, coming = self._sessions.ready, self._sessions.coming
@@ -312,7 +283,7 @@ class Reconciler:
         if serving.proven and self._proven != serving.number:
             self._proven = serving.number
             self._roster.proved(serving.machines)
-        self._stuck, self._served, self._failures, self._reason = None, True, 0, ""
+        self._served, self._failures, self._reason = True, 0, ""
         if coming is not None and coming.phase is Phase.PREPARED:
             self._reason = "a faster plan waits until it is worth the pause"
         while self._requests.prepare(serving.compile):
@@ -336,8 +307,8 @@ class Reconciler:
         self._retry(session)
 
     def _attribute(self, session: Session) -> None:
-        """Records whose failure ended a session: a worker's that broke the protocol or failed by itself, or else the
-        master's own node's. A lost machine was noted when it was lost."""
+        """Notes whose failure ended a session: a worker's that broke the protocol or failed by itself, or else the own
+        node's. A lost machine was noted before."""
         now, failure = self._clock.now(), session.failure
         if failure is not None and failure.disputed:
             _log.warning("all-reduces go by the star for a while: two workers contradict each other")
@@ -347,19 +318,15 @@ class Reconciler:
             self._roster.step(name, WorkerEvent.BREACHED, now, "breach", cause)
         if failure is None or failure.machine_lost or session.breaches:
             return
-        if failure.unfit is not None:
-            event = WorkerEvent.UNPREPARED if session.epoch is None else WorkerEvent.FAILED
-            self._roster.step(failure.unfit, event, now, "unfit", str(failure.error))
-        elif failure.crashed is not None:
-            self._roster.step(failure.crashed, WorkerEvent.FAILED, now, "died", str(failure.error))
-        else:
+        if failure.worker is None:
             self._roster.own = failed(self._roster.own, now, "died", str(failure.error))
+        else:
+            event = WorkerEvent.UNPREPARED if session.epoch is None else WorkerEvent.FAILED
+            self._roster.step(failure.worker, event, now, failure.fault, str(failure.error))
 
     def _retry(self, session: Session) -> None:
-        """Plans again: at once, but for what `_apply` waits for."""
+        """Has a plan made anew at once."""
         self._known = None
         self._planless = False
         if session.failure is None or not session.failure.machine_lost:
             self._failures += not self._sessions.ready
-        if self._has_failed:
-            self._is_stuck(True)

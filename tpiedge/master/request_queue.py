@@ -1,26 +1,26 @@
 """The requests of a serving cluster: some run, others wait, and each ends exactly once.
 
 Laws:
-1. A request that was accepted ends exactly once: with Finished, or with an error that says why.
-2. At most `parallel` requests run at once. Clients take turns, and one client's requests start in the order in which
-   they were accepted (`turns.py`). One for which nobody waits (`attend`) starts after all others, gives its place back
-   where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun
-   or gave their place back, and earlier where others' requests wait.
-3. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
-   one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end. So do those
-   of an earlier master (`resume`), for which nobody waits until it is said.
-4. Of those that wait, the one with most `losses` begins first, suspects (`journal.py`) before all others, if nothing
-   runs. Beside a suspect nothing begins, and it gives its place to nobody: so one that kills a node in every epoch is
-   found, and it alone fails. While one waits, only what ran begins.
-5. A request with a grammar takes a place once that is compiled. What its processes take of a processor counts in its
-   client's turn as tokens do.
+1. An accepted request ends exactly once: with Finished, or with an error that says why.
+2. At most `parallel` requests run at once. Clients take turns (`turns.py`), and one client's requests start in their
+   order of acceptance. A request without a reader (`attend`) starts after all others, is preempted when one with a
+   reader has no place, and goes on later. The queue is full for a client alone with `limit` requests that have not
+   begun or were preempted, and earlier if others' requests wait.
+3. When an epoch ends, its running requests wait in front of requests that never ran, whatever the limit, and go on in
+   the next one: their readers see a pause. Complete and unwanted requests end. The same holds for requests of an
+   earlier master (`resume`), which have no reader at first.
+4. Of the waiting requests, the one with most `losses` begins first. A suspect (`journal.py`) begins before all others,
+   runs alone and is not preempted, and while one waits, only what ran before begins. So a request that kills a node in
+   every epoch is found, and fails alone.
+5. A request with a grammar starts once that is compiled. Processor time of grammars counts as tokens in the client's
+   turn.
 """
 
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Final, NoReturn
@@ -53,27 +53,25 @@ from tpiedge.wire.control import (
 from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
-#: Requests of one client that may wait, and half of those of all; more are refused.
+#: Requests of one client that may wait; all clients together have twice as many.
 QUEUE_LIMIT: Final = 64
-#: Choices of one client's requests that may wait until they are submitted, and half of those of all: four times as many
-#: as one request may have.
+#: Choices of one client's requests that may wait to be submitted, four times as many as one request may have; all
+#: clients together have twice as many.
 POSTPONED_LIMIT: Final = 8192
 
-_FAULTS: Final[Mapping[str, type[TpiedgeError]]] = {
-    "UserError": UserError,
-    "GrammarRefused": GrammarRefused,
-    "ChildLost": ChildLost,
-}
-"""What rank 0 may find of a request, or what befalls it; all else is a defect."""
+#: Errors of a request that rank 0 may report; all else is a defect.
+_FAULTS: Final = {kind.__name__: kind for kind in (UserError, GrammarRefused, ChildLost)}
 
 
 class QueueFull(TpiedgeError):
-    """As many requests wait as the master admits of this client."""
+    """The client has as many waiting requests as it may; worth another try after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Dismissed(Cancelled):
-    """An administrator ended the request."""
-
     def __init__(self) -> None:
         super().__init__("the administrator of this server ended the request")
 
@@ -81,9 +79,8 @@ class Dismissed(Cancelled):
 @dataclass(eq=False)
 class RequestQueue:
     """Up to `limit` requests of a client wait, twice as many of all, and up to `parallel` run; their ids must differ.
-    Thread-safe; nothing blocks. `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each
-    accepted one. `on_cancel` must not call back. `now` gives seconds. `compiles`: so many grammars are compiled at a
-    time."""
+    Thread-safe; nothing blocks. `on_cancel(id)` is called when a running request is cancelled and must not call back,
+    `on_submit()` after each accepted request. `now` gives seconds. `compiles`: grammars that are compiled at a time."""
 
     limit: InitVar[int]
     _parallel: int
@@ -91,7 +88,7 @@ class RequestQueue:
     _on_submit: Callable[[], None]
     _now: Callable[[], float] = time.monotonic
     compiles: InitVar[int] = 1
-    #: Counts of the requests so far, by how they ended. Replaced as a whole, so readers need no lock.
+    #: Replaced as a whole, so readers need no lock.
     totals: Totals = field(default_factory=Totals)
     _turns: Turns = field(default_factory=Turns)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -113,7 +110,6 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """How many wait, with those that are postponed."""
         return len(self._waiting) + self._postponed.taken
 
     @property
@@ -127,14 +123,13 @@ class RequestQueue:
 
     @property
     def lines(self) -> tuple[RequestLine, ...]:
-        """How each one gets on: those that run, then those that wait, in the order in which they came."""
         with self._lock:
             now = self._now()
             running = [one.line(now, running=True) for one in self._running.values()]
             return (*running, *(one.line(now, running=False) for one in self._waiting))
 
     def dismiss(self, name: str) -> bool:
-        """Ends the request of that id early, with Dismissed. Returns whether there is one."""
+        """Ends the request early, with Dismissed. Returns whether there is one with this id."""
         with self._lock:
             one = self._running.get(name) or next((w for w in self._waiting if w.request.id == name), None)
             if one is not None:
@@ -144,10 +139,8 @@ class RequestQueue:
         return one is not None
 
     def refuse(self, error: TpiedgeError) -> NoReturn:
-        """Counts a request that the caller does not accept, and raises `error`."""
         with self._lock:
-            self._count(refused=1)
-        raise error
+            raise self._refused(error)
 
     def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
         """Accepts a request of that `client`; `attended`: whether somebody waits for it. Raises QueueFull, or the error
@@ -155,44 +148,37 @@ class RequestQueue:
         answering = PendingAnswer(request, client, self._cancelled, self._on_submit, attended)
         with self._lock:
             if self._closed is not None:
-                self._count(refused=1)
-                raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
-            waiting = [one.client for one in self._waiting if one.gives_way or not one.journal.begun]
+                raise self._refused(self._closed)
+            waiting = [one.client for one in self._waiting if one.gives_way or not one.begun]
             own = waiting.count(client)
             if not may_have(own, len(waiting), self._places):
-                self._count(refused=1)
-                raise QueueFull(
-                    f"{len(waiting)} requests are waiting already, {own} of this client: try again later"
-                )
+                raise self._full(f"{len(waiting)} requests", own)
             answering.times.accepted = self._now()
             self._waiting.append(answering)
         self._on_submit()
         return answering
 
     def postpone(self, count: int, client: str) -> None:
-        """So many more requests of that client will be submitted later, or fewer where it is negative. Raises
+        """Counts `count` requests of that client that will be submitted later; a negative number ends that. Raises
         QueueFull."""
         with self._lock:
             if count < 0:
                 self._postponed.leave(client, -count)
             elif not self._postponed.take(client, count):
-                own = self._postponed.of(client)
-                self._count(refused=1)
-                raise QueueFull(
-                    f"{self._postponed.taken} choices of requests are waiting already, {own} of this client: "
-                    "try again later"
-                )
+                choices = f"{self._postponed.taken} choices of requests"
+                raise self._full(choices, self._postponed.of(client))
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
-        """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
-        rest follows, and first of all that it pauses, and `why`, and TakenUp once rank 0 is asked. To be called in the
-        order in which they were accepted, and before anything is submitted. Raises the error that `close` was given."""
-        cancel, wake = self._cancelled, self._on_submit
-        answering = PendingAnswer(request, "", cancel, wake, attended=False, inherited=True)
+        """Accepts a request that an earlier master accepted; `said` was passed on already. Its events begin with a
+        pause because of `why`, and TakenUp when rank 0 is asked. To be called in the order of acceptance, before
+        anything is submitted. Raises the error that `close` was given."""
+        answering = PendingAnswer(
+            request, "", self._cancelled, self._on_submit, attended=False, inherited=True
+        )
         with self._lock:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)
-            answering.journal.restore(said, self._now())
+            answering.restore(said, self._now())
             answering.pause(why)
             if not self._settled(answering):
                 self._waiting.append(answering)
@@ -201,7 +187,7 @@ class RequestQueue:
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
         """Has rank 0 compile the next grammar: hands its request to `compile_next`, with the name of the group that
-        shares it, as `start` does. Returns False where none waits for that, or as many are compiled as may be."""
+        shares the grammar, as `start` does. Returns False if no grammar waits, or as many are compiled as may be."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._turns)
             if one is None:
@@ -215,25 +201,21 @@ class RequestQueue:
 
     def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
         """Starts the next request: hands it to `ask`, which sends it to rank 0 and must neither block nor call back.
-        Returns False if as many run as may, a suspect runs, or none waits; then running ones that nobody waits for are
-        cancelled at rank 0, as many as have to give way. A request for which `ask` raises ProtocolError ends there."""
+        Returns False if as many run as may, a suspect runs, or none can start; then running requests without a reader
+        are preempted for waiting ones with a reader. A request for which `ask` raises ProtocolError ends there."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
-            if len(self._running) >= self._parallel or any(
-                one.journal.suspect for one in self._running.values()
-            ):
+            if len(self._running) >= self._parallel or any(one.suspect for one in self._running.values()):
                 self._make_way(sum(one.attended and self._compiling.may_begin(one) for one in self._waiting))
                 return False
             starting = self._first(self._able())
             if starting is None:
                 return False
             self._waiting.remove(starting)
-            if not starting.journal.begun:
+            if not starting.begun:
                 self._turns.give(starting.client, len(starting.request.prompt_ids))
-            starting.gives_way = False
-            if (entry := self._compiling.entries.get(starting.request.id)) is not None:
-                entry.compiling = "begun"
             self._running[starting.request.id] = starting
-            starting.journal.begun = True
+            starting.begun, starting.gives_way = True, False
+            starting.compiling = "begun"
             starting.progress = ReadingProgress()
             if starting.inherited:
                 starting.inherited = False
@@ -242,13 +224,13 @@ class RequestQueue:
             self._rate.begin(now)
             self._times.started(starting.times, now)
             try:
-                ask(starting.journal.rest)
+                ask(starting.rest)
             except ProtocolError as error:
                 self._fail([starting], UserError(f"the request cannot be served: {error}"))
         return True
 
     def tell(self, message: Message) -> None:
-        """Passes on a message of rank 0 about a running request, or about those whose prompts it reads."""
+        """Handles a message of rank 0 about a running request, a grammar, or prompts that it reads."""
         name = getattr(message, "request", None)
         with self._lock:
             for reading, done_tokens in message.reading if isinstance(message, Heartbeat) else ():
@@ -256,16 +238,15 @@ class RequestQueue:
                     self._running[reading].read(done_tokens, self._now())
             if not isinstance(name, str):
                 return
-            running, spent_s = self._running.get(name), 0.0
-            if isinstance(message, Compiled | Failed | Finished):
-                spent_s = message.processor_s
+            running = self._running.get(name)
             known = self._compiling.entries.get(name) if running is None else running
-            if known is not None and spent_s > 0.0:
+            if known is None:
+                return
+            if isinstance(message, Compiled | Failed | Finished) and message.processor_s > 0.0:
                 # A slow machine computes fewer tokens in a second.
-                self._turns.give(known.client, math.ceil(100 * spent_s))
+                self._turns.give(known.client, math.ceil(100 * message.processor_s))
             if running is None:
-                if isinstance(message, Compiled | Failed | Finished):
-                    self._tell_compiling(message, name)
+                self._tell_compiling(message, known)
                 return
             match message:
                 case Token() | PromptScores() | Embedding():
@@ -277,31 +258,26 @@ class RequestQueue:
 
     @property
     def positions(self) -> tuple[int, float]:
-        """How many that runs has, all requests together, and in how many seconds another epoch would read them."""
+        """Positions of all running requests, and the seconds in which another epoch would read them."""
         with self._lock:
-            positions = sum(one.journal.positions for one in self._running.values())
+            positions = sum(one.positions for one in self._running.values())
             return positions, self._rate.token_s * positions
 
     def interrupt(
-        self,
-        why: str,
-        lost: TpiedgeError | None = None,
-        since: float | None = None,
-        *,
-        died: bool = False,
+        self, why: str, lost: TpiedgeError | None = None, since: float | None = None, *, died: bool = False
     ) -> None:
-        """The epoch of all running requests ends: by a plan, or because it was `lost` by nobody's will. They go on in
-        the next one, but for one that is guilty (`journal.py`) where a node `died`: it fails with the loss. `since`:
-        when they were told to pause, if that was before now."""
+        """Ends the epoch of all running requests: by a plan, or because it was `lost`. They go on in the next epoch,
+        except a guilty one (`journal.py`) if a node `died`: it fails with the loss. `since`: when they were told to
+        pause, if before now."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._settled(one)]
             for one in going_on:
                 if died:
-                    one.journal.died(alone=len(running) == 1)
-                one.journal.interrupted(now, "plan" if lost is None else "loss")
+                    one.died(alone=len(running) == 1)
+                one.interrupted(now, "plan" if lost is None else "loss")
             if died and lost is not None:
-                guilty = [one for one in going_on if one.journal.guilty]
+                guilty = [one for one in going_on if one.guilty]
                 self._fail(guilty, lost)
                 going_on = [one for one in going_on if one not in guilty]
             self._running.clear()
@@ -310,36 +286,35 @@ class RequestQueue:
             for one in going_on:
                 one.gives_way = False
                 one.pause(why)
-            again = sorted([*going_on, *self._waiting], key=lambda one: -one.journal.losses)
+            again = sorted([*going_on, *self._waiting], key=lambda one: -one.losses)
             self._waiting = deque(again)
 
     def pause(self, why: str, since: float) -> None:
-        """Those that run have paused `since` then, though their epoch lasts; they are told `why`."""
+        """Notes that running requests have paused `since` then, though their epoch lasts; they are told `why`."""
         with self._lock:
             for one in self._running.values():
-                if one.journal.paused is None:
-                    one.journal.paused, one.journal.paused_by = since, "plan"
+                if one.paused is None:
+                    one.paused, one.paused_by = since, "plan"
                 one.pause(why)
 
     def explain(self, why: str, *, serving: bool) -> None:
-        """Those that pause are told why they still do, where that has changed, unless they gave way; where nothing is
-        `serving`, so are those that have not begun, and nothing more once something is."""
+        """Tells paused requests `why` they pause, if that has changed and they were not preempted. While nothing is
+        `serving`, requests that have not begun are told, too."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
-                if one.journal.paused is None:
-                    one.pause("" if serving or one.journal.begun else why)
+                if one.paused is None:
+                    one.pause("" if serving or one.begun else why)
                 elif not one.gives_way:
                     one.pause(why)
 
     def fail_all(self, error: TpiedgeError) -> None:
-        """Ends all requests, those that run and those that wait, with `error`."""
         with self._lock:
             self._fail([*self._running.values(), *self._waiting], error)
             self._waiting.clear()
             self._compiling.entries.clear()
 
     def close(self, error: TpiedgeError) -> None:
-        """Accepts no more requests: `submit` raises `error`. Accepted ones may still be served."""
+        """Has `submit` and `resume` raise `error` from now on. Accepted requests may still be served."""
         with self._lock:
             self._closed = error
 
@@ -353,31 +328,39 @@ class RequestQueue:
             if answering not in self._waiting:
                 return
             self._waiting.remove(answering)
-            if (entry := self._compiling.entries.get(answering.request.id)) is not None:
-                entry.compiling = "left"
+            if answering.request.id in self._compiling.entries:
+                answering.compiling = "left"
                 self._on_cancel(answering.request.id)  # rank 0 forgets the grammar
             self._count(finished=answering.whole, cancelled=not answering.whole)
-        when = "while it paused" if answering.journal.begun else "before it began"
+        when = "while it paused" if answering.begun else "before it began"
         error = Cancelled(f"request {answering.request.id} was cancelled {when}")
         answering.put(Dismissed() if answering.dismissed else error)
 
     # --- under the lock
 
+    def _full(self, waiting: str, own: int) -> TpiedgeError:
+        words = f"{waiting} are waiting already, {own} of this client: try again later"
+        return self._refused(QueueFull(words))
+
+    def _refused(self, error: TpiedgeError) -> TpiedgeError:
+        self._count(refused=1)
+        return error.with_traceback(None)  # raised again and again, it would lengthen its traceback
+
     def _able(self) -> Sequence[PendingAnswer]:
-        """Those that may start now. A suspect starts alone; while one waits, what had not begun waits, too, so that
-        what runs comes to its end."""
-        suspects = [one for one in self._waiting if one.journal.suspect]
+        """Returns the requests that may start now: a suspect alone (fourth law), requests with a reader before
+        others."""
+        suspects = [one for one in self._waiting if one.suspect]
         if not self._running and suspects:
             return suspects
-        able = [one for one in self._waiting if not one.journal.suspect and self._compiling.may_begin(one)]
+        able = [one for one in self._waiting if not one.suspect and self._compiling.may_begin(one)]
         if suspects:
-            able = [one for one in able if one.journal.begun]
+            able = [one for one in able if one.begun]
         return [one for one in able if one.attended] or able
 
     def _first(self, able: Sequence[PendingAnswer]) -> PendingAnswer | None:
-        """Who of them starts. Those that ran are in front and go on in their order; clients take turns with the
+        """Picks the request that starts. Requests that ran are in front and go on in order; clients take turns with the
         others."""
-        if not able or able[0].journal.begun:
+        if not able or able[0].begun:
             return able[0] if able else None
         running = [one.client for one in self._running.values()]
         attended = [one.client for one in self._waiting if one.attended]
@@ -385,39 +368,35 @@ class RequestQueue:
         return next(one for one in able if one.client == turn)
 
     def _make_way(self, awaited: int) -> None:
-        """So many need a place: as many of those that run give it up for which nobody waits, the latest first."""
+        """Preempts as many running requests without a reader, the latest first, as the `awaited` ones lack places."""
         missing = awaited - sum(one.gives_way or one.unwanted for one in self._running.values())
         absent = (one for one in reversed(self._running.values()) if not one.attended)
-        able = [one for one in absent if not (one.gives_way or one.unwanted or one.journal.suspect)]
+        able = [one for one in absent if not (one.gives_way or one.unwanted or one.suspect)]
         for one in able[: max(0, missing)]:
             one.gives_way = True
             self._on_cancel(one.request.id)
 
-    def _tell_compiling(self, message: Compiled | Failed | Finished, name: str) -> None:
-        entry = self._compiling.entries.get(name)
-        if entry is None:
-            return
-        if isinstance(message, Compiled):
-            entry.compiling = "compiled" if entry.compiling == "asked" else entry.compiling
-            return
-        del self._compiling.entries[name]
+    def _tell_compiling(self, message: Message, entry: PendingAnswer) -> None:
+        if isinstance(message, Compiled) and entry.compiling == "asked":
+            entry.compiling = "compiled"
+        if isinstance(message, Failed | Finished):
+            del self._compiling.entries[entry.request.id]
         if isinstance(message, Failed) and entry in self._waiting:
             self._waiting.remove(entry)
             self._fail([entry], _FAULTS.get(message.kind, InternalError)(message.message))
 
     def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
-        journal = answering.journal
-        reading, positions = journal.reading, journal.positions
-        new = journal.take(message)
+        reading, positions = answering.reading, answering.positions
+        new = answering.take(message)
         if new is None:
             return
         if reading:
             self._rate.read(positions)
             self._look_at_readers()
-        if journal.paused is not None:
-            paused_s, journal.paused = self._now() - journal.paused, None
+        if answering.paused is not None:
+            paused_s, answering.paused = self._now() - answering.paused, None
             self._count(resumed=1, paused_s=paused_s)
-            self._times.resumed(journal.paused_by, paused_s)
+            self._times.pauses[answering.paused_by].observe(paused_s)
             answering.put(Resumed(paused_s))
         if isinstance(new, Token):
             self._count(tokens=1)
@@ -426,27 +405,26 @@ class RequestQueue:
         answering.put(new)
 
     def _leave(self, answering: PendingAnswer) -> None:
-        """Rank 0 has nothing of it any more."""
         self._running.pop(answering.request.id, None)
         self._compiling.entries.pop(answering.request.id, None)
         self._look_at_readers()
 
     def _look_at_readers(self) -> None:
-        if not any(one.journal.reading for one in self._running.values()):
+        if not any(one.reading for one in self._running.values()):
             self._rate.rest(self._now())
 
     def _finish(self, message: Finished, answering: PendingAnswer) -> None:
-        """Ends a running request with rank 0's word, unless something of the answer is missing."""
+        """Ends a running request with rank 0's word, unless part of the answer is missing."""
         cancelled = message.reason == "cancel"
         if cancelled and answering.gives_way and not answering.unwanted:
             if not self._settled(answering):  # the first to go on of those that nobody waits for
                 self._leave(answering)
-                answering.journal.interrupted(self._now(), "priority")
+                answering.interrupted(self._now(), "priority")
                 answering.pause("requests that somebody waits for come first")
                 self._waiting.appendleft(answering)
             return
-        if not cancelled and not answering.journal.agrees(message):
-            told = len(answering.journal.answer_ids)
+        if not cancelled and not answering.agrees(message):
+            told = len(answering.answer_ids)
             missing = f"{told} of the answer's {message.tokens} tokens came: report it"
             self._fail([answering], InternalError(missing))
             return
@@ -460,21 +438,18 @@ class RequestQueue:
             cached_tokens=message.cached_tokens,
         )
         if not unfinished:
-            tokens = len(answering.journal.answer_ids)
+            tokens = len(answering.answer_ids)
             self._times.finished(answering.times, self._now(), message.prompt_tokens, tokens)
         # The steps of the epochs before were not told.
-        last = structs.replace(message, steps=0) if answering.journal.interruptions else message
+        last = structs.replace(message, steps=0) if answering.interruptions else message
         answering.put(Dismissed() if cancelled and answering.dismissed else last)
 
     def _settled(self, answering: PendingAnswer) -> bool:
-        """Ends a running request of which nothing is missing, or that nobody wants any more. Returns whether it is
-        one."""
-        request, journal = answering.request, answering.journal
-        reason = "cancel" if answering.unwanted else journal.complete
+        reason = "cancel" if answering.unwanted else answering.finish_reason
         if reason is None:
             return False
-        journal.interruptions += 1
-        prompt, tokens = len(request.prompt_ids), len(journal.answer_ids)
+        request, tokens = answering.request, len(answering.answer_ids)
+        prompt = len(request.prompt_ids)
         self._finish(Finished(0, request.id, reason, prompt, tokens, 0, 0), answering)
         return True
 
@@ -488,6 +463,5 @@ class RequestQueue:
             answering.put(error)
 
     def _count(self, **more: float) -> None:
-        """Adds to the totals, under the lock."""
         sums = {name: getattr(self.totals, name) + count for name, count in more.items()}
         self.totals = replace(self.totals, **sums)

@@ -1,8 +1,7 @@
-"""How long requests take and how fast their answers come: without clock or threads; times are seconds on the caller's
-clock.
+"""Latencies, lengths and reading rates of requests, without clock or threads; times are seconds on the caller's clock.
 
-Times are those that readers see: they begin when a request is accepted, and pauses are parts of them. Of a request that
-an earlier master had accepted nothing is counted that began there. One that failed or was cancelled has no latency.
+Times are as readers see them: from acceptance, pauses included. For a request of an earlier master, times that began
+there are not counted. A failed or cancelled request has no latency.
 """
 
 from bisect import bisect_left
@@ -13,26 +12,20 @@ from functools import partial
 from typing import Final, Literal, TypeAlias, get_args
 
 PauseCause: TypeAlias = Literal["plan", "loss", "restart", "priority"]
-"""Why an answer paused: a plan that was wanted (or a worker that was stopped), a loss, another master, or requests that
-somebody waits for."""
+"""An answer paused for a plan (or a stopped worker), a loss, another master, or requests with a reader."""
 
 PAUSE_CAUSES: Final[tuple[PauseCause, ...]] = get_args(PauseCause)
 SECONDS: Final = (
     *(round(digit * 10.0**exponent, 9) for exponent in range(-3, 3) for digit in (1, 2, 3, 5)),
-    1000.0,
-    1800.0,
-    3600.0,
+    *(1000.0, 1800.0, 3600.0),
 )
-"""Bounds of times: from a millisecond to an hour."""
-
 LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for digit in (1, 2, 5))
-"""Bounds of numbers of tokens."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """How many values were at most `bounds[i]` and above the bound before; the last of `counts` is of those above all.
-    `total`: the sum of the values. It takes the same memory whatever is observed."""
+    """`counts[i]` values were at most `bounds[i]` and above the bound before; the last of `counts` were above all
+    bounds. `total` is the sum of the values."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(init=False)
@@ -49,9 +42,8 @@ class Histogram:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted. `cut` of the
-    `finished` ones ended because the answer had as many tokens as it may. `cached_tokens` of the `prompt_tokens` had
-    been kept from earlier requests. `resumed`: how often an answer went on in another epoch; `paused_s`: for how long
-    they had paused, added up."""
+    `finished` ones reached max_tokens. `cached_tokens` of the `prompt_tokens` were cached. `resumed`: how often an
+    answer went on in another epoch; `paused_s`: the sum of those pauses."""
 
     finished: int = 0
     failed: int = 0
@@ -67,8 +59,8 @@ class Totals:
 
 @dataclass(eq=False, slots=True)
 class Timeline:
-    """When a request was accepted, first started, and had its first and its latest token; None: not yet, or of an
-    earlier master."""
+    """Times of a request's acceptance, first start, first and latest token; None: not yet, or under an earlier
+    master."""
 
     accepted: float | None = None
     started: float | None = None
@@ -78,10 +70,10 @@ class Timeline:
 
 @dataclass(slots=True)
 class RequestHistograms:
-    """Seconds and tokens, since the master started. `queue`: from acceptance to the start; `first_token`: to the first
-    token; `prefill`: from the start to it; `between_tokens`: from each token to the next; `decode`: from the first to
-    the last one; `per_token`: the mean between two of a whole answer; `latency`: from acceptance to the end; `pauses`
-    by cause, those that have ended. Not thread-safe."""
+    """Seconds and tokens since the master started. `queue`: from acceptance to start; `first_token`: from acceptance;
+    `prefill`: from start to first token; `between_tokens`: from each token to the next; `decode`: from the first token
+    to the last; `per_token`: the mean gap of a whole answer; `latency`: from acceptance to the end; `pauses` that have
+    ended, by cause. Not thread-safe."""
 
     queue: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)
@@ -97,7 +89,6 @@ class RequestHistograms:
     )
 
     def started(self, line: Timeline, now: float) -> None:
-        """Rank 0 is asked, for the first time or again."""
         if line.accepted is not None and line.started is None:
             line.started = now
             self.queue.observe(now - line.accepted)
@@ -111,11 +102,7 @@ class RequestHistograms:
             self.prefill.observe(now - line.started)
         line.last = now
 
-    def resumed(self, cause: PauseCause, paused_s: float) -> None:
-        self.pauses[cause].observe(paused_s)
-
     def finished(self, line: Timeline, now: float, prompt_tokens: int, answer_tokens: int) -> None:
-        """The answer is whole."""
         if line.accepted is None:
             return
         self.latency.observe(now - line.accepted)
@@ -128,21 +115,20 @@ class RequestHistograms:
 
 
 class ReadingRate:
-    """How long the cluster takes to read prompts: the times between `begin` and `rest` are spent with one or more."""
+    """Measures how long the cluster reads prompts: between `begin` and `rest` it reads one or more."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._tokens = 0
-        # Enough that prompts are among them of which nothing was cached.
+        # Enough to contain prompts of which nothing was cached.
         self._rates: deque[float] = deque(maxlen=16)
 
     @property
     def token_s(self) -> float:
-        """Seconds per token, at the slowest rate of late; 0 where none is known."""
+        """Seconds per token at the slowest recent rate; 0 if unknown."""
         return max(self._rates, default=0.0)
 
     def begin(self, now: float) -> None:
-        """A prompt is read from now on, perhaps beside others."""
         if self._since is None:
             self._since, self._tokens = now, 0
 
@@ -150,7 +136,7 @@ class ReadingRate:
         self._tokens += tokens
 
     def rest(self, now: float) -> None:
-        """None is read any more. Of fewer than 64 tokens the time says more about waiting than about reading."""
+        """Notes that no prompt is read any more. Fewer than 64 tokens say more about waiting than about reading."""
         if self._since is not None and self._tokens >= 64:
             self._rates.append((now - self._since) / self._tokens)
         self._since = None
@@ -158,8 +144,8 @@ class ReadingRate:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`done_tokens` of the `of_tokens` are computed that have to be before the next token of the answer; the rest takes
-    `left_s` at the rate of late, None where that is not known yet (`tokens_per_s` 0)."""
+    """`done_tokens` of the `of_tokens` needed before the next token are computed; the rest takes `left_s` at the recent
+    rate (None if unknown, with `tokens_per_s` 0)."""
 
     done_tokens: int
     of_tokens: int
@@ -168,8 +154,8 @@ class Reading:
 
 
 class ReadingProgress:
-    """How far the prompt of one request is read in one epoch. What is there at the first report may have been cached:
-    it says nothing of the rate."""
+    """Progress of one request's prompt in one epoch. Tokens of the first report may have been cached: they do not count
+    for the rate."""
 
     def __init__(self) -> None:
         self._done = self._before = 0
@@ -177,7 +163,7 @@ class ReadingProgress:
         self._last = 0.0
 
     def take(self, done_tokens: int, now: float) -> bool:
-        """So many are computed; returns whether they are more than at the report before, if there was one."""
+        """Returns whether more are computed than at the report before, if there was one."""
         if self._begun is None:
             self._begun, self._last = now, now
             self._before = self._done = done_tokens
@@ -188,7 +174,6 @@ class ReadingProgress:
         return True
 
     def reading(self, of_tokens: int) -> Reading | None:
-        """None before the first report."""
         if self._begun is None:
             return None
         done, spent_s = min(self._done, of_tokens), self._last - self._begun

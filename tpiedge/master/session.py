@@ -1,10 +1,10 @@
-"""One epoch at the master, from its plan to its end. Its phases are the table PHASES: workers fetch what they lack
-while it is PREPARING, nodes start and load while it is LAUNCHED."""
+"""One epoch at the master, from its plan to its end: workers fetch what they lack while it is PREPARING, nodes start
+and load while it is LAUNCHED."""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -13,38 +13,22 @@ from msgspec import structs
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
-from tpiedge.launch.bootstrap import Timing
+from tpiedge.launch.bootstrap import Timing, control_name
 from tpiedge.master.assignments import Assignments, Served, collective_names
 from tpiedge.master.blame import Failure, failure_of
-from tpiedge.master.counters import WINDOW_S, Counted, CounterLog, Pace, RequestWatch, StepTimeline
+from tpiedge.master.counters import AGREEING, WINDOW_S, Counted, CounterLog, Pace, RequestWatch, StepTimeline
 from tpiedge.master.epoch import Epoch, EpochEvent, NodeState
 from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
-from tpiedge.wire.control import (
-    AskStats,
-    Carried,
-    Compile,
-    Compiled,
-    Embedding,
-    Failed,
-    Finished,
-    Generate,
-    Halt,
-    Halted,
-    Loading,
-    PromptScores,
-    Ready,
-    Resume,
-    Stats,
-    StepSpans,
-    Token,
-)
+from tpiedge.wire import control
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release, Spawned
 from tpiedge.wire.fields import CollectiveChoice, Message
 from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
+
+AgentReport = Preparing | Prepared | Spawned | NodeEnded
 
 #: Hashing what is on disk already, and building the engine, report no progress.
 _STUCK_S = 300.0
@@ -58,27 +42,21 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-class SessionEvent(StrEnum):
-    PREPARED = "every worker has its part"
-    LAUNCHED = "its nodes start"
-    READY = "every node has loaded its weights"
-    ENDED = "it fails, or another one takes its place"
-
-
-PHASES: Final[Mapping[Phase, Mapping[SessionEvent, Phase]]] = {
-    Phase.PREPARING: {SessionEvent.PREPARED: Phase.PREPARED, SessionEvent.ENDED: Phase.ENDED},
-    Phase.PREPARED: {SessionEvent.LAUNCHED: Phase.LAUNCHED, SessionEvent.ENDED: Phase.ENDED},
-    Phase.LAUNCHED: {SessionEvent.READY: Phase.READY, SessionEvent.ENDED: Phase.ENDED},
-    Phase.READY: {SessionEvent.ENDED: Phase.ENDED},
+_ENDS: Final = {Phase.ENDED: "it fails, or another one takes its place"}
+PHASES: Final[Mapping[Phase, Mapping[Phase, str]]] = {
+    Phase.PREPARING: {Phase.PREPARED: "every worker has its part", **_ENDS},
+    Phase.PREPARED: {Phase.LAUNCHED: "its nodes start", **_ENDS},
+    Phase.LAUNCHED: {Phase.READY: "every node has loaded its weights", **_ENDS},
+    Phase.READY: _ENDS,
     Phase.ENDED: {},
 }
-"""What each event does; one that has no line in a phase changes nothing."""
+"""Which phases follow each, and why."""
 
 
 @dataclass
 class _Preparation:
-    """How far a worker is with its part. `done_bytes`: the most that it said it has fetched; `news`: when that grew;
-    `fetching`: what it said last while it fetches."""
+    """How far a worker is with its part. `done_bytes` is the most that it said it has fetched, `news` when that grew,
+    `fetching` its last word while it fetches."""
 
     news: float
     done_bytes: int = -1
@@ -88,46 +66,45 @@ class _Preparation:
 
 @dataclass(eq=False)
 class Session:
-    """Not thread-safe; nothing blocks. `to_agent(message, machine)` and `to_node(message, rank)` send without waiting;
-    `tell` gets the nodes' messages about requests."""
+    """Not thread-safe; nothing blocks. `send(message, peer)` sends without waiting; `tell` gets the nodes' messages
+    about requests."""
 
     number: int
     _plan: Assignments
     _served: Served
     _timing: Timing
     _clock: Clock
-    _to_agent: Callable[[Message, str], None]
-    _to_node: Callable[[Message, int], None]
+    _send: Callable[[Message, str], None]
     _tell: Callable[[Message], None]
     phase: Phase = Phase.PREPARING
     failure: Failure | None = None
     epoch: Epoch | None = None
     #: Rank 0's Ready, which names the collectives; None until it is ready.
-    routing: Ready | None = None
+    routing: control.Ready | None = None
     #: The epoch for which rank 0 was told to halt, 0 for none, and what it answered.
     halting: int = 0
-    halted: Halted | None = None
-    #: What all nodes did in the latest step that all recorded; for any thread. What each said last.
+    halted: control.Halted | None = None
+    #: What all nodes did in the latest step that all recorded; for any thread.
     timeline: StepTimeline | None = None
-    _spans: dict[int, StepSpans] = field(default_factory=dict)
+    _spans: dict[int, control.StepSpans] = field(default_factory=dict)
     #: Why the collective is not the one that the user chose; "" where it is.
     _overruled: str = ""
-    #: The most bytes that each node said it has loaded, and when that last grew: what goes back and forth is no
-    #: progress.
+    #: The most bytes that each node said it has loaded, and when that last grew.
     _loaded: dict[int, float] = field(default_factory=dict)
     _moved: float = 0.0
     #: When the nodes were started, and since when all are ready.
     _launched: float = 0.0
     _ready: float = 0.0
     _answered: bool = False  # whether a request got on
-    _counted: float = 0.0  # when the counters were asked for
+    _asked: float = 0.0  # when the counters were asked for
 
     def __post_init__(self) -> None:
         self.assignments, self.step_s = self._plan.assignments, self._plan.step_s
         #: The ranks of the workers that take part, by name.
         self.ranks = {one.machine: rank for rank, one in enumerate(self.assignments) if one.machine}
         self._counters = [CounterLog() for _ in self.assignments]
-        self._preparing = {machine: _Preparation(self._clock.now()) for machine in self.ranks}
+        self._begun = self._clock.now()
+        self._preparing = {machine: _Preparation(self._begun) for machine in self.ranks}
         self._pace = Pace([one.ffn_s for one in self.assignments])
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
         self._stuck_s = self._timing.stall_s + self._timing.timeout_s
@@ -139,7 +116,7 @@ class Session:
 
     @property
     def keys(self) -> Mapping[int, str]:
-        """The public keys of the workers' nodes by rank, as far as they are prepared."""
+        """Public keys of the prepared workers' nodes, by rank."""
         return {self.ranks[name]: one.key for name, one in self._preparing.items() if one.key}
 
     @property
@@ -148,9 +125,14 @@ class Session:
 
     @property
     def breaches(self) -> Mapping[str, str]:
-        """How each worker whose node broke the protocol did so."""
-        breaches = self.epoch.breaches if self.epoch is not None else {}
-        return {self.assignments[rank].machine: cause for rank, cause in breaches.items() if rank}
+        """Breaches of the protocol, by machine."""
+        members = self.epoch.members if self.epoch is not None else ()
+        return {self.assignments[one.rank].machine: one.breach for one in members if one.rank and one.breach}
+
+    @property
+    def linked(self) -> bool:
+        """Whether workers have links with each other."""
+        return len(self.assignments) > 2 and self._collective != "star"
 
     @property
     def proven(self) -> bool:
@@ -159,61 +141,54 @@ class Session:
 
     @property
     def served_s(self) -> float:
-        """For how long every node has been ready; 0 where it is not so."""
+        """Seconds since every node became ready; 0 before."""
         return 0.0 if self.phase is not Phase.READY else self._clock.now() - self._ready
 
     @property
     def start_s(self) -> float:
-        """How long its nodes took to get ready; 0 where they are not yet."""
+        """Seconds that the nodes took to get ready; 0 before."""
         return max(0.0, self._ready - self._launched)
 
     def progress(self, machine: str) -> str:
-        """The state of the worker's preparation, in one word; "" for one without a part."""
-        one = self._preparing.get(machine)
-        if one is None:
-            return ""
+        one = self._preparing[machine]
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
-    def late(self, patience_s: float, silence_s: float) -> set[str]:
-        """The workers that will fetch for longer than `patience_s`, at their rate, or got no further for
-        `silence_s`."""
-        if self.phase is not Phase.PREPARING:
+    def late(self) -> set[str]:
+        """After two seconds, workers that will fetch for more than ten at their rate, or got no further for twenty."""
+        if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
-        found = set(self._silent(silence_s))
+        found = set(self._silent(20.0))
         for name, one in self.fetching.items():
-            if (one.total_bytes - one.done_bytes) / max(one.bytes_per_s, 1.0) > patience_s:
+            if (one.total_bytes - one.done_bytes) / max(one.bytes_per_s, 1.0) > 10.0:
                 found.add(name)
         return found
 
     def prepare(self) -> None:
         for machine, rank in self.ranks.items():
-            self._preparing[machine].news = self._clock.now()
-            self._to_agent(self._served.prepare(self.number, self.assignments, rank, self._timing), machine)
+            self._send(self._served.prepare(self.number, self.assignments, rank, self._timing), machine)
         self._look_prepared()
 
-    def launch(self, root_key: str, overruled: str = "", carried: Carried | None = None) -> None:
-        """Starts the nodes; `root_key` is the public key of rank 0, which the caller starts. `overruled` says why
-        all-reduces must go by the star; "" if they need not. `carried`: what the nodes before left for these."""
-        self._step(SessionEvent.LAUNCHED)
+    def launch(self, root_key: str, overruled: str = "", carried: control.Carried | None = None) -> None:
+        """Starts the nodes; the caller starts rank 0, whose public key is `root_key`. `overruled` says why all-reduces
+        must go by the star; `carried` is what the epoch before left."""
+        self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
-        served = replace(self._served, collective=self._collective)
+        served, keys = replace(self._served, collective=self._collective), {0: root_key, **self.keys}
         self.epoch = Epoch(
             self.number,
             self._clock,
             len(self.assignments),
             self._timing,
-            lambda rank: served.assign(
-                self.number, self.assignments, rank, {**self.keys, 0: root_key}, carried
-            ),
+            lambda rank: served.assign(self.number, self.assignments, rank, keys, carried),
             self._to_node,
             self._event,
         )
         for machine in self.ranks:
-            self._to_agent(Launch(self.number), machine)
+            self._send(Launch(self.number), machine)
 
-    def heard(self, machine: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
-        """Handles an agent's message about this epoch. Messages about other epochs are dropped."""
+    def heard(self, machine: str, message: AgentReport) -> None:
+        """Handles an agent's message, and drops those about other epochs."""
         rank = self.ranks.get(machine)
         if rank is None or message.epoch != self.number or self.phase is Phase.ENDED:
             return
@@ -236,7 +211,7 @@ class Session:
                 self._unfit(machine, rank, cause)
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
-        """The machine is lost, and its node with it. `intended`: as in Failure."""
+        """Loses the machine with its node. `intended` is as in Failure."""
         rank = self.ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
@@ -245,135 +220,132 @@ class Session:
             return
         self.epoch.lose(rank, cause)
         if self.failure is not None:
-            lost = Failure(self.failure.error, machine_lost=True, intended=intended)
-            self.failure = replace(lost, disputed=self.failure.disputed)
+            self.failure = replace(
+                self.failure, worker=None, died=False, machine_lost=True, intended=intended
+            )
 
     def ask(self, request: GenerationRequest) -> None:
-        """Sends the request to rank 0, beside those that it has. Raises ProtocolError for a value that does not fit
-        its field."""
-        self._to_node(Generate(self.number, request), 0)
+        """Sends the request to rank 0. Raises ProtocolError for a value that does not fit its field."""
+        self._to_node(control.Generate(self.number, request), 0)
         self._watch.begin(request.id, self._clock.now())
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Has rank 0 compile the grammar of the request, as of Compile. Raises ProtocolError as `ask` does."""
-        self._to_node(Compile(self.number, request, group), 0)
+        """Has rank 0 compile the request's grammar. Raises as `ask` does."""
+        self._to_node(control.Compile(self.number, request, group), 0)
         self._watch.begin(request.id, self._clock.now())
 
     def halt(self, following: int, what: Carriage) -> None:
-        """Tells rank 0 to draw nothing more, and to leave what is carried to the epoch `following`."""
+        """Tells rank 0 to draw nothing more, and to leave its KV cache to the epoch `following`."""
         self.halting, self.halted = following, None
         kept = tuple((one.start, one.stop) for one in what.kept)
-        self._to_node(Halt(self.number, following, kept, what.stored, what.sent), 0)
+        self._to_node(control.Halt(self.number, following, kept, what.stored, what.sent), 0)
 
     def resume(self) -> None:
-        """Tells rank 0, which was told to halt, that nothing follows after all."""
+        """Tells a halted rank 0 that no epoch follows after all."""
         self.halting, self.halted = 0, None
         self._watch.advance(self._clock.now())
-        self._to_node(Resume(self.number), 0)
+        self._to_node(control.Resume(self.number), 0)
 
     def fail(self, failure: Failure) -> None:
-        """Ends the session with a failure. The first one is kept: it caused the others."""
-        if self.failure is None:
-            self.failure = failure
-        self._step(SessionEvent.ENDED)
+        """Ends the session. The first failure is kept: it caused the others."""
+        self.failure = self.failure or failure
+        self._reach(Phase.ENDED)
 
     def tick(self) -> None:
         """Looks for workers that live but do not get ready, and for stuck requests."""
-        late = self._clock.now() - _STUCK_S
-        if self.phase is Phase.LAUNCHED and self.epoch is not None and self._moved < late:
-            stuck = next(member.rank for member in self.epoch.members if member.state is not NodeState.READY)
-            self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
-        if self.phase is Phase.READY and self.epoch is not None and not self.halting:
-            now = self._clock.now()
-            self._watch.look(self.epoch.members, now)
+        now, epoch = self._clock.now(), self.epoch
+        if self.phase is Phase.PREPARING:
+            for machine in self._silent(_STUCK_S):
+                self._unfit(machine, self.ranks[machine], f"no progress for {_STUCK_S:.0f} s")
+        elif self.phase is Phase.LAUNCHED and epoch is not None and now - self._moved > _STUCK_S:
+            stuck = next(member.rank for member in epoch.members if member.state is not NodeState.READY)
+            epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
+        elif self.phase is Phase.READY and epoch is not None and not self.halting:
+            self._watch.look(epoch.members, now)
             quiet_s = self._watch.quiet_s(now)
             if quiet_s > self._stuck_s:  # the other nodes wait for rank 0, or have nothing to do
-                self.epoch.fail(0, f"alive but without progress in a request for {quiet_s:.0f} s")
-            if self._watch.running and now - self._counted >= WINDOW_S / 2:
+                epoch.fail(0, f"alive but without progress in a request for {quiet_s:.0f} s")
+            if self._watch.running and now - self._asked >= WINDOW_S / 2:
                 self.ask_counters()
-        for machine in self._silent(_STUCK_S) if self.phase is Phase.PREPARING else ():
-            self._unfit(machine, self.ranks[machine], f"no progress for {_STUCK_S:.0f} s")
 
     def ask_counters(self, *, timeline: bool = False) -> None:
-        """Asks every node for its counters, and all together for the `timeline` of a step; does not wait for the
-        answers."""
+        """Asks every node for its counters, and all together for the `timeline` of a step."""
         if self.phase is Phase.READY:
-            self._counted = self._clock.now()
+            self._asked = self._clock.now()
             for rank in range(len(self.assignments)):
-                self._to_node(AskStats(self.number, timeline and rank == 0), rank)
+                self._to_node(control.AskStats(self.number, timeline and rank == 0), rank)
 
     def counted(self, rank: int) -> Counted | None:
-        """The counters of that node; None where it has not said any."""
         return self._counters[rank].counted(self._clock.now())
 
-    def slowdowns(self, believed: Mapping[str, float]) -> Mapping[str, float]:
-        """How many times slower than they measured workers turn out to compute, where that is not what is believed."""
-        workers = {rank: self.assignments[rank] for rank in self.ranks.values()}
-        known = {rank: believed.get(one.machine, 1.0) / one.slowdown for rank, one in workers.items()}
-        counters = {
-            rank: one.latest
-            for rank in range(len(self.assignments))
-            if (one := self.counted(rank)) is not None
-        }
-        found = self._pace.off(counters, known, self._clock.now())
-        return {one.machine: one.slowdown * found[rank] for rank, one in workers.items() if rank in found}
+    def slowdowns(self) -> Mapping[str, Sequence[float]]:
+        """How many times slower than measured each worker was in the last windows; empty until there are enough. To be
+        asked with every heartbeat."""
+        now, found = self._clock.now(), {}
+        counted = ((rank, log.counted(now)) for rank, log in enumerate(self._counters))
+        self._pace.look({rank: one.latest for rank, one in counted if one is not None}, now)
+        for name, rank in self.ranks.items():
+            slower = self._pace.slower[rank]
+            known = slower if len(slower) == AGREEING else ()
+            found[name] = [self.assignments[rank].slowdown * one for one in known]
+        return found
 
     def end(self) -> None:
         """Tells every worker to end its node. Idempotent."""
-        self._step(SessionEvent.ENDED)
+        self._reach(Phase.ENDED)
         for machine in self.ranks:
-            self._to_agent(Release(self.number), machine)
+            self._send(Release(self.number), machine)
 
     def _event(self, event: EpochEvent) -> None:
         now = self._clock.now()
         match event:
             case TpiedgeError():
                 if self.epoch is not None:
-                    starting, stalled = (
-                        self.phase is Phase.LAUNCHED,
-                        self._watch.quiet_s(now) > self._stuck_s / 2,
-                    )
-                    linked = len(self.assignments) > 2 and self._collective != "star"
-                    parts = self.assignments
+                    starting = self.phase is Phase.LAUNCHED
+                    stalled = self._watch.quiet_s(now) > self._stuck_s / 2
+                    parts, linked = self.assignments, self.linked
                     self.fail(
                         failure_of(event, self.epoch, parts, linked, starting=starting, stalled=stalled)
                     )
                 return
-            case StepSpans():
+            case control.StepSpans():
                 self._spans[event.rank] = event
                 latest = tuple(self._spans[rank] for rank in sorted(self._spans))
                 if len(latest) == len(self.assignments) and len({one.step for one in latest}) == 1:
                     self.timeline = StepTimeline(event.epoch, time.time(), latest)
                 return
-            case Loading() | Ready():
-                self._loads(event)
-            case Token() | PromptScores() | Embedding() if event.request in self._watch.running:
+            case control.Loading() | control.Ready():
+                self._loads(event, now)
+            case control.Token() | control.PromptScores() | control.Embedding() if (
+                event.request in self._watch.running
+            ):
                 self._watch.advance(now)
                 self._answered = True
-            case Halted():
+            case control.Halted():
                 if event.following == self.halting:
                     self.halted = event
                 return
-            case Stats():
+            case control.Stats():
                 self._counters[event.rank].take(event, now)
                 if event.rank == 0:
                     self._watch.measured(event, now)
-            case Compiled() | Finished() | Failed() if event.request in self._watch.running:
+            case control.Compiled() | control.Finished() | control.Failed() if (
+                event.request in self._watch.running
+            ):
                 self._watch.end(event.request, now)
-                refused = isinstance(event, Failed) and event.kind in ("UserError", "GrammarRefused")
-                self._answered |= refused or isinstance(event, Finished)
+                refused = isinstance(event, control.Failed) and event.kind in ("UserError", "GrammarRefused")
+                self._answered |= refused or isinstance(event, control.Finished)
         self._tell(event)
 
     @property
     def _collective(self) -> CollectiveChoice:
         return "star" if self._overruled else self._served.collective
 
-    def _loads(self, event: Loading | Ready) -> None:
-        now = self._clock.now()
-        done = math.inf if isinstance(event, Ready) else event.done_bytes
-        if done > self._loaded.get(event.rank, -1):
+    def _loads(self, event: control.Loading | control.Ready, now: float) -> None:
+        done = math.inf if isinstance(event, control.Ready) else event.done_bytes
+        if done > self._loaded.get(event.rank, -1):  # what goes back and forth is no progress
             self._loaded[event.rank], self._moved = done, now
-        if isinstance(event, Ready) and event.rank == 0:
+        if isinstance(event, control.Ready) and event.rank == 0:
             event = self.routing = structs.replace(event, why=self._overruled or event.why)
             wanted, found = self._served.collective, {event.collective, event.bulk_collective}
             if event.collective:  # a single node has no all-reduce
@@ -381,23 +353,26 @@ class Session:
                 names = collective_names(event.collective, event.bulk_collective)
                 _log.log(level, "all-reduces go by %s: %s", names, event.why or "as wanted")
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
-            self._step(SessionEvent.READY)
+            self._reach(Phase.READY)
             self._ready = now
 
-    def _step(self, event: SessionEvent) -> None:
-        self.phase = PHASES[self.phase].get(event, self.phase)
+    def _reach(self, phase: Phase) -> None:
+        if phase in PHASES[self.phase]:
+            self.phase = phase
+
+    def _to_node(self, message: Message, rank: int) -> None:
+        self._send(message, control_name(rank, self.number))
 
     def _silent(self, silence_s: float) -> list[str]:
-        """The workers that are not prepared and got no further for so long."""
         since = self._clock.now() - silence_s
         return [name for name, one in self._preparing.items() if not one.key and one.news < since]
 
     def _unfit(self, machine: str, rank: int, cause: str) -> None:
-        self.fail(Failure(self._lost(rank, cause), unfit=machine))
+        self.fail(Failure(self._lost(rank, cause), machine, "unfit"))
 
     def _lost(self, rank: int, cause: str) -> PeerLost:
         return PeerLost(rank, "its preparation", sanitised_line(cause), self.assignments[rank].host)
 
     def _look_prepared(self) -> None:
         if all(one.key for one in self._preparing.values()):
-            self._step(SessionEvent.PREPARED)
+            self._reach(Phase.PREPARED)

@@ -1,7 +1,6 @@
-"""The serving and the coming session of a master, the process of its own node, and which nodes the hub admits.
+"""The serving and the coming session, the process of the master's own node, and which nodes the hub admits.
 
-At most one session's nodes run: rank 0 has one process, and the hub admits no node of an ended session. An agent's
-message goes to both sessions; each drops what is not of its epoch.
+At most one session's nodes run: rank 0 has one process, and the hub admits no node of an ended session.
 """
 
 import logging
@@ -21,25 +20,25 @@ from tpiedge.master.blame import Failure
 from tpiedge.master.epoch import Epoch
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
-from tpiedge.master.session import Phase, Session
+from tpiedge.master.session import AgentReport, Phase, Session
 from tpiedge.master.workers import WorkerEvent
-from tpiedge.transport.endpoint import EndpointClosed, Hub, Unreachable
+from tpiedge.transport.endpoint import EndpointClosed, Unreachable
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import Cancel, Carried, Shutdown
-from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared, Preparing, Spawned
+from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared
 from tpiedge.wire.fields import Message
 
 _log = logging.getLogger(__name__)
 
 STAR_S: Final = 600.0
-#: For how long after a look at the nodes' counters they are kept up to date, and after the look of somebody who looks
-#: every second, who also has a step recorded every second.
+#: For how long counters are kept up to date after they were looked at, and a step is recorded each second.
 _OBSERVED_S = 90.0
 _WATCHED_S = 5.0
 
 
 class RankZero(NodeSlot):
-    """The slot of the master's own node, rank 0 of every epoch, which gets `bootstrap` but for epoch and keys."""
+    """The slot of the master's own node, rank 0 of every epoch, which gets `bootstrap` with an epoch and keys."""
 
     def __init__(
         self,
@@ -55,19 +54,19 @@ class RankZero(NodeSlot):
         self.own_locker()
 
     def insist(self) -> bool:
-        """There is no plan with so little of this machine; returns whether it gives more now."""
+        """Offers more memory, because no plan can be made; returns whether it could."""
         before = self.memory_bytes
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
 
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
-        """Starts the node of `epoch`, which joins with `keys`. `planned_bytes` and errors are as in NodeSlot.start."""
+        """Starts the node of `epoch`. `planned_bytes` and errors are as in NodeSlot.start."""
         self.start(replace(self._bootstrap, epoch=epoch, keys=keys), planned_bytes)
 
 
-def send_if_connected(hub: Hub, message: Message, to: str) -> None:
-    """Sends without waiting, for the thread that owns the hub. A message to a peer that is gone is dropped: its silence
-    is noticed anyway. Raises ProtocolError for a value that does not fit its field."""
+def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:
+    """Sends without waiting, for the thread that owns the hub; a message to a peer that is gone is dropped. Raises
+    ProtocolError for a value that does not fit its field."""
     try:
         hub.send(message, to=to, timeout_s=0.0)
     except (Unreachable, EndpointClosed):
@@ -76,9 +75,9 @@ def send_if_connected(hub: Hub, message: Message, to: str) -> None:
 
 @dataclass(eq=False)
 class SessionManager:
-    """For the control thread, but for `cancel`. Owns rank 0's processes."""
+    """For the control thread, but for `cancel`. Owns rank 0's processes. A session drops messages about the other."""
 
-    _hub: Hub
+    _hub: ZmqHub
     _send: Callable[[Message, str], None]
     _roster: Roster
     rank_zero: RankZero
@@ -101,7 +100,6 @@ class SessionManager:
 
     @property
     def ready(self) -> Session | None:
-        """The session that answers requests, if one does."""
         return self.serving if self.serving is not None and self.serving.phase is Phase.READY else None
 
     @property
@@ -115,22 +113,18 @@ class SessionManager:
         serving = self.serving
         return serving.epoch if serving is not None and serving.number == number else None
 
-    def heard(self, machine: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
+    def heard(self, machine: str, message: AgentReport) -> None:
         if isinstance(message, Prepared) and self._hub.admission.knows(message.public_key):
             message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
         for session in self.active:
             session.heard(machine, message)
-        if self.coming is not None and self.coming.progress(machine) == "prepared":
-            self._note(WorkerEvent.PREPARED, [machine])
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
-        """The machine is lost, and its nodes with it. `intended`: as in Failure."""
         for session in self.active:
             session.lose(machine, cause, intended=intended)
 
     def tick(self, *, excused: bool) -> None:
-        """A heartbeat: looks for nodes that ended, fell silent or are stuck, and how much memory there is. `excused`:
-        nobody's silence counts."""
+        """Looks for nodes that ended, are stuck or, unless `excused`, fell silent, and at memory and speeds."""
         self.rank_zero.weigh()
         serving = self.serving
         if serving is not None and serving.epoch is not None:
@@ -140,36 +134,32 @@ class SessionManager:
             serving.epoch.tick(excused=excused)
         for session in self.active:
             session.tick()
-        if serving is not None and (now := self._clock.now()) < self._observed_until:
+        if self.ready is not None:
+            self._roster.slowed(self.ready.slowdowns(), self._clock.now())
+        if serving is not None and (now := self._clock.now()) < max(
+            self._observed_until, self._watched_until
+        ):
             timeline = now < self._watched_until and now - self._recorded >= 1.0
             self._recorded = now if timeline else self._recorded
             serving.ask_counters(timeline=timeline)
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Has the nodes asked for their counters with every heartbeat for a while. With `timeline`, of who looks all
-        the time, for a step, too, once a second."""
-        now = self._clock.now()
-        self._observed_until = max(self._observed_until, now + (_WATCHED_S if timeline else _OBSERVED_S))
+        """Has nodes asked for their counters with every heartbeat for a while, and for a step's `timeline` each
+        second."""
         if timeline:
-            self._watched_until = now + _WATCHED_S
+            self._watched_until = self._clock.now() + _WATCHED_S
+        else:
+            self._observed_until = self._clock.now() + _OBSERVED_S
 
     def begin(self, plan: Assignments) -> None:
-        """Prepares a session, which replaces the coming one."""
+        """Prepares a session in place of the coming one."""
         self.abandon()
         self.number += 1
-        number, send = self.number, self._send
         self.coming = Session(
-            number,
-            plan,
-            self.served,
-            self._timing,
-            self._clock,
-            send,
-            lambda message, rank: send(message, control_name(rank, number)),
-            self._requests.tell,
+            self.number, plan, self.served, self._timing, self._clock, self._send, self._requests.tell
         )
         self.rank_zero.warm_if_possible()
-        self._note(WorkerEvent.ASKED, self.coming.machines)
+        self._note(WorkerEvent.ENGAGED, self.coming.machines)
         self.coming.prepare()
 
     def abandon(self) -> None:
@@ -179,11 +169,11 @@ class SessionManager:
             self._release(ended)
 
     def switch(self, session: Session, carried: Carried | None = None) -> None:
-        """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started. `carried`:
-        what the nodes of the former have left for the latter."""
+        """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started. `carried` is
+        what the former left."""
         self.end_serving()
         self.coming, self.serving = None, session
-        self._note(WorkerEvent.LAUNCHED, session.machines)
+        self._note(WorkerEvent.ENGAGED, session.machines)
         keys = CurveKeys.generate()
         for rank, key in {0: keys.public, **session.keys}.items():
             self._hub.admission.admit(key, control_name(rank, session.number))
@@ -193,8 +183,7 @@ class SessionManager:
             session.fail(Failure(ResourceError(f"cannot start a node: {error}")))
             return
         overruled = ""
-        linked = len(session.assignments) > 2 and self.served.collective != "star"
-        if linked and self._clock.now() < self._star_until:
+        if session.linked and self._clock.now() < self._star_until:
             overruled = (
                 f"the star for {round(STAR_S / 60)} minutes, because one worker's word stands against another's; there "
                 f"the master sees every message: {self._dispute}"
@@ -202,11 +191,11 @@ class SessionManager:
         session.launch(keys.public, overruled, carried)
 
     def distrust(self, cause: str) -> None:
-        """Two workers are in dispute over `cause`: for STAR_S the all-reduces of epochs that begin go by the star."""
+        """Has epochs that begin in the next STAR_S use the star: two workers contradict each other over `cause`."""
         self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
-        """Ends the serving session and its nodes, if there is one. Blocks shortly for rank 0 to end."""
+        """Ends the serving session, if there is one, and its nodes. Blocks shortly for rank 0 to end."""
         session, self.serving = self.serving, None
         if session is None:
             return
@@ -221,7 +210,6 @@ class SessionManager:
         self._release(session)
 
     def _release(self, ended: Session) -> None:
-        """The workers of a session that has ended have no part any more, unless another session has one for them."""
         busy = {name for session in self.active for name in session.machines}
         self._note(WorkerEvent.RELEASED, set(ended.machines) - busy)
 
@@ -230,7 +218,7 @@ class SessionManager:
             self._roster.step(name, event, self._clock.now())
 
     def cancel(self, request: str) -> None:
-        """Tells rank 0 to stop working on the request. From any thread; does not block."""
+        """Tells rank 0 to stop working on the request. Thread-safe; does not block."""
         serving = self.serving
         if serving is not None:
             self._hub.post(Cancel(serving.number, request), to=control_name(0, serving.number))

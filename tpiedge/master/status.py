@@ -1,4 +1,4 @@
-"""The state of a master as other threads read it: `snapshot` makes it from the control thread's state."""
+"""State of a master for other threads: `snapshot` makes it from the control thread's state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,15 +24,14 @@ from tpiedge.wire.probing import LinkSpeed
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    `rank` is None for a machine that takes no part; `why` explains that, or the size of its share; `spare` is the kind
-    of reason for which the plan has no part for it, "" where it has, or where none was made yet. `attention` and `ffn`
-    are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its measured bytes per second
-    of weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it fetches,
-    `fetch_total_bytes` is not 0. `disk_bytes` of the model's weights are on its disk (0: it has not said); `stocked`:
-    all that it would need after another machine's loss is; `not_stocked` says why not, where it never will be.
-    `counted` is what its node counts, None unless that was asked for (Master.observe). `planned_bytes` is what the plan
-    lets its node grow to. The link to the master has `round_trip_s` and `link_bytes_per_s` (0: not measured). It is
-    left out of plans for `left_out_s` more seconds.
+    A machine without a part has no `rank`; `why` explains that, or the size of its share; `spare` is the kind of reason
+    ("" if it has a part, or before the first plan). `attention` and `ffn` are half-open intervals of units.
+    `memory_bytes` is its limit, `speed` its measured bytes per second of weights in the model's precision,
+    `planned_bytes` what its node may grow to, `disk_bytes` the model's weights on its disk; 0 means unknown.
+    `fetch_total_bytes` is not 0 while it fetches. `stocked`: its disk has all that it would need after the loss of
+    another machine; `not_stocked` says why it never will. `counted` is missing unless asked for (Master.observe). The
+    link to the master has `round_trip_s` and `link_bytes_per_s` (0: not measured). It is left out of plans for
+    `left_out_s`.
     """
 
     name: str
@@ -66,18 +65,17 @@ class NodeStatus:
         return self.counted.latest if self.counted is not None else None
 
 
-_NO_HISTOGRAMS = RequestHistograms()  # one for all: a snapshot is made in each turn of the master
+_NO_HISTOGRAMS = RequestHistograms()  # made once: each turn of the master makes a snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """The whole cluster. `reason` says why it is not ready, or what happened last; `epoch` is 0 before the first plan.
 
-    While several nodes serve, `collective` names the collective for the all-reduces of a token, `bulk_collective` the
-    one for those of a whole chunk, and `collective_why` is a sentence that says why these. `split_shows`: why the last
-    bits of answers may depend on who computes them; "" where they do not, or nobody serves. `links` are those between
-    workers, as their nodes measured them. `failed` names a thread of
-    the master whose failure ends it. `histograms` are empty unless they were asked for (Master.observe).
+    While several nodes serve, `collective` names the one for all-reduces of a token, `bulk_collective` that of a whole
+    chunk, and `collective_why` is a sentence. `split_shows`: why the last bits of answers may depend on the split, or
+    "". `links` are those between workers. `failed` names the thread whose failure ends the master. `histograms` are
+    empty unless asked for (Master.observe).
     """
 
     ready: bool
@@ -113,7 +111,7 @@ def snapshot(
     now: float,
     history: PlanHistory,
 ) -> ClusterStatus:
-    """The state of the cluster now. `spare` says why machines have no part in the plan, `stocked` what is on their
+    """Returns the cluster's state. `spare` says why machines have no part in the plan, `stocked` what is on their
     disks."""
     serving, ready = sessions.serving, sessions.ready
     routing = ready.routing if ready is not None else None
@@ -159,11 +157,7 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
 
 
 def _worker(
-    machine: Machine,
-    sessions: SessionManager,
-    spare: SpareReason | None,
-    stocked: Stocked,
-    now: float,
+    machine: Machine, sessions: SessionManager, spare: SpareReason | None, stocked: Stocked, now: float
 ) -> NodeStatus:
     serving, coming, offer = sessions.serving, sessions.coming, machine.offer
     rank = None if serving is None else serving.ranks.get(machine.name)
@@ -209,7 +203,7 @@ def _situation(
     rank: int | None,
     spare: SpareReason | None,
 ) -> tuple[str, SpareReason | str]:
-    """(state, reason); "" where the state needs no reason."""
+    """Returns (state, reason); "" if the state needs no reason."""
     if not machine.present:
         if spare is not None and spare.kind == "too small":  # it left when it heard that
             return "lost", spare

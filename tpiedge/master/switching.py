@@ -1,11 +1,9 @@
-"""When a session that is prepared takes the place of the one that serves, and what that leaves for it.
+"""Decides when a prepared session replaces the serving one, and what KV cache it takes over.
 
-One that is only faster waits until the time that was lost by waiting for it equals the time that the pause would take:
-how long answers go on is not known, and so no more than twice the least is lost. It does not wait where a machine has
-less memory by now than its node that serves may grow to. Keys and values of running requests travel where the time that
-it takes (`planner/carriage.py`) is shorter than reading all running prompts and answers anew, at the rate of late. Rank
-0 is told to halt; the switch waits for its word, for a long step more than is predicted at most. If the plan that it
-was halted for comes to nothing meanwhile, it goes on.
+A session that is only faster waits until the time lost by waiting equals the time that the pause would take: how long
+answers go on is not known, and so no more than twice the least is lost. Keys and values of running requests travel if
+that (`planner/carriage.py`) is faster than to compute running prompts and answers anew, at the rate of late. Rank 0 is
+told to halt, and the switch waits for its answer. If the plan comes to nothing meanwhile, rank 0 goes on.
 """
 
 import logging
@@ -46,8 +44,8 @@ class Switching:
         own_bytes: int,
         now: float,
     ) -> bool:
-        """Whether the coming session is to take over now. `usable`: by name, the workers that plans may have;
-        `own_bytes`: of memory, what the master's machine gives."""
+        """Whether the coming session is to take over now. `usable`: workers that plans may have, by name; `own_bytes`:
+        memory that the master's machine gives."""
         if coming.phase is not Phase.PREPARED:
             return False
         if serving is None or serving.phase is not Phase.READY or not self._requests.running:
@@ -59,20 +57,16 @@ class Switching:
         limits = {"": own_bytes, **{name: one.offer.memory_bytes for name, one in usable.items()}}
         if any(one.planned_bytes > limits[one.machine] for one in serving.assignments):
             return True
-        # What serves was predicted with what was known then.
-        slower = [usable[one.machine].slowdown / one.slowdown for one in serving.assignments if one.machine]
-        step_s = serving.step_s * max([1.0, *slower])
         # The nodes of a new session take one and a half seconds to get ready at least.
         pause_s = max(1.5, serving.start_s) + self._outlook(serving, coming)[1]
         if self._waiting[0] != coming.number:
             self._waiting = coming.number, now
-        gain = 1 - coming.step_s / step_s
+        gain = 1 - coming.step_s / serving.step_s
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
     def _outlook(self, serving: Session, coming: Session) -> tuple[Carriage | None, float]:
-        """What is to travel from one session to the other now (None: all is to be computed anew), and how long that is
-        predicted to take (0: not known). Nothing travels for longer than two minutes, nor than ten seconds where it is
-        not known how long reading anew takes."""
+        """The transfer between the sessions (None: recompute everything) and its predicted seconds (0: not known). It
+        takes two minutes at most, ten seconds if the time to recompute is not known."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
         again = None, reread_s
         if serving.phase is not Phase.READY or not positions or not head_bytes:
@@ -85,14 +79,14 @@ class Switching:
         return (found, takes_s) if takes_s <= min(reread_s or 10.0, 120.0) else again
 
     def resume(self, serving: Session | None, coming: Session | None) -> None:
-        """Has `serving` go on where it halts for another session than `coming`, or for none."""
+        """Lets a halted `serving` go on unless `coming` is the prepared session that it was halted for."""
         if serving is None or not serving.halting or serving.phase is not Phase.READY:
             return
         if coming is None or coming.number != serving.halting or coming.phase is not Phase.PREPARED:
             serving.resume()
 
     def ready(self, serving: Session, coming: Session, now: float) -> bool:
-        """Whether `serving`, which is to be replaced by `coming`, has left what it will. Call it until it is so."""
+        """Halts `serving` for `coming`; whether it has left what it will. To be called until it has."""
         if not serving.halting:
             (self._carriage, takes_s), self.since = self._outlook(serving, coming), now
             if self._carriage is None:
@@ -104,7 +98,6 @@ class Switching:
         return serving.halted is not None or now >= self._until
 
     def carried(self, serving: Session) -> Carried | None:
-        """What the next session's nodes find."""
         said = serving.halted
         if said is None or self._carriage is None:
             return None
@@ -120,9 +113,7 @@ class Switching:
         links = {one.name: one.link.bytes_per_s for one in self._roster.machines if one.link is not None}
         return [
             KVHolder(
-                one.machine,
-                kv_share(one.share.attention, self._served.group_size),
-                links.get(one.machine),
+                one.machine, kv_share(one.share.attention, self._served.group_size), links.get(one.machine)
             )
             for one in session.assignments
         ]

@@ -1,16 +1,15 @@
-"""Whose request begins next, and whose grammar is compiled next: every client has its turn, however many requests
-another one sends. Pure.
+"""Turns of clients: picks the next request to begin and the next grammar to compile. Pure.
 
-A client is a text of which nothing else is known here, as in `portions.py`, which says how many may wait.
+A client is any text; `portions.py` says how many of its requests may wait.
 
 Laws:
-1. A free place goes to one of the clients of whose requests the fewest run; of these to the one that was given least,
-   in tokens of prompts and answers; of equals to the one whose request came first.
-2. Nobody saves up turns: whoever was away counts as having been given no less than the one of those that waited at the
-   latest turn who was given least.
-3. Rank 0 compiles at most `places` grammars at a time. What is compiled and has not begun counts with them up to
-   `places` and `ahead`, until rank 0 has said what became of it, however the request ended meanwhile. Of both each
-   client has its portion, and clients take turns.
+1. A free place goes to a client with the fewest running requests; among equals to the one that was given least, in
+   tokens of prompts and answers; then to the one whose request came first.
+2. Turns are not saved up: a client that comes back counts as having been given as much as the least that any client
+   waiting at the latest turn had been given.
+3. Rank 0 compiles at most `places` grammars at a time. Compiled grammars that have not begun count with them up to
+   `places` + `ahead`, until rank 0 has reported their end, even if their request ended before. Each client has its
+   quota of both, and clients take turns.
 """
 
 import hashlib
@@ -22,26 +21,23 @@ from tpiedge.master.journal import PendingAnswer
 from tpiedge.portions import may_have
 
 _KEY = secrets.token_bytes(16)
-#: More than a cluster has members, so that none of them is forgotten for another.
+#: Clients, the last charged; more than a cluster has members.
 REMEMBERED = 1024
 
 
 class Turns:
-    """What each client was given, and who has the next turn."""
-
     def __init__(self) -> None:
         self._given: dict[str, int] = {}
         self._least = 0  # of those that waited at the latest turn
 
     def next(self, able: Iterable[str], running: Iterable[str], waiting: Iterable[str] = ()) -> str:
-        """Whose turn it is: one of the clients, at least one, of the requests that are able to begin, in their order;
-        `running`: the clients of those that run; `waiting`: of all that wait, if others do."""
+        """Picks the client with the next turn. `able`: clients whose requests can begin, at least one, in order;
+        `running`, `waiting`: clients of all such requests."""
         clients, places = dict.fromkeys(able), Counter(running)
         self._least = min(map(self.given, (*clients, *waiting)))
         return min(clients, key=lambda client: (places[client], self.given(client)))
 
     def give(self, client: str, tokens: int) -> None:
-        """Charges `tokens` to the client. The REMEMBERED clients that were charged last are remembered."""
         given = self.given(client) + tokens
         self._given.pop(client, None)
         self._given[client] = given
@@ -49,13 +45,11 @@ class Turns:
             del self._given[next(iter(self._given))]
 
     def given(self, client: str) -> int:
-        """Tokens so far, those of the second law among them."""
         return max(self._least, self._given.get(client, 0))
 
 
 class Compiling:
-    """The grammars of one epoch at a time, by request: those of which rank 0 is to say something, or keeps something.
-    For RequestQueue alone, under its lock."""
+    """Grammars of one epoch, by request, until rank 0 has reported their end. Under RequestQueue's lock."""
 
     def __init__(self, places: int, ahead: int) -> None:
         self._places = places
@@ -63,15 +57,13 @@ class Compiling:
         self.entries: dict[str, PendingAnswer] = {}
 
     def may_begin(self, one: PendingAnswer) -> bool:
-        """Whether rank 0 may be asked for the answer. What began in another epoch goes on at once: its grammar was
-        compiled then."""
-        if one.request.grammar is None or one.journal.begun:
+        """Whether rank 0 may be asked for the answer: a request that began in another epoch goes on at once."""
+        if one.request.grammar is None or one.begun:
             return True
         entry = self.entries.get(one.request.id)
         return entry is not None and entry.compiling == "compiled"
 
     def next(self, waiting: Sequence[PendingAnswer], turns: Turns) -> PendingAnswer | None:
-        """The one of those that wait whose grammar is to be compiled next, if any."""
         new = [one for one in waiting if one.request.id not in self.entries and not self.may_begin(one)]
         held = [entry for entry in self.entries.values() if entry.compiling != "begun"]
         compiling = [entry for entry in held if entry.compiling != "compiled"]
@@ -91,8 +83,8 @@ class Compiling:
         return next(one for one in able if one.client == turn)
 
     def ask(self, one: PendingAnswer) -> str:
-        """Notes that rank 0 is asked to compile its grammar. Returns the name of the client's equal grammars, which
-        rank 0 compiles once, and which tells no other client that there are such."""
+        """Notes that rank 0 is asked to compile the grammar. Returns a name shared by equal grammars of this client
+        only, which rank 0 compiles once: so no client learns of another's."""
         self.entries[one.request.id], one.compiling = one, "asked"
         said = repr((one.client, one.request.grammar)).encode()
         return hashlib.blake2b(said, key=_KEY, digest_size=16).hexdigest()

@@ -1,6 +1,5 @@
-"""What a worker is to its master, what may happen to it, and how long one that failed waits: a table without sockets,
-threads or clock. docs/failures.md states the rules. TRANSITIONS says what each event does in each state; an event that
-has no line there changes nothing.
+"""The states of a worker, what may happen to it, and how long one that failed waits: a table without I/O. Events that
+have no line in TRANSITIONS change nothing. docs/failures.md states the rules.
 """
 
 import math
@@ -20,18 +19,14 @@ LONGEST_DUE_S: Final = 10.0
 class WorkerState(StrEnum):
     AWAY = "away"
     PRESENT = "present"
-    FETCHING = "fetching"
-    READY = "ready"
-    SERVING = "serving"
+    ENGAGED = "engaged"
     WAITING = "waiting"
     DRAINED = "drained"
 
 
 class WorkerEvent(StrEnum):
     OFFERED = "makes its offer"
-    ASKED = "is asked for a part"
-    PREPARED = "has its part"
-    LAUNCHED = "its node starts"
+    ENGAGED = "gets a part"
     RELEASED = "has no part any more"
     UNPREPARED = "cannot prepare a part"
     FAILED = "its node fails"
@@ -47,7 +42,7 @@ class WorkerEvent(StrEnum):
 WorkerAction: TypeAlias = Literal["count", "take back", "plan"]
 """The failure counts; the last failure is taken back; a plan is due."""
 Fault: TypeAlias = Literal["", "lost", "died", "unfit", "breach"]
-"""The last failure: its machine was lost, its node died, it could not prepare a part, it broke the protocol."""
+"""The last failure: its machine was lost, its node died, it could not prepare its part, it broke the protocol."""
 
 _S, _E = WorkerState, WorkerEvent
 _Moves: TypeAlias = Mapping[WorkerEvent, tuple[WorkerState, tuple[WorkerAction, ...]]]
@@ -57,37 +52,20 @@ _ANYWHERE: _Moves = {
     _E.STOPPED: (_S.AWAY, ("plan",)),
     _E.BREACHED: (_S.WAITING, ("count", "plan")),
     _E.FAILED: (_S.WAITING, ("count", "plan")),
-    _E.UNPREPARED: (_S.WAITING, ("count", "plan")),
 }
 
 
-def _with_a_part(state: WorkerState) -> _Moves:
-    stays: Mapping[WorkerEvent, tuple[WorkerState, tuple[WorkerAction, ...]]] = {
-        _E.DRAINED: (state, ("plan",)),
-        _E.UNDRAINED: (state, ("plan",)),
-        _E.OVER: (state, ("plan",)),
-        _E.CLEARED: (state, ("plan",)),
-    }
-    return {**_ANYWHERE, **stays, _E.RELEASED: (_S.PRESENT, ())}
-
-
 TRANSITIONS: Final[Mapping[WorkerState, _Moves]] = {
-    _S.AWAY: {
-        _E.OFFERED: (_S.PRESENT, ("plan",)),
-        _E.BREACHED: (_S.AWAY, ("count",)),
-    },
-    _S.PRESENT: {
+    _S.AWAY: {_E.OFFERED: (_S.PRESENT, ("plan",)), _E.BREACHED: (_S.AWAY, ("count",))},
+    _S.PRESENT: {**_ANYWHERE, _E.ENGAGED: (_S.ENGAGED, ()), _E.DRAINED: (_S.DRAINED, ("plan",))},
+    _S.ENGAGED: {
         **_ANYWHERE,
-        _E.ASKED: (_S.FETCHING, ()),
-        _E.LAUNCHED: (_S.SERVING, ()),
-        _E.DRAINED: (_S.DRAINED, ("plan",)),
+        _E.RELEASED: (_S.PRESENT, ()),
+        _E.UNPREPARED: (_S.ENGAGED, ("count", "plan")),
+        **dict.fromkeys((_E.DRAINED, _E.UNDRAINED, _E.OVER, _E.CLEARED), (_S.ENGAGED, ("plan",))),
     },
-    _S.FETCHING: {**_with_a_part(_S.FETCHING), _E.PREPARED: (_S.READY, ())},
-    _S.READY: {**_with_a_part(_S.READY), _E.LAUNCHED: (_S.SERVING, ())},
-    _S.SERVING: {**_with_a_part(_S.SERVING), _E.UNPREPARED: (_S.SERVING, ("count", "plan"))},
     _S.WAITING: {
-        _E.ASKED: (_S.FETCHING, ()),
-        _E.LAUNCHED: (_S.SERVING, ()),
+        _E.ENGAGED: (_S.ENGAGED, ()),
         _E.OVER: (_S.PRESENT, ("plan",)),
         _E.CLEARED: (_S.PRESENT, ("plan",)),
         _E.BREACHED: (_S.WAITING, ("count", "plan")),
@@ -106,7 +84,7 @@ TRANSITIONS: Final[Mapping[WorkerState, _Moves]] = {
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a worker stands. Times are seconds on the caller's clock."""
+    """Times are seconds on the caller's clock."""
 
     state: WorkerState = WorkerState.AWAY
     drained: bool = False
@@ -136,7 +114,7 @@ class Standing:
 def step(
     one: Standing, event: WorkerEvent, now: float, fault: Fault = "", cause: str = ""
 ) -> tuple[Standing, tuple[WorkerAction, ...]]:
-    """What becomes of a worker, and what its master has to do. `fault` and `cause` are those of a failure."""
+    """What becomes of a worker, and what its master has to do. `fault` and `cause` describe a failure."""
     to, actions = TRANSITIONS[one.state].get(event, (one.state, ()))
     if event in (_E.DRAINED, _E.UNDRAINED):
         one = replace(one, drained=event is _E.DRAINED)
@@ -154,7 +132,7 @@ def step(
 
 
 def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
-    """A failure that counts. What a machine's loss costs is no failure in a row: it comes back by itself."""
+    """Counts a failure. A lost machine adds none to the row: it comes back by itself."""
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))

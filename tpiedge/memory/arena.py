@@ -6,13 +6,12 @@ The arena owns the memory; tensors are views that keep it alive. Nothing is resi
 import contextlib
 import mmap
 import sys
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 
-from tpiedge.errors import InternalError, OutOfMemory
+from tpiedge.errors import OutOfMemory
 from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import Precision
 from tpiedge.units import format_bytes
@@ -22,17 +21,9 @@ _NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Extent:
-    """`length` bytes at `offset` of an arena; both are multiples of ALIGN."""
-
-    offset: int
-    length: int
-
-
 class Arena:
-    """`nbytes` of page-aligned, anonymous memory. Raises OutOfMemory, with `purpose` and `remedy`, if the system
-    refuses it."""
+    """`nbytes` of page-aligned, anonymous memory, used in extents of `length` bytes at `offset`, both multiples of
+    ALIGN. Raises OutOfMemory, with `purpose` and `remedy`, if the system refuses it."""
 
     def __init__(
         self,
@@ -53,25 +44,22 @@ class Arena:
                 f"cannot reserve {format_bytes(nbytes)} for {purpose} ({error}): {remedy}"
             ) from None
 
-    def buffer(self, extent: Extent) -> memoryview:
-        return memoryview(self._map)[extent.offset : extent.offset + extent.length]
+    def buffer(self, offset: int, length: int) -> memoryview:
+        return memoryview(self._map)[offset : offset + length]
 
-    def matrix(
-        self, extent: Extent, rows: int, cols: int, row_stride: int, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Returns the extent as [rows, cols] with rows `row_stride` bytes apart, without a copy."""
-        if rows * row_stride > extent.length:
-            raise InternalError(f"{rows} rows of {row_stride} bytes in an extent of {extent.length}")
-        return self.bytes(extent).view(dtype).as_strided((rows, cols), (row_stride // dtype.itemsize, 1))
+    def matrix(self, offset: int, rows: int, cols: int, row_stride: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns [rows, cols] from `offset` on, rows `row_stride` bytes apart, without a copy."""
+        stored = self.bytes(offset, rows * row_stride).view(dtype)
+        return stored.as_strided((rows, cols), (row_stride // dtype.itemsize, 1))
 
-    def bytes(self, extent: Extent) -> torch.Tensor:
+    def bytes(self, offset: int, length: int) -> torch.Tensor:
         # By way of numpy, whose array keeps the mapping open: torch.frombuffer would let `close` unmap it.
-        return torch.from_numpy(np.frombuffer(self._map, np.uint8, extent.length, extent.offset))
+        return torch.from_numpy(np.frombuffer(self._map, np.uint8, length, offset))
 
-    def discard(self, extent: Extent) -> None:
+    def discard(self, offset: int, length: int) -> None:
         """Gives the extent's pages back to the system; its bytes are zeros from now on."""
-        if extent.length:
-            self._map.madvise(mmap.MADV_DONTNEED, extent.offset, extent.length)
+        if length:
+            self._map.madvise(mmap.MADV_DONTNEED, offset, length)
 
     def close(self) -> None:
         """Returns the memory, at the latest when the last tensor that views it is gone."""

@@ -1,9 +1,9 @@
 """Reads weights from the pack's files: pieces to their places, and the embedding table row by row."""
 
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -13,8 +13,8 @@ from tpiedge.errors import Cancelled, IntegrityError, InternalError, TpiedgeErro
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PANEL
 from tpiedge.kernels.quantise import dequantise_output
-from tpiedge.memory.arena import DTYPES, Arena, Extent
-from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob, grouped, read_jobs
+from tpiedge.memory.arena import DTYPES, Arena
+from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Read
 from tpiedge.memory.sweep import Piece, Sweep
 from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
@@ -70,36 +70,37 @@ class PieceLoader:
         """Begins a read, checked in the reading threads; any thread calls `done` once nothing is written any more."""
         piece = self._sweep.pieces[order.piece]
         blob = self._pack.blob_id(piece.key)
-        arena, extent = self._extent(order.piece, order.offset)
+        arena, offset, nbytes = self._place(order.piece, order.offset)
         if order.piece not in self._ranges:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)
             ranges = matrix.ranges(piece.units.start, piece.units.stop)
             self._ranges[order.piece] = tuple(grouped(ranges))
-        groups, into = self._ranges[order.piece], arena.buffer(extent)
-        jobs = list(read_jobs(self._files[blob], groups, self._hashes[blob], into))
+        groups, timed = self._ranges[order.piece], None
         if self._tracer is not None:
-            jobs = list(_traced(jobs, piece, self._tracer))
-        countdown = _Countdown(len(jobs), done)
-        for job in jobs:
-            self._reader.submit(job).add_done_callback(countdown)
+            timed = functools.partial(_trace, self._tracer, piece)
+        countdown = _Countdown(len(groups), done)
+        into = arena.buffer(offset, nbytes)
+        for job in self._reader.read_ranges(self._files[blob], groups, self._hashes[blob], into, timed):
+            job.add_done_callback(countdown)
 
     def drop(self, piece: int) -> None:
-        self._own.discard(self._extent(piece, None)[1])
+        self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
     def release(self) -> None:
-        self._ring.discard(Extent(0, self._ring.nbytes))
+        self._ring.discard(0, self._ring.nbytes)
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
         """Returns the piece at that place without a copy: [rows, cols] in the storage dtype with rows of padding, or
         panels."""
         held = self._sweep.pieces[piece]
-        arena, extent = self._extent(piece, offset)
+        arena, at, nbytes = self._place(piece, offset)
         layout, units = self._pack.layout(held.key).matrix(held.matrix), held.units
         if isinstance(layout, RowLayout):
             rows = layout.row_count(units.start, units.stop)
-            return arena.matrix(extent, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
+            dtype = DTYPES[layout.precision]
+            return arena.matrix(at, rows, layout.cols, layout.row_stride, dtype)
         return PanelMatrix(
-            arena.bytes(extent),
+            arena.bytes(at, nbytes),
             layout.precision.bits,
             min(units.stop * layout.rows_per_unit, layout.rows) - units.start * layout.rows_per_unit,
             layout.cols,
@@ -116,22 +117,14 @@ class PieceLoader:
         self._own.close()
         self._ring.close()
 
-    def _extent(self, piece: int, offset: int | None) -> tuple[Arena, Extent]:
+    def _place(self, piece: int, offset: int | None) -> tuple[Arena, int, int]:
         nbytes = self._sweep.pieces[piece].nbytes
-        if offset is None:
-            return self._own, Extent(self._offsets[piece], nbytes)
-        return self._ring, Extent(offset, nbytes)
+        return (self._own, self._offsets[piece], nbytes) if offset is None else (self._ring, offset, nbytes)
 
 
-def _traced(jobs: list[ReadJob], piece: Piece, tracer: Tracer) -> Iterator[ReadJob]:
-    name, layer = tracer.name(piece.matrix), piece.key if isinstance(piece.key, int) else -1
-
-    for job in jobs:
-
-        def timed(start: float, end: float, nbytes: int = len(job.into)) -> None:
-            tracer.add(LOAD, name, start, end, layer, nbytes=nbytes)
-
-        yield replace(job, timed=timed)
+def _trace(tracer: Tracer, piece: Piece, start: float, end: float, nbytes: int) -> None:
+    layer = piece.key if isinstance(piece.key, int) else -1
+    tracer.add(LOAD, tracer.name(piece.matrix), start, end, layer, nbytes=nbytes)
 
 
 class _Countdown:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -55,18 +54,6 @@ class DirectFile(Descriptor):
         return count
 
 
-@dataclass(frozen=True)
-class ReadJob:
-    """Fills `into` from `offset` of `file`, then runs `check` in the same thread (it raises to refuse), then `timed`
-    with begin and end. Offset, length and address are multiples of ALIGN."""
-
-    file: DirectFile
-    offset: int
-    into: memoryview
-    check: Callable[[memoryview], None]
-    timed: Callable[[float, float], None] | None = None
-
-
 def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
     """Yields the adjacent `ranges` of a blob in groups of some megabytes, whole ranges only."""
     group: list[HashedRange] = []
@@ -79,18 +66,6 @@ def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
         size += item.length
     if group:
         yield group
-
-
-def read_jobs(
-    file: DirectFile, groups: Iterable[Sequence[HashedRange]], hashes: HashTable, into: memoryview
-) -> Iterator[ReadJob]:
-    """Yields one job per group of adjacent ranges; they fill `into` and raise IntegrityError for a damaged range."""
-    filled = 0
-    for ranges in groups:
-        offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length
-        part = into[filled : filled + end - offset]
-        yield ReadJob(file, offset, part, functools.partial(_check, file.path, ranges, hashes))
-        filled += len(part)
 
 
 def _check(path: Path, ranges: Sequence[HashedRange], hashes: HashTable, data: memoryview) -> None:
@@ -113,9 +88,35 @@ class DirectReader:
         with self._lock:
             return self._bytes_read
 
-    def submit(self, job: ReadJob) -> "Future[int]":
-        """Starts a job. Its result is the bytes read; it raises ReadFault or what the check raises."""
-        return self._pool.submit(self._run, job)
+    def submit(
+        self,
+        file: DirectFile,
+        offset: int,
+        into: memoryview,
+        check: Callable[[memoryview], None] = lambda _: None,
+        timed: Callable[[float, float, int], None] | None = None,
+    ) -> "Future[int]":
+        """Fills `into` from `offset`, then runs `check`, then `timed` with begin, end and bytes. Offset, length and
+        address are multiples of ALIGN. The result is the bytes read, or ReadFault, or what `check` raises."""
+        return self._pool.submit(self._run, file, offset, into, check, timed)
+
+    def read_ranges(
+        self,
+        file: DirectFile,
+        groups: Iterable[Sequence[HashedRange]],
+        hashes: HashTable,
+        into: memoryview,
+        timed: Callable[[float, float, int], None] | None = None,
+    ) -> "Iterator[Future[int]]":
+        """Starts one read per group of adjacent ranges; they fill `into` and raise IntegrityError for a damaged
+        range."""
+        filled = 0
+        for ranges in groups:
+            offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length
+            part = into[filled : filled + end - offset]
+            check = functools.partial(_check, file.path, ranges, hashes)
+            yield self.submit(file, offset, part, check, timed)
+            filled += len(part)
 
     def close(self) -> None:
         """Drops jobs that have not started and waits for the others."""
@@ -127,27 +128,34 @@ class DirectReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, job: ReadJob) -> int:
+    def _run(
+        self,
+        file: DirectFile,
+        offset: int,
+        into: memoryview,
+        check: Callable[[memoryview], None],
+        timed: Callable[[float, float, int], None] | None,
+    ) -> int:
         started = time.perf_counter()
-        self._fill(job)
-        job.check(job.into)
-        if job.timed is not None:
-            job.timed(started, time.perf_counter())
-        return len(job.into)
+        self._fill(file, offset, into)
+        check(into)
+        if timed is not None:
+            timed(started, time.perf_counter(), len(into))
+        return len(into)
 
-    def _fill(self, job: ReadJob) -> None:
-        done, length = 0, len(job.into)
-        if job.offset % ALIGN or length % ALIGN:
-            raise InternalError(f"read of {length} bytes at {job.offset} of {job.file.path} is not aligned")
+    def _fill(self, file: DirectFile, start: int, into: memoryview) -> None:
+        done, length = 0, len(into)
+        if start % ALIGN or length % ALIGN:
+            raise InternalError(f"read of {length} bytes at {start} of {file.path} is not aligned")
         while done < length:
-            offset, part = job.offset + done, job.into[done : done + _READ_BYTES]
+            offset, part = start + done, into[done : done + _READ_BYTES]
             try:
-                count = job.file.read_into(offset, part)
+                count = file.read_into(offset, part)
             except OSError as error:
-                raise ReadFault(job.file.path, offset, len(part), error.strerror or str(error)) from None
+                raise ReadFault(file.path, offset, len(part), error.strerror or str(error)) from None
             if count == 0:
                 cause = "the file ends before: delete the pack and pack again"
-                raise ReadFault(job.file.path, offset, len(part), cause)
+                raise ReadFault(file.path, offset, len(part), cause)
             done += count
             with self._lock:
                 self._bytes_read += count

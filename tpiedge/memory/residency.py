@@ -103,8 +103,6 @@ class Residency:
         self._cursor = 0  # the first use that is not looked at yet
         self._want(pinned)
 
-    # --- events
-
     def start(self) -> list[Instruction]:
         return list(self._advance())
 
@@ -151,8 +149,6 @@ class Residency:
                 entry.use = _NO_USE
         return self._settle()
 
-    # --- questions
-
     def ready(self, block: int) -> bool:
         """Whether every piece of the entered block is in its place."""
         first = self._use_of(self._at)
@@ -178,14 +174,8 @@ class Residency:
         return sum(self._sizes[piece] for piece in self._pins)
 
     @property
-    def ring_used_bytes(self) -> int:
-        return sum(entry.nbytes for entry in self._ring)
-
-    @property
     def idle(self) -> bool:
         return not self._reads
-
-    # --- inside
 
     def _want(self, pinned: Set[int]) -> None:
         needed = smallest_ring(self._blocks, pinned)

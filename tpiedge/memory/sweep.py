@@ -20,24 +20,17 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Pin, WeightMemory
 
-BlockKind: TypeAlias = Literal["attention", "ffn"]
+BlockKind: TypeAlias = Literal["attention", "ffn", "head"]
 
 _TILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Block:
-    """A unit of loading, computing and reducing."""
+    """A unit of loading, computing and reducing; a tile of rows of the LM head has its number in place of a layer."""
 
     layer: int
     kind: BlockKind
-
-
-@dataclass(frozen=True)
-class HeadTile:
-    """Some rows of the LM head, loaded and computed as one."""
-
-    index: int
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class Piece:
 class Sweep:
     """The blocks in the order of use. A piece's number is its place in `pieces`."""
 
-    blocks: Mapping[Block | HeadTile, tuple[Piece, ...]]
+    blocks: Mapping[Block, tuple[Piece, ...]]
 
     @staticmethod
     def of(pack: Pack, share: NodeShare, rank0: bool) -> "Sweep":
@@ -68,11 +61,11 @@ class Sweep:
         return tuple(chain.from_iterable(self.blocks.values()))
 
     @cached_property
-    def numbers(self) -> Mapping[Block | HeadTile, int]:
+    def numbers(self) -> Mapping[Block, int]:
         return {block: number for number, block in enumerate(self.blocks)}
 
     @cached_property
-    def first_piece(self) -> Mapping[Block | HeadTile, int]:
+    def first_piece(self) -> Mapping[Block, int]:
         return dict(zip(self.blocks, accumulate(map(len, self.blocks.values()), initial=0), strict=False))
 
     @property
@@ -84,8 +77,8 @@ class Sweep:
         return sum(piece.nbytes for piece in self.pieces)
 
     @cached_property
-    def head_tiles(self) -> tuple[HeadTile, ...]:
-        return tuple(block for block in self.blocks if isinstance(block, HeadTile))
+    def head_tiles(self) -> tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.kind == "head")
 
 
 def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
@@ -100,13 +93,13 @@ def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Bl
         yield Block(layer, kind), tuple(pieces)
 
 
-def _head_blocks(pack: Pack) -> Iterator[tuple[HeadTile, tuple[Piece, ...]]]:
+def _head_blocks(pack: Pack) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
     key, name = pack.head_matrix
     matrix = pack.layout(key).matrix(name)
     units = _tile_units(matrix)
     for index, start in enumerate(range(0, matrix.units, units)):
         held = Share(start, min(start + units, matrix.units))
-        yield HeadTile(index), (Piece(key, name, held, matrix.span(held.start, held.stop)[1]),)
+        yield Block(index, "head"), (Piece(key, name, held, matrix.span(held.start, held.stop)[1]),)
 
 
 def head_tile_bytes(pack: Pack) -> int:

@@ -8,12 +8,12 @@ import torch
 
 from tpiedge.errors import InternalError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.memory.arena import DTYPES, Arena, Extent
+from tpiedge.memory.arena import DTYPES, Arena
 from tpiedge.memory.loader import EmbeddingTable, PieceLoader
-from tpiedge.memory.reader import DirectFile, DirectReader, grouped, read_jobs
+from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
-from tpiedge.memory.sweep import Block, HeadTile, Placement, SparePins, Sweep
+from tpiedge.memory.sweep import Block, Placement, SparePins, Sweep
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.tracing.tracer import EventSink, Tracer
@@ -65,7 +65,7 @@ class NodeWeights:
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, Weight] = {}
         #: All blocks, if they stay in memory.
-        self._kept: dict[Block | HeadTile, BlockWeights] = {}
+        self._kept: dict[Block, BlockWeights] = {}
         try:
             self._read_ahead(rank0, direct, progress)
         except BaseException:
@@ -100,7 +100,7 @@ class NodeWeights:
     def counts(self) -> Counts:
         return self._scheduler.counts if self._scheduler else Counts()
 
-    def kept(self) -> Mapping[Block | HeadTile, BlockWeights] | None:
+    def kept(self) -> Mapping[Block, BlockWeights] | None:
         """All blocks, always the same object, if they stay in memory until `close`."""
         return self._kept or None
 
@@ -144,7 +144,7 @@ class NodeWeights:
             return
         labels: list[tuple[int, int]] = []
         if sink is not None:
-            named = [(b.kind, b.layer) if isinstance(b, Block) else ("head", -1) for b in self.sweep.blocks]
+            named = [(one.kind, -1 if one.kind == "head" else one.layer) for one in self.sweep.blocks]
             labels += [(sink.name(name), layer) for name, layer in named]
         self._scheduler.trace(sink, labels)
 
@@ -179,7 +179,7 @@ class NodeWeights:
     def _vector_bytes(self) -> int:
         return sum(self._pack.layout(key).vectors_nbytes for key in self._vectors)
 
-    def resident(self, block: Block | HeadTile) -> AbstractContextManager[BlockWeights]:
+    def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
         """Matrices are valid inside the `with` only, and not to be changed."""
         found = self._kept.get(block)  # none once they are closed
         if found is not None:
@@ -189,14 +189,14 @@ class NodeWeights:
         return self._streamed(block, self._scheduler)
 
     @contextmanager
-    def _streamed(self, block: Block | HeadTile, scheduler: Scheduler) -> Iterator[BlockWeights]:
+    def _streamed(self, block: Block, scheduler: Scheduler) -> Iterator[BlockWeights]:
         scheduler.enter(self.sweep.numbers[block])
         try:
             yield self._weights_of(block, scheduler)
         finally:
             scheduler.leave()
 
-    def _weights_of(self, block: Block | HeadTile, scheduler: Scheduler) -> BlockWeights:
+    def _weights_of(self, block: Block, scheduler: Scheduler) -> BlockWeights:
         matrices: dict[str, Weight] = {}
         for number, piece in enumerate(self.sweep.blocks[block], self.sweep.first_piece[block]):
             place = scheduler.place(number)
@@ -206,7 +206,7 @@ class NodeWeights:
             if number not in self._own:
                 self._own[number] = scheduler.loader.matrix(number, None)
             matrices[piece.matrix] = self._own[number]
-        return BlockWeights(matrices, self._vectors[block.layer if isinstance(block, Block) else "head"])
+        return BlockWeights(matrices, self._vectors["head" if block.kind == "head" else block.layer])
 
 
 def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:
@@ -214,13 +214,13 @@ def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str
     layout = pack.layout(key)
     arena = Arena(layout.vectors_nbytes)
     with DirectFile(pack.blob_path(key)) as file:
-        into = arena.buffer(Extent(0, layout.vectors_nbytes))
-        for job in read_jobs(file, grouped(layout.vector_ranges()), pack.hashes(key), into):
-            reader.submit(job).result()
+        into = arena.buffer(0, layout.vectors_nbytes)
+        for job in reader.read_ranges(file, grouped(layout.vector_ranges()), pack.hashes(key), into):
+            job.result()
     vectors = {}
     for vector in layout.vectors:
-        extent = Extent(vector.offset, vector.nbytes)
-        stored = arena.matrix(extent, 1, vector.length, vector.nbytes, DTYPES[vector.precision])
+        dtype, nbytes = DTYPES[vector.precision], vector.nbytes
+        stored = arena.matrix(vector.offset, 1, vector.length, nbytes, dtype)
         vectors[vector.name] = stored[0].to(torch.float32, copy=True)
     arena.close()
     return vectors

@@ -20,9 +20,10 @@ Laws:
 import hashlib
 import json
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from tpiedge.model.held_text import SPACE, HeldText, JsonScan, Mismatch, Waiting, begun_length
 
@@ -51,6 +52,7 @@ class CallMarks:
 
 
 _DEEPSEEK: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+_SEPARATOR: Final = "<｜tool▁sep｜>"
 _DEEPSEEK_ENDS: Final = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 CALL_MARKS: Final[dict[CallForm, CallMarks]] = {
     "hermes": CallMarks(("<tool_call>",), ("</tool_call>",)),
@@ -58,8 +60,8 @@ CALL_MARKS: Final[dict[CallForm, CallMarks]] = {
     "mistral": CallMarks(("[TOOL_CALLS]",), bare="["),
     "mistral-args": CallMarks(("[TOOL_CALLS]",), inner=("[CALL_ID]", "[ARGS]")),
     "qwen-xml": CallMarks(("<function=", "<tool_call>"), ("</tool_call>",)),
-    "deepseek-v3": CallMarks(_DEEPSEEK, ("```", *_DEEPSEEK_ENDS), ("<｜tool▁sep｜>",)),
-    "deepseek-v31": CallMarks(_DEEPSEEK, _DEEPSEEK_ENDS, ("<｜tool▁sep｜>",)),
+    "deepseek-v3": CallMarks(_DEEPSEEK, ("```", *_DEEPSEEK_ENDS), (_SEPARATOR,)),
+    "deepseek-v31": CallMarks(_DEEPSEEK, _DEEPSEEK_ENDS, (_SEPARATOR,)),
 }
 
 
@@ -129,24 +131,14 @@ class _UnknownTool(Mismatch):
     """A whole call of an unknown tool."""
 
 
-class CallReader:
-    """Reads the calls of one answer. `said` gets events, `content` text before them that is no call. Without `several`
-    only the first call is reported."""
+class CallReader(ABC):
+    """Reads the calls of one answer; `several` reports more than the first. `_say` takes text that is no call."""
 
-    def __init__(
-        self,
-        form: CallForm,
-        tools: Sequence[ReadTool],
-        several: bool,
-        held: HeldText,
-        said: Callable[[CallBegun | CallArguments | CallEnded], None],
-        content: Callable[[str], None],
-    ) -> None:
+    def __init__(self, form: CallForm, tools: Sequence[ReadTool], several: bool) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._several = several
-        self._held = held
-        self._said = said
-        self._content = content
+        self._held = HeldText()
+        self._said: list[Any] = []
         self._inside = False
         self._name = ""
         self._argued: list[str] = []
@@ -156,12 +148,15 @@ class CallReader:
             "mistral": self._list,
             "mistral-args": self._named,
             "qwen-xml": self._tagged,
-            "deepseek-v3": self._separated,
-            "deepseek-v31": self._separated,
+            "deepseek-v3": self._named,
+            "deepseek-v31": self._named,
         }.get(form, self._envelope)
-        self._fenced = form == "deepseek-v3"
+        self._before_arguments = {"mistral-args": "[ARGS]", "deepseek-v3": "```json"}.get(form, _SEPARATOR)
 
-    def read(self, opener: str) -> Waiting[None]:
+    @abstractmethod
+    def _say(self, text: str) -> None: ...
+
+    def _read_call(self, opener: str) -> Waiting[None]:
         """Reads what follows the mark. Raises Mismatch if it is no call or unfinished; `held.raw`, taken since the last
         call's end or beginning, is then text."""
         try:
@@ -190,7 +185,7 @@ class CallReader:
 
     def _tell(self, said: CallBegun | CallArguments | CallEnded) -> None:
         if self._several or self.calls == 1:
-            self._said(said)
+            self._said.append(said)
             self.broken += isinstance(said, CallEnded) and said.broken != ""
 
     # --- the forms
@@ -254,36 +249,27 @@ class CallReader:
                 known = True
             except _UnknownTool:
                 known = False
-                self._content(held.raw)
+                self._say(held.raw)
             held.raw = ""
             mark = yield from held.expect(",", "]")
         if not known:
             raise Mismatch
 
-    def _named(self, _opener: str) -> Waiting[None]:
-        """name[ARGS]{...}"""
-        before = yield from self._held.until("[ARGS]", _MAX_NAME)
-        yield from self._object_of(before.partition("[CALL_ID]")[0])
-
-    def _separated(self, opener: str) -> Waiting[None]:
-        """name<｜tool▁sep｜>{...}, or function<｜tool▁sep｜>name and JSON as a block of code."""
-        held, before_arguments = self._held, "<｜tool▁sep｜>"
-        if opener == "<｜tool▁calls▁begin｜>":
-            yield from held.expect("<｜tool▁call▁begin｜>")
-        if self._fenced:
+    def _named(self, opener: str) -> Waiting[None]:
+        """name[ARGS]{...}, name<｜tool▁sep｜>{...}, or function<｜tool▁sep｜>name and JSON as a block of code."""
+        held = self._held
+        if opener == _DEEPSEEK[0]:
+            yield from held.expect(_DEEPSEEK[1])
+        if self._before_arguments == "```json":
             yield from held.expect("function")
-            yield from held.expect("<｜tool▁sep｜>")
-            before_arguments = "```json"
-        yield from self._object_of((yield from held.until(before_arguments, _MAX_NAME)))
-
-    def _object_of(self, written: str) -> Waiting[None]:
-        name = written.strip(SPACE)
-        yield from self._held.spaces()
-        if name in self._tools:
-            yield from self._object(name)
-        else:
+            yield from held.expect(_SEPARATOR)
+        written = yield from held.until(self._before_arguments, _MAX_NAME)
+        name = written.partition("[CALL_ID]")[0].strip(SPACE)
+        yield from held.spaces()
+        if name not in self._tools:
             yield from self._value("{")
             raise Mismatch
+        yield from self._object(name)
 
     def _tagged(self, opener: str) -> Waiting[None]:
         """<function=name>, <parameter=key>value</parameter>, ..."""

@@ -43,7 +43,7 @@ from tpiedge.model.quantisation import (
 )
 from tpiedge.model.spec import EMBEDDING, HEAD
 from tpiedge.pack.quantised import Int4Tensor
-from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor
+from tpiedge.pack.source import SourceTensor, StoredTensor, TensorSource
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
@@ -242,12 +242,11 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
     """Compares bit for bit, up to the first difference."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    with closing(CheckpointSource({"one": one, "other": other})) as source:
+    with closing(TensorSource({"one": one, "other": other})) as source:
         step = max(1, (1 << 20) // one.shape[1])
         for first in range(0, one.shape[0], step):
-            count = min(step, one.shape[0] - first)
-            rows = [source.read_rows(name, first, count) for name in ("one", "other")]
-            if rows[0].tobytes() != rows[1].tobytes():
+            rows = range(first, min(first + step, one.shape[0]))
+            if source.read("one", rows).tobytes() != source.read("other", rows).tobytes():
                 return False
     return True
 

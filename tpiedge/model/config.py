@@ -112,7 +112,7 @@ class ModelConfig:
     def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
         """Reads the object in `config.json`; `where` names it in messages. Raises UserError."""
         config = ConfigFields(where, values)
-        family = _FAMILIES[_known_type(config)]
+        family = _FAMILIES[config.choice("model_type", _FAMILIES)]
         _refuse_unsupported(config)
         heads, kv_heads, head_dim = _heads(config, family)
         layers = config.integer("num_hidden_layers", 1, _MAX_LAYERS)
@@ -122,12 +122,11 @@ class ModelConfig:
         def bias(key: str, fixed: bool | None) -> bool:
             return config.flag(key, False) if fixed is None else fixed
 
-        def usual(key: str, token: int | None) -> int | None:
-            return token if key not in config and token is not None and token < vocab else None
-
         attention_bias = bias("attention_bias", family.attention_bias)
-        bos_id, eos_id = usual("bos_token_id", family.bos_id), usual("eos_token_id", family.eos_id)
-        eos_ids = _eos_ids(config, vocab)
+        usual = {"bos_token_id": family.bos_id, "eos_token_id": family.eos_id}
+        known = {key: token for key, token in usual.items() if token is not None and token < vocab}
+        ids = ConfigFields(where, {**known, **values})
+        eos_ids = _eos_ids(ids, vocab) or ()
         return _checked(
             config,
             ModelConfig(
@@ -148,10 +147,8 @@ class ModelConfig:
                 mlp_bias=bias("mlp_bias", family.mlp_bias),
                 qk_norm=family.qk_norm,
                 windows=_windows(config, family, layers),
-                bos_id=bos_id
-                if bos_id is not None
-                else config.optional_integer("bos_token_id", 0, vocab - 1),
-                eos_ids=eos_ids if eos_ids is not None else () if eos_id is None else (eos_id,),
+                bos_id=ids.optional_integer("bos_token_id", 0, vocab - 1),
+                eos_ids=eos_ids,
                 dtype=_dtype(config),
                 hidden_act=config.text("hidden_act", "silu"),
             ),
@@ -170,17 +167,10 @@ class ModelConfig:
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise UserError(f"{where}: {sanitised_line(error, 120)}") from None
         found.rope.check(ConfigFields(f"{where}, rope", {}))
-        _known_type(config)
+        config.choice("model_type", _FAMILIES)
         if any(token >= found.vocab_size for token in (*found.eos_ids, found.bos_id or 0)):
             config.refuse("eos_ids", "or bos_id are outside the vocabulary")
         return _checked(config, replace(found, dtype=_dtype(config)))
-
-
-def _known_type(config: ConfigFields) -> str:
-    name = config.text("model_type")
-    if name not in _FAMILIES:
-        config.refuse("model_type", f"is {quote(name)}; supported are {', '.join(_FAMILIES)}")
-    return name
 
 
 def _refuse_unsupported(config: ConfigFields) -> None:

@@ -6,7 +6,7 @@ snapshot of huggingface_hub's cache (`models--*/snapshots/<revision>`), in the `
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -189,6 +189,12 @@ class ConfigFields:
         value = self._value(key, default)
         if not isinstance(value, str):
             self.refuse(key, f"is {quote(value)}, not a text")
+        return value
+
+    def choice(self, key: str, supported: Collection[str], default: str | None = None) -> str:
+        value = self.text(key, default)
+        if value not in supported:
+            self.refuse(key, f"is {quote(value)}; supported are {', '.join(supported)}")
         return value
 
     def fields(self, key: str) -> "ConfigFields":

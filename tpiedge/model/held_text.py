@@ -2,7 +2,7 @@
 
 import json
 import math
-import re
+import string
 from collections.abc import Generator
 from typing import Final, TypeVar
 
@@ -10,9 +10,7 @@ T = TypeVar("T")
 Waiting = Generator[None, None, T]
 """Yields to wait for more text or for its end."""
 SPACE: Final = " \t\r\n"
-_IN_TEXT: Final = re.compile(r'["\\]')
-_OUTSIDE: Final = re.compile(r'["{}\[\]]')
-_AFTER_WORD: Final = re.compile(r"[^-+.0-9a-zA-Z]")
+_IN_WORD: Final = frozenset(f"-+.{string.digits}{string.ascii_letters}")
 
 
 class Mismatch(Exception):
@@ -102,26 +100,18 @@ class JsonScan:
 
     def take(self, text: str) -> int:
         """Counts the characters of this next piece that belong to the value: all, unless it is whole or broken."""
-        at = 0
-        ended = False
-        while at < len(text) and not ended and not self.broken:
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            marks = _IN_TEXT if self._quoted else _AFTER_WORD if self._word else _OUTSIDE
-            if self._depth or self._quoted or self._word:
-                found = marks.search(text, at)
-                if found is None:
-                    at = len(text)
-                    break
-                at = found.start()
-            ended = self._mark(text[at])
-            at += not (self._word or self.broken)
-        self._read.append(text[:at])
-        if ended:
-            self._end()
-        return at
+        for at, mark in enumerate(text):
+            if self._word and mark not in _IN_WORD:
+                self._end()
+            elif not self.whole:
+                self._mark(mark)
+            if self.whole or self.broken:
+                return at
+            self._read.append(mark)
+            if mark in '"}]' and not (self._quoted or self._depth):
+                self._end()
+                return at + 1
+        return len(text)
 
     def finish(self) -> bool:
         """Ends a number or word. Returns whether the value is whole."""
@@ -129,27 +119,19 @@ class JsonScan:
             self._end()
         return self.whole
 
-    def _mark(self, mark: str) -> bool:
-        """Returns whether the value ends before or with this character."""
-        if self._quoted:
+    def _mark(self, mark: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif self._quoted:
             self._escaped, self._quoted = mark == "\\", mark != '"'
-            return not self._quoted and not self._depth
-        if self._word:
-            return True
-        if mark == '"':
+        elif mark == '"':
             self._quoted = True
-        elif mark in "{[":
-            self._depth += 1
-            self.broken = self._depth > 128
-        elif mark in "}]":
-            self._depth -= 1
-            self.broken = self._depth < 0
-            return not self._depth
-        elif mark in "-0123456789tfn":
-            self._word = True
-        else:
-            self.broken = mark not in SPACE
-        return False
+        elif mark in "{[}]":
+            self._depth += 1 if mark in "{[" else -1
+            self.broken = not 0 <= self._depth <= 128
+        elif not self._depth and not self._word:
+            self._word = mark in "-0123456789tfn"
+            self.broken = not self._word and mark not in SPACE
 
     def _end(self) -> None:
         try:

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -36,18 +36,9 @@ _PAUSE_S = 1.0
 
 _POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"
 _TEXTS = (
-    _POOLING,
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    *OLD_FILES,
-    INDEX,
-)
+    _POOLING, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.json", "added_tokens.json", "tokenizer.model", *OLD_FILES, INDEX,
+)  # fmt: skip
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -60,13 +51,6 @@ class _RemoteFile:
     name: str
     size: int
     digest: str  # sha256, or git's sha1 of a blob (40 digits)
-
-
-@dataclass(frozen=True)
-class _Listing:
-    repo: str
-    commit: str
-    files: Mapping[str, _RemoteFile]
 
 
 @dataclass(frozen=True)
@@ -84,184 +68,59 @@ def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullRepo
     found = cache.snapshot(name)
     if found is not None and found.name == name.revision:  # a commit never changes
         return PullReport(found, name.revision, 0)
-    site = _Site(name)
-    listing = site.listing(found is not None)
-    entry = cache.entry(name.repo)
-    with explain_write_errors(entry, sum(file.size for file in _all_weights(listing))):
-        (entry / "blobs").mkdir(parents=True, exist_ok=True)
-        with lock_target(entry, _LOCK_S):
-            return _Pull(site, listing, entry, progress).run()
+    return _Pull(name, cache.entry(name.repo), progress).run(found is not None)
 
 
 class _BrokeOff(HubError):
     """Another attempt may succeed."""
 
 
-class _Site:
-    def __init__(self, name: HubName) -> None:
-        self.name = name
-        self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
-        if not self.endpoint.startswith(("https://", "http://")):
-            raise UserError(f"HF_ENDPOINT is {quote(self.endpoint)}: write it like {_ENDPOINT}")
-        self._token = _hub().get_token()
-
-    def listing(self, have_older: bool) -> _Listing:
-        hub = _hub()
-        try:
-            info = hub.HfApi(self.endpoint, token=self._token or False).model_info(
-                self.name.repo, revision=self.name.revision, timeout=20.0, files_metadata=True
-            )
-            return _listing(self.name.repo, info.sha, info.siblings or [])
-        except TpiedgeError:
-            raise
-        except hub.errors.HfHubHTTPError as error:
-            raise self._explain(error) from None
-        except Exception as error:  # the client's versions differ in which library's errors they let through
-            raise self._unreachable(error, have_older) from None
-        finally:
-            hub.close_session()
-
-    def fetch(self, commit: str, file: _RemoteFile, partial: Path, advance: Callable[[int], None]) -> None:
-        """Completes `partial`, in several attempts. `advance` gets the number of bytes that came, negative for
-        discarded ones. Raises UserError, HubError; OSError of the disk."""
-        failed = 0
-        while True:
-            have = _size(partial)
-            if have and have >= file.size:
-                return
-            try:
-                self._fetch_rest(commit, file, partial, have, advance)
-                return
-            except _BrokeOff as error:
-                failed = 1 if _size(partial) > have else failed + 1
-                if failed == _ATTEMPTS:
-                    raise HubError(str(error)) from None
-            time.sleep(_PAUSE_S * failed)
-
-    def _fetch_rest(
-        self, commit: str, file: _RemoteFile, partial: Path, have: int, advance: Callable[[int], None]
-    ) -> None:
-        hub = _hub()
-        headers = {"Accept-Encoding": "identity"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        if have:
-            headers["Range"] = f"bytes={have}-"
-        url = f"{self.endpoint}/{self.name.repo}/resolve/{commit}/{file.name}"
-        try:
-            # It waits as long as a busy server says; connections that break are tried again from where they broke.
-            stream = hub.utils.http_stream_backoff(
-                "GET",
-                url,
-                headers=headers,
-                timeout=hub.constants.HF_HUB_DOWNLOAD_TIMEOUT,
-                retry_on_status_codes=(408, 429),
-                retry_on_exceptions=(),
-            )
-            with open(partial, "ab") as out, stream as response:
-                hub.hf_raise_for_status(response)
-                if have and response.status_code == 200:  # the server ignored the range
-                    out.truncate(0)
-                    advance(-have)
-                    have = 0
-                for data in response.iter_bytes(_CHUNK):
-                    have += len(data)
-                    if have > file.size:
-                        raise HubError(
-                            f"the server sends more of {file.name} than the {file.size} bytes it has"
-                        )
-                    advance(len(data))
-                    out.write(data)
-        except hub.errors.HfHubHTTPError as error:
-            status = getattr(error.response, "status_code", 0)
-            if isinstance(error, hub.errors.GatedRepoError) or status in (401, 403):
-                raise self._gated() from None
-            if status == 416:  # the server has no such rest
-                partial.unlink()
-            kind = _BrokeOff if status >= 500 else HubError
-            raise kind(
-                f"{self.endpoint} did not give {file.name} of {self.name.repo} (HTTP {status}): pull again later"
-            ) from None
-        except (TpiedgeError, OSError):
-            raise
-        except Exception as error:  # of the HTTP library that the client uses
-            raise _BrokeOff(
-                f"{file.name} broke off, and several attempts brought nothing more ({_reason(error)}): type the same "
-                "command again to resume with what was kept"
-            ) from None
-        finally:
-            hub.close_session()
-
-    def _explain(self, error: OSError) -> TpiedgeError:
-        errors, repo = _hub().errors, self.name.repo
-        status = getattr(getattr(error, "response", None), "status_code", 0)
-        if isinstance(error, errors.GatedRepoError) or status == 403:
-            return self._gated()
-        if isinstance(error, errors.RevisionNotFoundError):
-            return UserError(
-                f"{repo} has no revision {quote(self.name.revision)}: see {self.endpoint}/{repo}"
-            )
-        if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
-            return UserError(
-                f"{self.endpoint} has no model {repo}, or your HF_TOKEN may not see it: check the name and the token"
-            )
-        return HubError(f"{self.endpoint} answered with HTTP {status} for {repo}: pull again later")
-
-    def _gated(self) -> UserError:
-        repo = self.name.repo
-        lacks = (
-            "the account of your HF_TOKEN has no access yet" if self._token else "you have set no HF_TOKEN"
-        )
-        return UserError(
-            f"{repo} is gated, and {lacks}: accept the licence at {self.endpoint}/{repo} and set HF_TOKEN to a "
-            "token of that account"
-        )
-
-    def _unreachable(self, error: Exception, have_older: bool) -> HubError:
-        older = "; the copy that was pulled before stays usable without it" if have_older else ""
-        reason = _reason(error)
-        if isinstance(error, _hub().errors.OfflineModeIsEnabled):
-            reason = "HF_HUB_OFFLINE is set"
-        return HubError(
-            f"cannot reach the model hub at {self.endpoint} ({reason}): check the network or HF_ENDPOINT{older}"
-        )
-
-
 class _Pull:
-    """One pull; its caller holds the lock of `entry`."""
+    """One pull of a model to its `entry` in the cache."""
 
-    def __init__(self, site: _Site, listing: _Listing, entry: Path, progress: ProgressCallback) -> None:
-        self._site = site
-        self._listing = listing
+    def __init__(self, name: HubName, entry: Path, progress: ProgressCallback) -> None:
+        self._name = name
         self._entry = entry
         self._progress = progress
+        self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
+        if not self._endpoint.startswith(("https://", "http://")):
+            raise UserError(f"HF_ENDPOINT is {quote(self._endpoint)}: write it like {_ENDPOINT}")
+        self._token = _hub().get_token()
+        self._commit = ""
+        self._files: Mapping[str, _RemoteFile] = {}
         self._done = self._total = 0
 
-    def run(self) -> PullReport:
-        commit = self._listing.commit
-        folder = self._entry / "snapshots" / commit
+    def run(self, have_older: bool) -> PullReport:
+        self._commit, self._files = self._listing(have_older)
+        with explain_write_errors(self._entry, sum(file.size for file in self._all_weights())):
+            (self._entry / "blobs").mkdir(parents=True, exist_ok=True)
+            with lock_target(self._entry, _LOCK_S):
+                return self._pulled()
+
+    def _pulled(self) -> PullReport:
+        folder = self._entry / "snapshots" / self._commit
         if not folder.is_dir():
-            small = _texts(self._listing)
-            self._expect([*small, *_all_weights(self._listing)])
-            staging = folder.with_name(f"{commit}.partial")
+            small = self._texts()
+            self._expect([*small, *self._all_weights()])
+            staging = folder.with_name(f"{self._commit}.partial")
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
             self._fetch(small, staging)
             # A model that cannot run is refused before its weights come.
             config = read_json(staging, "config.json", MAX_CONFIG_BYTES)
-            ModelConfig.from_huggingface(config, f"config.json of {self._listing.repo}")
-            weights = _weights_of(self._listing, staging)
+            ModelConfig.from_huggingface(config, f"config.json of {self._name.repo}")
+            weights = self._weights(staging)
             self._expect(weights)
             check_free_space(self._entry, (self._total - self._done) * 105 // 100)
             self._fetch(weights, staging)
             staging.rename(folder)
-        if self._site.name.revision != commit:
-            ref = self._entry / "refs" / self._site.name.revision
+        if self._name.revision != self._commit:
+            ref = self._entry / "refs" / self._name.revision
             ref.parent.mkdir(parents=True, exist_ok=True)
             partial = ref.with_name(f".{ref.name}.partial")
-            partial.write_text(commit, encoding="ascii")
+            partial.write_text(self._commit, encoding="ascii")
             partial.replace(ref)
-        return PullReport(folder, commit, self._done)
+        return PullReport(folder, self._commit, self._done)
 
     def _expect(self, files: Iterable[_RemoteFile]) -> None:
         self._total = self._done
@@ -277,7 +136,7 @@ class _Pull:
         for file in files:
             blob, partial = self._places(file)
             if not blob.exists():
-                self._site.fetch(self._listing.commit, file, partial, self._advance)
+                self._complete(file, partial)
                 if _size(partial) != file.size or _digest(partial, file) != file.digest:
                     partial.unlink()
                     raise HubError(
@@ -291,6 +150,170 @@ class _Pull:
     def _advance(self, nbytes: int) -> None:
         self._done = max(0, self._done + nbytes)
         self._progress(self._done, self._total)
+
+    def _texts(self) -> list[_RemoteFile]:
+        """Chooses config, tokenizer, chat templates and index. Raises UserError that names what is missing."""
+        repo = self._name.repo
+        if "config.json" not in self._files:
+            raise UserError(f"{repo} has no config.json: it is not a model in the Hugging Face format")
+        if SINGLE not in self._files and INDEX not in self._files:
+            lacks = f"{repo} has neither {SINGLE} nor {INDEX}"
+            if any(name.endswith(".gguf") for name in self._files):
+                raise UserError(f"{lacks}, only GGUF files: pull the original model instead")
+            raise UserError(
+                f"{lacks}; pickle files (.bin) can run code and are never fetched: look for a safetensors version of "
+                "it, or convert it in Python with transformers: "
+                f"AutoModelForCausalLM.from_pretrained('{repo}').save_pretrained('FOLDER') and the same with "
+                "AutoTokenizer, then give --model FOLDER"
+            )
+        chosen = [
+            file
+            for name, file in self._files.items()
+            if name in _TEXTS or name.endswith((".jinja", ".jinja2"))
+        ]
+        for file in chosen:
+            if file.size > 256_000_000:
+                raise UserError(f"{repo}: {file.name} has {file.size} bytes; no model needs as many")
+        return chosen
+
+    def _all_weights(self) -> list[_RemoteFile]:
+        """Lists all files that may hold weights, before the index is known."""
+        single = self._files.get(SINGLE)
+        if single is not None:
+            return [single]
+        return [file for name, file in self._files.items() if name.endswith(".safetensors")]
+
+    def _weights(self, staging: Path) -> list[_RemoteFile]:
+        """Lists the files in the index in `staging`; a repository may hold the same weights again in other files."""
+        if SINGLE in self._files:
+            return self._all_weights()
+        try:
+            names = sorted(set((weight_map(staging) or {}).values()))
+        except UserError as error:  # without the temporary path and the advice to download again
+            words = str(error).replace(f"{staging}{os.sep}", "").partition(";")[0]
+            raise UserError(f"{self._name.repo} cannot be used: {words}") from None
+        for name in names:
+            if name not in self._files:
+                raise UserError(f"{self._name.repo}: {INDEX} names {quote(name)}, which the repository lacks")
+        return [self._files[name] for name in names]
+
+    def _listing(self, have_older: bool) -> tuple[str, Mapping[str, _RemoteFile]]:
+        hub = _hub()
+        try:
+            info = hub.HfApi(self._endpoint, token=self._token or False).model_info(
+                self._name.repo, revision=self._name.revision, timeout=20.0, files_metadata=True
+            )
+            return _listing(self._name.repo, info.sha, info.siblings or [])
+        except TpiedgeError:
+            raise
+        except hub.errors.HfHubHTTPError as error:
+            raise self._explain(error) from None
+        except Exception as error:  # the client's versions differ in which library's errors they let through
+            raise self._unreachable(error, have_older) from None
+        finally:
+            hub.close_session()
+
+    def _complete(self, file: _RemoteFile, partial: Path) -> None:
+        """Makes several attempts. Raises UserError, HubError; OSError of the disk."""
+        failed = 0
+        while True:
+            have = _size(partial)
+            if have and have >= file.size:
+                return
+            try:
+                self._fetch_rest(file, partial, have)
+                return
+            except _BrokeOff as error:
+                failed = 1 if _size(partial) > have else failed + 1
+                if failed == _ATTEMPTS:
+                    raise HubError(str(error)) from None
+            time.sleep(_PAUSE_S * failed)
+
+    def _fetch_rest(self, file: _RemoteFile, partial: Path, have: int) -> None:
+        hub = _hub()
+        headers = {"Accept-Encoding": "identity"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        url = f"{self._endpoint}/{self._name.repo}/resolve/{self._commit}/{file.name}"
+        try:
+            # It waits as long as a busy server says; connections that break are tried again from where they broke.
+            stream = hub.utils.http_stream_backoff(
+                "GET",
+                url,
+                headers=headers,
+                timeout=hub.constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                retry_on_status_codes=(408, 429),
+                retry_on_exceptions=(),
+            )
+            with open(partial, "ab") as out, stream as response:
+                hub.hf_raise_for_status(response)
+                if have and response.status_code == 200:  # the server ignored the range
+                    out.truncate(0)
+                    self._advance(-have)
+                    have = 0
+                for data in response.iter_bytes(_CHUNK):
+                    have += len(data)
+                    if have > file.size:
+                        raise HubError(
+                            f"the server sends more of {file.name} than the {file.size} bytes it has"
+                        )
+                    self._advance(len(data))
+                    out.write(data)
+        except hub.errors.HfHubHTTPError as error:
+            status = getattr(error.response, "status_code", 0)
+            if isinstance(error, hub.errors.GatedRepoError) or status in (401, 403):
+                raise self._gated() from None
+            if status == 416:  # the server has no such rest
+                partial.unlink()
+            kind = _BrokeOff if status >= 500 else HubError
+            raise kind(
+                f"{self._endpoint} did not give {file.name} of {self._name.repo} (HTTP {status}): pull again later"
+            ) from None
+        except (TpiedgeError, OSError):
+            raise
+        except Exception as error:  # of the HTTP library that the client uses
+            raise _BrokeOff(
+                f"{file.name} broke off, and several attempts brought nothing more ({_reason(error)}): type the same "
+                "command again to resume with what was kept"
+            ) from None
+        finally:
+            hub.close_session()
+
+    def _explain(self, error: OSError) -> TpiedgeError:
+        errors, repo = _hub().errors, self._name.repo
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        if isinstance(error, errors.GatedRepoError) or status == 403:
+            return self._gated()
+        if isinstance(error, errors.RevisionNotFoundError):
+            return UserError(
+                f"{repo} has no revision {quote(self._name.revision)}: see {self._endpoint}/{repo}"
+            )
+        if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+            return UserError(
+                f"{self._endpoint} has no model {repo}, or your HF_TOKEN may not see it: check the name and the token"
+            )
+        return HubError(f"{self._endpoint} answered with HTTP {status} for {repo}: pull again later")
+
+    def _gated(self) -> UserError:
+        repo = self._name.repo
+        lacks = (
+            "the account of your HF_TOKEN has no access yet" if self._token else "you have set no HF_TOKEN"
+        )
+        return UserError(
+            f"{repo} is gated, and {lacks}: accept the licence at {self._endpoint}/{repo} and set HF_TOKEN to a token "
+            "of that account"
+        )
+
+    def _unreachable(self, error: Exception, have_older: bool) -> HubError:
+        older = "; the copy that was pulled before stays usable without it" if have_older else ""
+        reason = _reason(error)
+        if isinstance(error, _hub().errors.OfflineModeIsEnabled):
+            reason = "HF_HUB_OFFLINE is set"
+        return HubError(
+            f"cannot reach the model hub at {self._endpoint} ({reason}): check the network or HF_ENDPOINT{older}"
+        )
 
 
 def _size(path: Path) -> int:
@@ -310,7 +333,9 @@ def _reason(error: Exception) -> str:
     return sanitised_line(error, 120) or type(error).__name__
 
 
-def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> _Listing:
+def _listing(
+    repo: str, commit: str | None, siblings: Iterable[object]
+) -> tuple[str, Mapping[str, _RemoteFile]]:
     """Reads the hub's description of a repository, without files in unknown folders. Raises UserError, also for a name
     that leads out of the repository's folder, which no honest repository has."""
     described = {str(getattr(item, "rfilename", "")): item for item in siblings}
@@ -341,7 +366,7 @@ def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> _List
             files[name] = _RemoteFile(name, size, digest)
             continue
         raise UserError(f"{repo}: the hub gives no usable {what} for {quote(name)}: try another HF_ENDPOINT")
-    return _Listing(repo, commit, files)
+    return commit, files
 
 
 def _hub() -> ModuleType:
@@ -353,48 +378,3 @@ def _hub() -> ModuleType:
 
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # if it was imported before
     return huggingface_hub
-
-
-def _texts(listing: _Listing) -> list[_RemoteFile]:
-    """Chooses config, tokenizer, chat templates and index. Raises UserError that names what is missing."""
-    if "config.json" not in listing.files:
-        raise UserError(f"{listing.repo} has no config.json: it is not a model in the Hugging Face format")
-    if SINGLE not in listing.files and INDEX not in listing.files:
-        lacks = f"{listing.repo} has neither {SINGLE} nor {INDEX}"
-        if any(name.endswith(".gguf") for name in listing.files):
-            raise UserError(f"{lacks}, only GGUF files: pull the original model instead")
-        raise UserError(
-            f"{lacks}; pickle files (.bin) can run code and are never fetched: look for a safetensors version of it, "
-            f"or convert it in Python with transformers: AutoModelForCausalLM.from_pretrained('{listing.repo}')"
-            ".save_pretrained('FOLDER') and the same with AutoTokenizer, then give --model FOLDER"
-        )
-    chosen = [
-        file for name, file in listing.files.items() if name in _TEXTS or name.endswith((".jinja", ".jinja2"))
-    ]
-    for file in chosen:
-        if file.size > 256_000_000:
-            raise UserError(f"{listing.repo}: {file.name} has {file.size} bytes; no model needs as many")
-    return chosen
-
-
-def _all_weights(listing: _Listing) -> list[_RemoteFile]:
-    """Lists all files that may hold weights, before the index is known."""
-    single = listing.files.get(SINGLE)
-    if single is not None:
-        return [single]
-    return [file for name, file in listing.files.items() if name.endswith(".safetensors")]
-
-
-def _weights_of(listing: _Listing, staging: Path) -> list[_RemoteFile]:
-    """Lists the files in the index in `staging`; a repository may hold the same weights again in other files."""
-    if SINGLE in listing.files:
-        return _all_weights(listing)
-    try:
-        names = sorted(set((weight_map(staging) or {}).values()))
-    except UserError as error:  # without the temporary path and the advice to download again
-        words = str(error).replace(f"{staging}{os.sep}", "").partition(";")[0]
-        raise UserError(f"{listing.repo} cannot be used: {words}") from None
-    for name in names:
-        if name not in listing.files:
-            raise UserError(f"{listing.repo}: {INDEX} names {quote(name)}, which the repository lacks")
-    return [listing.files[name] for name in names]

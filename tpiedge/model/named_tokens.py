@@ -12,10 +12,9 @@ Files omit some tokens that end an answer, so these are found by their texts. A 
 tag </s>, counts only if it is a mark in the vocabulary, not a piece of text.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.text_child import MAX_TOKEN
@@ -28,8 +27,7 @@ _EXTRA, _ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-@dataclass
-class AddedToken:
+class AddedToken(NamedTuple):
     """A token's text and its flags (_FLAGS), as the tokenizers library has them."""
 
     content: str
@@ -76,8 +74,7 @@ def read_named_tokens(
 
 
 def _usual(fields: ConfigFields) -> dict[str, AddedToken]:
-    found = {name: _token(fields, name, fields.raw(name)) for name in _NAMES}
-    return {name: token for name, token in found.items() if token is not None}
+    return {name: token for name in _NAMES for token in _tokens(fields, name, fields.raw(name))}
 
 
 def _named(fields: ConfigFields) -> dict[str, AddedToken]:
@@ -85,15 +82,15 @@ def _named(fields: ConfigFields) -> dict[str, AddedToken]:
     values = {name: fields.raw(name) for name in names if isinstance(fields.raw(name), str)}
     extra = fields.raw(_EXTRA)
     values |= extra if isinstance(extra, dict) else {}
-    found = {name: _token(fields, name, value) for name, value in values.items()}
-    return _usual(fields) | {name: token for name, token in found.items() if token is not None}
+    more = {name: token for name, value in values.items() for token in _tokens(fields, name, value)}
+    return _usual(fields) | more
 
 
 def _others(fields: ConfigFields) -> list[AddedToken]:
     extra = fields.raw(_EXTRA)
     values = extra if extra and isinstance(extra, list) else fields.raw(_ADDITIONAL)
-    found = [_token(fields, _EXTRA, value) for value in values] if isinstance(values, list) else []
-    return [token for token in found if token is not None]
+    values = values if isinstance(values, list) else []
+    return [token for value in values for token in _tokens(fields, _EXTRA, value)]
 
 
 def _read(folder: Path, name: str) -> Mapping[str, object]:
@@ -107,7 +104,7 @@ def _decoder(config: ConfigFields) -> dict[int, AddedToken]:
         value = decoder.raw(key)
         if not (key.isascii() and key.isdigit() and len(key) < 10 and isinstance(value, dict)):
             decoder.refuse(quote(key), "is not a token's number and its object")
-        if token := _token(decoder, quote(key), value, special=False):
+        for token in _tokens(decoder, quote(key), value, special=False):
             found[int(key)] = token
     return found
 
@@ -118,20 +115,20 @@ def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
     for text in fields.names():
         number = fields.integer(text, 0, 1 << 31)
         value = {"content": text, "special": text in special}
-        if token := _token(fields, quote(text), value, special=False):
+        for token in _tokens(fields, quote(text), value, special=False):
             found[number] = token
     return found
 
 
-def _token(fields: ConfigFields, name: str, value: object, *, special: bool = True) -> AddedToken | None:
-    """Reads a text or an object; None without a text. `special` overrules the object's flag."""
+def _tokens(fields: ConfigFields, name: str, value: object, *, special: bool = True) -> Iterator[AddedToken]:
+    """Reads a text or an object; yields nothing without a text. `special` overrules the object's flag."""
     flags: dict[str, bool] = {}
     text = value
     if isinstance(value, dict):
         text = value.get("content")
         flags = {flag: value[flag] for flag in _FLAGS if isinstance(value.get(flag), bool)}
     if text is None or text == "":
-        return None
+        return
     # JSON may have halves of surrogate pairs.
     if (
         not isinstance(text, str)
@@ -139,24 +136,13 @@ def _token(fields: ConfigFields, name: str, value: object, *, special: bool = Tr
         or any("\ud800" <= mark <= "\udfff" for mark in text)
     ):
         fields.refuse(name, f"is {quote(value)}, not a token's text of at most {MAX_TOKEN} characters")
-    return AddedToken(text, flags | ({"special": True} if special else {}))
+    yield AddedToken(text, flags | ({"special": True} if special else {}))
 
 
 _MARKS: Final = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|calls|>",
-    "<|flush|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-)
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>",
+    "<turn|>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_utterance>",
+)  # fmt: skip
 """Texts that people do not write, as in llama.cpp."""
 _TAGS: Final = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 _MESSAGE_END: Final = "<|end|>"

@@ -66,11 +66,7 @@ class Quantisation:
             if layout.lower() != "gemm":
                 fields.refuse("version", f"is {quote(layout)}; supported is gemm")
             return Quantisation(method, group, 0, not fields.flag("zero_point", True), False)
-        layout = fields.text("checkpoint_format", "gptq")
-        if layout not in _GPTQ_ZERO_OFFSETS:
-            fields.refuse(
-                "checkpoint_format", f"is {quote(layout)}; supported are {', '.join(_GPTQ_ZERO_OFFSETS)}"
-            )
+        layout = fields.choice("checkpoint_format", _GPTQ_ZERO_OFFSETS, "gptq")
         if fields.raw("dynamic"):
             fields.refuse("dynamic", "is set: layers that were quantised differently are not supported")
         symmetric, act_order = fields.flag("sym", False), fields.flag("desc_act", False)

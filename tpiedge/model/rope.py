@@ -16,7 +16,6 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tpiedge.model.folder import ConfigFields
-from tpiedge.sanitise import quote
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
 ROPE_KINDS: tuple[str, ...] = get_args(RopeKind)
@@ -52,9 +51,7 @@ class RopeConfig:
         """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`. Raises UserError."""
         key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
         rope = config.fields(key)
-        kind = rope.text("rope_type", rope.text("type", "default"))
-        if kind not in ROPE_KINDS:
-            rope.refuse("rope_type", f"is {quote(kind)}; supported are {', '.join(ROPE_KINDS)}")
+        kind = rope.choice("rope_type", ROPE_KINDS, rope.text("type", "default"))
         if any(isinstance(rope.raw(name), dict) for name in ("full_attention", "sliding_attention")):
             config.refuse(key, "differs between layer types, which is not supported")
         for fields in (config, rope):

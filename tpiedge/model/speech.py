@@ -22,7 +22,7 @@ from tpiedge.model.call_reader import (
     CallReader,
     ReadTool,
 )
-from tpiedge.model.held_text import SPACE, HeldText, Mismatch, TextEnded, Waiting, begun_length
+from tpiedge.model.held_text import SPACE, Mismatch, TextEnded, Waiting, begun_length
 
 Thinking = Literal["", "marked", "begun"]
 """Reasoning in an answer: none, between both marks, or from the first character on."""
@@ -72,28 +72,16 @@ def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
     return "marked" if _OPEN_THOUGHT in template or _CLOSE_THOUGHT in template else ""
 
 
-class SpeechReader:
+class SpeechReader(CallReader):
     """Reads one answer."""
 
     def __init__(self, form: SpeechForm) -> None:
-        self._held = HeldText()
-        self._said: list[Said] = []
-        self._marks: CallMarks | None = CALL_MARKS[form.calls] if form.calls else None
-        self._bare = self._marks.bare if self._marks else ""  # may still begin a call
+        super().__init__(form.calls, form.tools, form.several)
+        self._marks = CALL_MARKS[form.calls] if form.calls else None
         self._required = form.required
         self._cut = False
         self._told = False  # some content was reported
-        tools, said = form.tools, self._said
-        self._calls = CallReader(form.calls, tools, form.several, self._held, said.append, self._say)
         self._reading = self._answer(form.thinking)
-
-    @property
-    def calls(self) -> int:
-        return self._calls.calls
-
-    @property
-    def broken(self) -> int:
-        return self._calls.broken
 
     def feed(self, text: str) -> list[Said]:
         """Returns what is certain with this piece."""
@@ -107,8 +95,7 @@ class SpeechReader:
 
     def _run(self) -> list[Said]:
         next(self._reading, None)
-        said = self._said[:]
-        self._said.clear()
+        said, self._said = self._said, []
         return said
 
     def _answer(self, thinking: Thinking) -> Waiting[None]:
@@ -145,7 +132,7 @@ class SpeechReader:
         held = self._held
         while (opener := (yield from self._before_call(marks))) is not None:
             try:
-                yield from self._calls.read(opener)
+                yield from self._read_call(opener)
                 yield from held.spaces()
                 while (yield from held.one_of(*marks.closers)):
                     yield from held.spaces()
@@ -167,7 +154,8 @@ class SpeechReader:
             rest = held.text.lstrip(SPACE)
             begun = not held.ended and any(mark.startswith(rest) for mark in marks.openers)
             opened = begun or rest.startswith(marks.openers)
-            if self._bare and rest.startswith(self._bare) and not opened:
+            bare = "" if self._told else marks.bare
+            if bare and rest.startswith(bare) and not opened:
                 held.take(len(held.text) - len(rest))
                 return ""
             found = [(at, mark) for mark in marks.openers if (at := held.text.find(mark)) >= 0]
@@ -178,7 +166,7 @@ class SpeechReader:
                 return mark
             if held.ended:
                 return None
-            if not (self._bare and begun):
+            if not (bare and begun):
                 self._say(held.take(_certain(held.text, *marks.openers)))
             yield
 
@@ -186,8 +174,7 @@ class SpeechReader:
         self._held.raw = ""
         if text and (thought or not self._required):
             self._said.append(SpokenText(text, thought))
-            if not thought:
-                self._bare, self._told = "", True
+            self._told = self._told or not thought
 
 
 def _certain(text: str, *marks: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import has_file, list_files, read_json, read_text
-from tpiedge.model.text_process import TextJob, TextProcess
+from tpiedge.model.text_process import JobFailed, TextProcess
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import MIB
 
@@ -23,19 +23,9 @@ _TEXT: Final = json.dumps(_ARGUMENTS)
 _PYTHON: Final = str(_ARGUMENTS)
 _WHOLE: Final = f"'arguments': {_PYTHON}"  # transformers, too, prints a whole call as Python does
 _ID: Final = "abcdefgh1"  # Mistral's templates want nine letters and digits
-_TOOLS: Final = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "description": "looks",
-            "parameters": {
-                "type": "object",
-                "properties": {"hay": {"type": "string", "description": "where"}},
-            },
-        },
-    }
-]
+_PARAMETERS: Final = {"type": "object", "properties": {"hay": {"type": "string", "description": "where"}}}
+_LOOK: Final = {"name": "look", "description": "looks", "parameters": _PARAMETERS}
+_TOOLS: Final = [{"type": "function", "function": _LOOK}]
 
 
 class TemplateRefusal(UserError):
@@ -106,17 +96,6 @@ _MAX_TEMPLATES = 64
 _SUFFIX = ".jinja"
 
 
-@dataclass(frozen=True)
-class RenderLimits:
-    """Limits of one rendering, of which the interpreter and Jinja need 40 MiB. `wall_s` is longer than `cpu_s` because
-    the process may have to wait for a processor."""
-
-    cpu_s: int = 2
-    wall_s: float = 30.0
-    memory: int = 256 * MIB
-    characters: int = 8_000_000
-
-
 class ChatTemplate:
     """The templates of one model by name ("default", "tool_use"), with its special tokens as variables."""
 
@@ -124,13 +103,15 @@ class ChatTemplate:
         self,
         templates: Mapping[str, str],
         special_tokens: Mapping[str, str],
-        limits: RenderLimits | None = None,
+        *,
+        cpu_s: int = 2,
+        wall_s: float = 30.0,  # longer, as the process may have to wait for a processor
     ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
-        self._limits = limits or RenderLimits()
-        what, packages = "the model's chat template", ("jinja2", "markupsafe")
-        self._process = TextProcess(what, packages, self._limits.memory, self._limits.wall_s)
+        self._cpu_s = cpu_s
+        packages = ("jinja2", "markupsafe")
+        self._process = TextProcess("the model's chat template", packages, 256 * MIB, wall_s)
         self._habits: dict[str, TemplateHabits] = {}
 
     @staticmethod
@@ -170,18 +151,17 @@ class ChatTemplate:
         if taken := sorted(own.keys() & (variables or {}).keys()):
             raise UserError(f"a template variable cannot be called {taken[0]}; choose another name")
         given = {**self._special_tokens, **(variables or {}), **own}
-        job = {"template": template, "characters": self._limits.characters, "variables": given}
+        job = {"template": template, "characters": 8_000_000, "variables": given}
         try:
             body = json.dumps(job, allow_nan=False).encode("ascii")
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"the messages are not plain JSON: {sanitised_line(error, 120)}") from None
-        letter, answer = self._process.do(TextJob(b"R", body, self._limits.cpu_s))
-        text = answer.decode("utf-8", "surrogatepass")
-        if letter == b"t":
-            return text
-        why = f"the model's chat template failed: {sanitised_line(text, 320)}"
-        # Another form of the same messages would meet the same limit.
-        raise TemplateRefusal(why) if letter == b"e" else UserError(why)
+        try:
+            return str(self._process.do(b"R", body, self._cpu_s))
+        except JobFailed as error:
+            # Another form of the same messages would meet the same limit.
+            kind = UserError if error.limited else TemplateRefusal
+            raise kind(f"the model's chat template failed: {sanitised_line(error, 320)}") from None
 
     def habits(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateHabits:
         """Returns how the template for chats with or without tools takes calls; cached."""

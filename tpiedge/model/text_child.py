@@ -6,12 +6,11 @@ it.
 socket as standard input, and it ends with the socket. It imports nothing of tpiedge, to start fast.
 
 A frame is the length of its body (u32), a letter, a number (u16) and a body; the number of a job is its limit in CPU
-seconds. Jobs: `L` limits memory to a number of bytes, `R` renders a template, `O` opens a tokenizer.json, `A` adds
-tokens to it, `E` encodes a text, `C` counts its tokens. Answers: `j` JSON, `t` a text, `i` token ids (u32 each), `n` a
-number of tokens, `e` an error, `l` a limit that was met.
+seconds. Jobs: `O` opens a tokenizer.json, its body; with JSON as body, `L` limits memory to a number of bytes, `R`
+renders a template, `A` adds tokens, `E` encodes a text, `C` counts its tokens. Answers: `j` JSON, `e` the text of an
+error, `l` the text of a limit that was met.
 """
 
-import array
 import base64
 import contextlib
 import json
@@ -20,14 +19,12 @@ import re
 import signal
 import struct
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 MAX_TOKEN = 1024  # characters of a token: eight times the longest in use, a run of spaces
 HEAD = struct.Struct("<IcH")
-ENCODING = struct.Struct("<BI")
-"""The head of a body of `E`: flags (1: add special tokens, 2: parse special tokens), most tokens."""
 _MAX_IDS = 1 << 22
 _MAX_TOKEN_BYTES = 8 * MAX_TOKEN
 _WORKING_MEMORY = 1 << 30  # for encoding, beside the tokenizer
@@ -52,16 +49,16 @@ def main() -> None:
             send(0, *answer)
 
 
-def receive(link: int) -> tuple[bytes, int, bytes]:
+def receive(link: int, read: Callable[[int, int], bytes] = os.read) -> tuple[bytes, int, bytes]:
     """Reads the next frame: letter, number, body. Raises EOFError."""
-    length, letter, number = HEAD.unpack(_exactly(link, HEAD.size))
-    return letter, number, _exactly(link, length)
+    length, letter, number = HEAD.unpack(_exactly(link, HEAD.size, read))
+    return letter, number, _exactly(link, length, read)
 
 
-def _exactly(link: int, count: int) -> bytes:
+def _exactly(link: int, count: int, read: Callable[[int, int], bytes]) -> bytes:
     data = bytearray()
     while len(data) < count:
-        part = os.read(link, min(count - len(data), 1 << 20))
+        part = read(link, min(count - len(data), 1 << 20))
         if not part:
             raise EOFError
         data += part
@@ -85,7 +82,8 @@ class _Worker:
 
     def answer(self, letter: bytes, body: bytes) -> tuple[bytes, bytes]:
         try:
-            return self._done(letter, body)
+            found = json.dumps(self._done(letter, body), ensure_ascii=False)
+            return b"j", found.encode("utf-8", "surrogatepass")
         except MemoryError:
             return b"l", b"it needs too much memory"
         except RecursionError:
@@ -95,28 +93,22 @@ class _Worker:
         except BaseException as error:  # a Rust panic is no Exception
             return b"e", _describe(error).encode("utf-8", "replace")
 
-    def _done(self, letter: bytes, body: bytes) -> tuple[bytes, bytes]:
-        if letter == b"R":
-            return b"t", _render(json.loads(body)).encode("utf-8", "surrogatepass")
+    def _done(self, letter: bytes, body: bytes) -> object:
         if letter == b"O":
             self._tokenizer = LoadedTokenizer.of(body)
-            return b"j", json.dumps(self._tokenizer.added()).encode()
+            return self._tokenizer.added()
+        asked = json.loads(body)
         if letter == b"L":
-            limit_memory(int.from_bytes(body, "little"))
-            return b"n", b""
+            limit_memory(asked)
+            return None
+        if letter == b"R":
+            return _render(asked)
         assert self._tokenizer is not None
         if letter == b"A":
-            table = self._tokenizer.add(json.loads(body))
+            table = self._tokenizer.add(asked)
             limit_memory(own_memory() + _WORKING_MEMORY)
-            return b"j", json.dumps(table).encode()
-        if letter == b"C":
-            return b"n", self._tokenizer.count(body.decode()).to_bytes(8, "little")
-        flags, most = ENCODING.unpack_from(body)
-        text = body[ENCODING.size :].decode()
-        found = self._tokenizer.encode(text, special=bool(flags & 1), parse=bool(flags & 2), most=most)
-        if isinstance(found, int):
-            return b"n", found.to_bytes(8, "little")
-        return b"i", array.array("I", found).tobytes()
+            return table
+        return self._tokenizer.count(asked) if letter == b"C" else self._tokenizer.encode(**asked)
 
 
 class _TooLong(Exception):
@@ -195,9 +187,12 @@ class LoadedTokenizer:
                 count += self._count(text[start : start + _PIECE]) - _LOST_PER_CUT
                 if count > most:
                     return count
-        backend = self._backend if parse else self._literal
-        found: list[int] = backend.encode(text, add_special_tokens=special).ids
-        return found
+        self._backend.encode_special_tokens = not parse
+        try:
+            found: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+            return found
+        finally:
+            self._backend.encode_special_tokens = False
 
     def count(self, text: str) -> int:
         """Counts tokens, in pieces that end before a space."""
@@ -213,20 +208,6 @@ class LoadedTokenizer:
 
     def _count(self, text: str) -> int:
         return len(self._backend.encode(text, add_special_tokens=False))
-
-    @cached_property
-    def _literal(self) -> Any:
-        """The same tokenizer, to which special tokens are text."""
-        from tokenizers import Tokenizer
-
-        own = self._backend
-        found = Tokenizer(own.model)
-        for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-            if getattr(own, step) is not None:
-                setattr(found, step, getattr(own, step))
-        found.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
-        found.encode_special_tokens = True
-        return found
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._backend.decode(ids, skip_special_tokens=False))
@@ -258,7 +239,11 @@ class LoadedTokenizer:
         tokens."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
-        whole = [number for number, part in enumerate(parts) if part is not None and _is_text(part)]
+        whole = [
+            number
+            for number, part in enumerate(parts)
+            if part == (part or b"").decode("utf-8", "ignore").encode()
+        ]
         steps = range(0, len(whole), _CHECKED_AT_ONCE)
         groups = [[*whole[at : at + _CHECKED_AT_ONCE], whole[at]] for at in steps]
         groups += [[number for number in run if number is not None] for run in runs if None not in run]
@@ -270,14 +255,6 @@ class LoadedTokenizer:
                 begun = begun or bool(part)
             if data.decode("utf-8", "replace") != self._decode(ids):
                 raise ValueError("has a decoder that joins tokens in a way that is not known here")
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _spelled_bytes(token: str) -> bytes | None:
@@ -330,9 +307,7 @@ def _compiled(template: str) -> Any:
     environment.filters["tojson"] = _tojson
     environment.globals.pop("lipsum")
     environment.globals.update(
-        raise_exception=raise_exception,
-        strftime_now=lambda form: datetime.now().strftime(form),
-        namespace=_namespace_class(),
+        raise_exception=raise_exception, strftime_now=lambda form: datetime.now().strftime(form)
     )
     return environment.from_string(template)
 
@@ -348,31 +323,6 @@ def _tojson(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _namespace_class() -> type:
-    from jinja2.exceptions import SecurityError
-    from jinja2.utils import Namespace
-
-    def check(name: object) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"a namespace cannot hold {name!r}")
-
-    class SafeNamespace(Namespace):
-        """Refuses names that lead to Python's internals."""
-
-        def __init__(*args: Any, **values: Any) -> None:
-            self, *rest = args  # a template may set an attribute called self
-            attributes = dict(*rest, **values)
-            for name in attributes:
-                check(name)
-            Namespace.__init__(self, attributes)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            check(name)
-            super().__setitem__(name, value)
-
-    return SafeNamespace
 
 
 def _generation_extension() -> type:

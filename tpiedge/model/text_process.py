@@ -4,6 +4,7 @@ A job over its limits ends its process, and the next job starts another one. A p
 replaced once. A caller waits for at most two time limits: for earlier jobs, and for its own.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -13,47 +14,51 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tpiedge.errors import ChildLost, UserError
 from tpiedge.lifeline import killed_from_outside
-from tpiedge.model.text_child import HEAD
+from tpiedge.model.text_child import HEAD, receive
 
 _CHILD: Final = Path(__file__).parent / "text_child.py"
 _ENDING_S: Final = 10.0
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
 
-@dataclass(frozen=True)
-class TextJob:
-    """A job of `text_child.py` that may take `cpu_s` seconds of CPU time."""
+class JobFailed(ValueError):
+    """The error of a job, or the limit that it met (`limited`)."""
 
-    letter: bytes
-    body: bytes
-    cpu_s: int
+    def __init__(self, text: str, *, limited: bool) -> None:
+        super().__init__(text)
+        self.limited = limited
 
 
 class TextProcess:
     """Does one job at a time, in a process that the first job starts. Thread-safe. `what` names the model's part in
-    errors; the process may import `packages` and take `memory` bytes. A new process repeats the jobs in `setup`."""
+    errors; the process may import `packages` and take `memory` bytes. A job has a letter and a body of
+    `text_child.py`, and a limit of CPU time."""
 
     def __init__(self, what: str, packages: Sequence[str], memory: int, wall_s: float) -> None:
-        self.setup: list[TextJob] = []
+        self._setup = [(b"L", str(memory).encode(), 1)]
         self._what = what
         self._packages = packages
-        self._memory = memory
         self._wall_s = wall_s
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._end: weakref.finalize[..., TextProcess] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def do(self, job: TextJob) -> tuple[bytes, bytes]:
-        """Returns the answer's letter and body. Blocks. Raises UserError if the job met a limit; ChildLost if its
-        process was killed from outside twice, or got too little CPU time."""
+    def set_up(self, letter: bytes, body: bytes, cpu_s: int) -> Any:
+        """Does a job that each new process repeats."""
+        found = self.do(letter, body, cpu_s)
+        self._setup.append((letter, body, cpu_s))
+        return found
+
+    def do(self, letter: bytes, body: bytes, cpu_s: int) -> Any:
+        """Returns the answer. Blocks. Raises JobFailed; UserError if the process ended at a limit; ChildLost if it was
+        killed from outside twice, or got too little CPU time."""
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:
@@ -62,7 +67,7 @@ class TextProcess:
                 try:
                     if self._link is None:
                         self._begin()
-                    return self._done(job)
+                    return self._done(letter, body, cpu_s)
                 except (EOFError, ConnectionError):
                     status = self._close()
                 if not killed_from_outside(status):
@@ -83,27 +88,23 @@ class TextProcess:
             f"{self._what} took more than {self._wall_s:g} s: this machine is too busy for it; try again later"
         )
 
-    def _done(self, job: TextJob) -> tuple[bytes, bytes]:
-        assert self._link is not None
+    def _done(self, letter: bytes, body: bytes, cpu_s: int) -> Any:
+        link = self._link
+        assert link is not None
         deadline = time.monotonic() + self._wall_s
-        self._link.settimeout(self._wall_s)
-        self._link.sendall(HEAD.pack(len(job.body), job.letter, job.cpu_s) + job.body)
-        length, letter, _ = HEAD.unpack(self._receive(HEAD.size, deadline))
-        body = self._receive(length, deadline)
-        if letter == b"l":
-            self._close()  # frees its memory
-        return letter, body
 
-    def _receive(self, count: int, deadline: float) -> bytes:
-        assert self._link is not None
-        data = bytearray()
-        while len(data) < count:
-            self._link.settimeout(max(0.001, deadline - time.monotonic()))
-            part = self._link.recv(min(count - len(data), 1 << 20))
-            if not part:
-                raise EOFError
-            data += part
-        return bytes(data)
+        def read(_: int, count: int) -> bytes:
+            link.settimeout(max(0.001, deadline - time.monotonic()))
+            return link.recv(count)
+
+        link.settimeout(self._wall_s)
+        link.sendall(HEAD.pack(len(body), letter, cpu_s) + body)
+        kind, _, answer = receive(link.fileno(), read)
+        if kind == b"j":
+            return json.loads(answer)
+        if kind == b"l":
+            self._close()  # frees its memory
+        raise JobFailed(answer.decode("utf-8", "replace"), limited=kind == b"l")
 
     def _begin(self) -> None:
         environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
@@ -111,8 +112,8 @@ class TextProcess:
         self._process, self._link = start_linked(command, environment)
         self._end = weakref.finalize(self, _ended, self._process, self._link)
         self._end.atexit = False  # the system closes the socket
-        for job in (TextJob(b"L", self._memory.to_bytes(8, "little"), 1), *self.setup):
-            self._done(job)
+        for job in self._setup:
+            self._done(*job)
 
     def _close(self) -> int:
         assert self._end is not None

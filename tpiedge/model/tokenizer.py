@@ -4,7 +4,6 @@ The file is untrusted, so the library that reads it runs in a process with limit
 without it, by a table that the process checked against the library's decoding of the whole vocabulary.
 """
 
-import array
 import base64
 import codecs
 import json
@@ -19,8 +18,8 @@ from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.model.folder import ConfigFields, has_file, read_bytes
 from tpiedge.model.held_text import begun_length
 from tpiedge.model.named_tokens import AddedToken, ending_ids, read_named_tokens
-from tpiedge.model.text_child import ENCODING, LoadedTokenizer
-from tpiedge.model.text_process import TextJob, TextProcess
+from tpiedge.model.text_child import LoadedTokenizer
+from tpiedge.model.text_process import TextProcess
 from tpiedge.sanitise import quote, sanitised_line
 
 _MAX_BYTES: Final = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
@@ -53,7 +52,7 @@ class Tokenizer:
         """`tokens` are added to the library's own; `config` may name tokens around a text."""
         self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
-        table = library.add([(token.content, token.flags) for token in tokens])
+        table = library.add(tokens)
         self.vocabulary: Mapping[str, int] = MappingProxyType(table["vocabulary"])
         self._texts = {number: text for text, number in self.vocabulary.items()}
         self._parts = [None if part is None else base64.b64decode(part) for part in table["parts"]]
@@ -233,34 +232,22 @@ class _RemoteLibrary:
 
     def __init__(self, data: bytes) -> None:
         self._process = TextProcess("the model's tokenizer", ("tokenizers",), _MEMORY, 120.0)
-        self._own = self._json(TextJob(b"O", data, _OPEN_S))
+        self._own: Sequence[tuple[int, str, Mapping[str, bool]]] = self._process.set_up(b"O", data, _OPEN_S)
 
     def added(self) -> Sequence[tuple[int, str, Mapping[str, bool]]]:
-        return [(number, text, flags) for number, text, flags in self._own]
+        return self._own
 
     def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._json(TextJob(b"A", json.dumps(tokens).encode(), _OPEN_S))
+        found: Mapping[str, Any] = self._process.set_up(b"A", json.dumps(tokens).encode(), _OPEN_S)
         return found
 
     def encode(self, text: str, *, special: bool, parse: bool, most: int) -> Sequence[int] | int:
-        body = ENCODING.pack(special + 2 * parse, most) + text.encode()
-        letter, answer = self._answer(TextJob(b"E", body, _ENCODE_S))
-        return array.array("I", answer) if letter == b"i" else int.from_bytes(answer, "little")
-
-    def count(self, text: str) -> int:
-        return int.from_bytes(self._answer(TextJob(b"C", text.encode(), _ENCODE_S))[1], "little")
-
-    def _json(self, job: TextJob) -> Any:
-        """Does a job that is repeated in each new process."""
-        found = json.loads(self._answer(job)[1])
-        self._process.setup.append(job)
+        asked = {"text": text, "special": special, "parse": parse, "most": most}
+        found: Sequence[int] | int = self._process.do(b"E", json.dumps(asked).encode(), _ENCODE_S)
         return found
 
-    def _answer(self, job: TextJob) -> tuple[bytes, bytes]:
-        letter, answer = self._process.do(job)
-        if letter in b"el":
-            raise ValueError(answer.decode("utf-8", "replace"))
-        return letter, answer
+    def count(self, text: str) -> int:
+        return int(self._process.do(b"C", json.dumps(text).encode(), _ENCODE_S))
 
 
 @contextmanager
@@ -282,16 +269,16 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
-    def wanted(flag: str, name: str) -> tuple[int, ...]:
-        special = tokenizer.special_tokens
-        if not config.flag(flag, False) or name not in special:
+    def wanted(name: str) -> tuple[int, ...]:
+        text = tokenizer.special_tokens.get(name)
+        if not config.flag(f"add_{name}", False) or text is None:
             return ()
-        found = tokenizer.token_id(special[name])
+        found = tokenizer.token_id(text)
         if found is None:
-            config.refuse(flag, f"is true, but the vocabulary has no {quote(special[name])}")
+            config.refuse(f"add_{name}", f"is true, but the vocabulary has no {quote(text)}")
         return (found,)
 
-    return wanted("add_bos_token", "bos_token"), wanted("add_eos_token", "eos_token")
+    return wanted("bos_token"), wanted("eos_token")
 
 
 class TextWriter:

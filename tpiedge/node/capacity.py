@@ -38,7 +38,7 @@ def measure(threads: int) -> Capacity:
         return Capacity(
             threads,
             part * weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), 0.16),
-            part * _panel_bytes_per_s(linear, x_TI, weights) if linear.native else 0.0,
+            part * _panel_bytes_per_s(linear, x_TI, weights) if linear.pool else 0.0,
         )
 
 

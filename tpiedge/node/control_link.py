@@ -8,30 +8,15 @@ otherwise it ends in PeerLost.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, PeerLost, TpiedgeError
 from tpiedge.launch.bootstrap import OwnStalls
 from tpiedge.transport.endpoint import Endpoint
-from tpiedge.wire.control import (
-    AskStats,
-    Assign,
-    Cancel,
-    Compile,
-    Connect,
-    Generate,
-    Halt,
-    Heartbeat,
-    Hello,
-    Lost,
-    PeerPulse,
-    Pulse,
-    Resume,
-    Shutdown,
-    Stats,
-)
+from tpiedge.transport.monitor import LinkMonitor, LinkState
+from tpiedge.wire import control as c
 from tpiedge.wire.fields import Message
 
 
@@ -49,6 +34,14 @@ class ClusterLiveness:
         self._progress: dict[int, tuple[tuple[int, int, int], float]] = {}
         self._waits: dict[int, tuple[str, float]] = {}
         self._stopping = False
+        self._links: Mapping[int, LinkMonitor] = {}
+        self._patience_s = 0.0
+        self._broken: dict[int, float] = {}
+
+    def watch(self, links: Mapping[int, LinkMonitor], patience_s: float) -> None:
+        """Also loses the ranks whose links, which the master does not see, stay broken for `patience_s`: until then the
+        master's word on which machine is cut off says more."""
+        self._links, self._patience_s = links, patience_s
 
     def heard_master(self) -> None:
         with self._lock:
@@ -59,7 +52,7 @@ class ClusterLiveness:
         with self._lock:
             self._listened = self._clock.now()
 
-    def report(self, peer: PeerPulse) -> None:
+    def report(self, peer: c.PeerPulse) -> None:
         progress = peer.step, peer.block, peer.bytes_read
         with self._lock:
             known = self._progress.get(peer.rank)
@@ -75,11 +68,9 @@ class ClusterLiveness:
             self._stopping = True
 
     def check(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense.
-
-        Called repeatedly during one wait, with the same `waiting_for`; progress counts from the first call, as a peer
-        may have been idle for hours.
-        """
+        """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense. Called repeatedly during
+        one wait, with the same `waiting_for`; progress counts from the first call, as a peer may have been idle for
+        hours."""
         with self._lock:
             now = self._clock.now()
             known = self._waits.get(rank)
@@ -90,11 +81,13 @@ class ClusterLiveness:
             stuck_s = now - max(advanced, known[1])
             if stuck_s > self._stall_s:
                 raise PeerLost(rank, waiting_for, f"alive but without progress for {stuck_s:.0f} s")
+        self._check_link(rank, waiting_for)
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
         """Like `check`, for a wait that may last for ever."""
         with self._lock:
             self._check_alive(rank, waiting_for)
+        self._check_link(rank, waiting_for)
 
     def _check_alive(self, rank: int, waiting_for: str) -> None:
         if self._stopping:
@@ -105,8 +98,15 @@ class ClusterLiveness:
         if silent_s > self._timeout_s:
             raise PeerLost(rank, waiting_for, f"the master has been silent for {silent_s:.1f} s")
 
+    def _check_link(self, rank: int, waiting_for: str) -> None:
+        link, now = self._links.get(rank), self._clock.now()
+        if link is None or link.poll() is LinkState.UP:
+            self._broken.pop(rank, None)
+        elif now - self._broken.setdefault(rank, now) >= self._patience_s:
+            raise PeerLost(rank, waiting_for, "its connection broke")
 
-NodeCommand = Assign | Compile | Connect | Generate | Halt | Resume
+
+NodeCommand = c.Assign | c.Compile | c.Connect | c.Generate | c.Halt | c.Resume
 
 
 @dataclass(eq=False)
@@ -117,18 +117,18 @@ class ControlLink:
     _clock: Clock
     _liveness: ClusterLiveness
     _heartbeat_s: float
-    _heartbeat: Callable[[], Heartbeat]
-    _stats: Callable[[], Stats]
+    _heartbeat: Callable[[], c.Heartbeat]
+    _stats: Callable[[], c.Stats]
     _on_cancel: Callable[[str], None]
     _on_timeline: Callable[[], None]
 
     def __post_init__(self) -> None:
         #: An error means that the link itself failed.
-        self.commands: queue.Queue[NodeCommand | Shutdown | TpiedgeError] = queue.Queue()
+        self.commands: queue.Queue[NodeCommand | c.Shutdown | TpiedgeError] = queue.Queue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
-    def start(self, hello: Hello) -> None:
+    def start(self, hello: c.Hello) -> None:
         """Introduces this node to the master and starts the thread. Raises Unreachable."""
         self._endpoint.send(hello, timeout_s=10.0)
         self._liveness.heard_master()
@@ -173,19 +173,19 @@ class ControlLink:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Assign() | Compile() | Connect() | Generate() | Halt() | Resume():
+            case _ if isinstance(message, NodeCommand):
                 self.commands.put(message)
-            case Shutdown():
+            case c.Shutdown():
                 self._liveness.stop()
                 self.commands.put(message)
-            case Pulse(peers=peers):
+            case c.Pulse(peers=peers):
                 for peer in peers:
                     self._liveness.report(peer)
-            case Lost(rank=rank, cause=cause):
+            case c.Lost(rank=rank, cause=cause):
                 self._liveness.lose(rank, cause)
-            case Cancel(request=request):
+            case c.Cancel(request=request):
                 self._on_cancel(request)
-            case AskStats(timeline=timeline):
+            case c.AskStats(timeline=timeline):
                 if timeline:
                     self._on_timeline()
                 self._endpoint.send(self._stats())

@@ -7,12 +7,13 @@ from itertools import combinations
 from typing import Final
 
 from tpiedge.clock import Clock
-from tpiedge.collectives.communicator import Communicator, Liveness, Route
+from tpiedge.collectives.communicator import Communicator, Route
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerLost, ProtocolError, UserError
 from tpiedge.host.addresses import check_endpoint, data_endpoint
 from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.node.control_link import ClusterLiveness
 from tpiedge.node.link_survey import LinkSurvey
 from tpiedge.planner.network import NetworkFacts, are_linked, choose, connects_to, listens
 from tpiedge.transport.admission import ZmqContext
@@ -35,27 +36,25 @@ def route(
 ) -> tuple[Route, str]:
     """Chooses the route among `size` ranks for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32; also
     returns why, in a sentence. `facts`: the links, if all nodes were to be linked; rank 0's are there in any case."""
-    if size == 2 and wanted == "auto":
-        return _one_way("mesh", wire), "two nodes exchange their parts: one latency"
-    if size <= 2 or facts is None:
-        return _one_way("star" if wanted == "auto" else wanted, wire), ""
-    if wanted != "auto":
+    if wanted == "auto" and size == 2:
+        return Route("mesh", "mesh", 0, wire), "two nodes exchange their parts: one latency"
+    if wanted == "auto" and facts is not None:
+        small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)
+        bulk = choose(wire_bytes(wire, 1, chunk_bytes // 4), facts)
+        most = row_bytes
+        while 2 * most < chunk_bytes and (
+            choose(wire_bytes(wire, 1, most // 2), facts).collective == small.collective
+        ):
+            most *= 2
+        return Route(small.collective, bulk.collective, most, wire), small.why
+    name, why = "star" if wanted == "auto" else wanted, ""
+    if facts is not None and name != "star":
         # Also where this one could do without: a node that lacks a link takes part in the star alone.
         pairs = combinations(range(facts.size), 2)
         cut = [f"nodes {low} and {high}" for low, high in pairs if facts.link(low, high) is None]
-        if not cut or wanted == "star":
-            return _one_way(wanted, wire), ""
-        why = f"{wanted} is not possible: {', '.join(cut[:3])} cannot reach each other"
-        return _one_way("star", wire), why
-    small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)
-    bulk = choose(wire_bytes(wire, 1, chunk_bytes // 4), facts)
-    small_bytes = row_bytes
-    while (
-        2 * small_bytes < chunk_bytes
-        and choose(wire_bytes(wire, 1, small_bytes // 2), facts).collective == small.collective
-    ):
-        small_bytes *= 2
-    return Route(small.collective, bulk.collective, small_bytes, wire), small.why
+        if cut:
+            name, why = "star", f"{wanted} is not possible: {', '.join(cut[:3])} cannot reach each other"
+    return Route(name, name, 0, wire), why
 
 
 def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
@@ -65,24 +64,19 @@ def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
     return tuple(sorted(links, key=lambda link: (-link.round_trip_s, link.low, link.high))[:MAX_ARRAY])
 
 
-def _one_way(name: CollectiveChoice, wire: WirePrecision) -> Route:
-    assert name != "auto"
-    return Route(name, name, 0, wire)
-
-
+@dataclass(eq=False)
 class TensorLinks:
     """The links of the node `rank`; `resources` closes them. `peer_keys`: public keys by rank."""
 
-    def __init__(
-        self, rank: int, keys: CurveKeys, peer_keys: Mapping[int, str], resources: ExitStack
-    ) -> None:
-        self._rank = rank
-        self._keys = keys
-        self._peer_keys = peer_keys
-        self._resources = resources
-        self._hub: ZmqHub | None = None
+    _rank: int
+    _keys: CurveKeys
+    _peer_keys: Mapping[int, str]
+    _resources: ExitStack
+    _hub: ZmqHub | None = None
+
+    def __post_init__(self) -> None:
         self._context = ZmqContext(io_threads=2)
-        resources.callback(self._context.close)
+        self._resources.callback(self._context.close)
 
     def listen(self, address: str) -> ZmqHub:
         allowed = {key: node_name(peer) for peer, key in self._peer_keys.items() if peer > self._rank}
@@ -98,13 +92,11 @@ class TensorLinks:
 
     def joined(self, spokes: Mapping[int, ZmqSpoke]) -> Endpoint:
         """Returns one endpoint of its hub, if any, and the usable `spokes`."""
-        if self._hub is not None and not spokes:
-            return self._hub
-        if self._hub is None and len(spokes) == 1:
-            (only,) = spokes.values()
-            return only
-        ends = {node_name(peer): spoke for peer, spoke in spokes.items()}
-        return ZmqMesh(node_name(self._rank), self._hub, ends)
+        ends = [*([] if self._hub is None else [self._hub]), *spokes.values()]
+        if len(ends) == 1:
+            return ends[0]
+        named = {node_name(peer): spoke for peer, spoke in spokes.items()}
+        return ZmqMesh(node_name(self._rank), self._hub, named)
 
 
 _LINK_S: Final = 5.0
@@ -138,42 +130,10 @@ class DataPlane:
         return counters.bytes_sent, counters.bytes_received, dropped, refused
 
 
-class _LinkLiveness:
-    """A Liveness that also watches the links between workers, which the master does not see.
-
-    A link may be broken for `patience_s` first: the master's word on which machine is cut off says more.
-    """
-
-    def __init__(
-        self, liveness: Liveness, spokes: Mapping[int, ZmqSpoke], clock: Clock, patience_s: float
-    ) -> None:
-        self._liveness = liveness
-        self._monitors = {rank: spoke.monitor for rank, spoke in spokes.items() if rank}
-        self._clock = clock
-        self._patience_s = patience_s
-        self._broken: dict[int, float] = {}
-
-    def check(self, rank: int, waiting_for: str) -> None:
-        self._liveness.check(rank, waiting_for)
-        self._check_link(rank, waiting_for)
-
-    def check_idle(self, rank: int, waiting_for: str) -> None:
-        self._liveness.check_idle(rank, waiting_for)
-        self._check_link(rank, waiting_for)
-
-    def _check_link(self, rank: int, waiting_for: str) -> None:
-        if rank not in self._monitors:
-            return
-        if self._monitors[rank].poll() is LinkState.UP:
-            self._broken.pop(rank, None)
-        elif self._clock.now() - self._broken.setdefault(rank, self._clock.now()) >= self._patience_s:
-            raise PeerLost(rank, waiting_for, "its connection broke")
-
-
 def join_data_plane(
     assign: Assign,
     bootstrap: NodeBootstrap,
-    liveness: Liveness,
+    liveness: ClusterLiveness,
     clock: Clock,
     listening: Callable[[Listening], None],
     await_connect: Callable[[], Connect],
@@ -198,8 +158,9 @@ def join_data_plane(
     if linked and size > 2:
         facts = LinkSurvey(endpoint, liveness, clock, assign.epoch, assign.rank, size).run(spokes)
         linked = len(spokes) == assign.rank
-    watched = _LinkLiveness(liveness, spokes, clock, _PATIENCE * bootstrap.timing.timeout_s)
-    group = Group(endpoint, watched, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
+    monitors = {rank: spoke.monitor for rank, spoke in spokes.items() if rank}
+    liveness.watch(monitors, _PATIENCE * bootstrap.timing.timeout_s)
+    group = Group(endpoint, liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
     return DataPlane(group, endpoint, facts)
 
 
@@ -222,7 +183,7 @@ def _connect(
     return spokes
 
 
-def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: Liveness, clock: Clock) -> None:
+def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: ClusterLiveness, clock: Clock) -> None:
     """Waits for the links and closes those that fail. PeerLost for rank 0's."""
     started = clock.now()
     for rank, spoke in list(spokes.items()):

@@ -35,11 +35,9 @@ _SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
-    """One rank's part. `endpoint` receives nothing else until the survey is over.
-
-    Rank 0 begins once every node answers; then each has its turn. A node receives rank 0's answers and probes; out of
-    turn messages are dropped, and at rank 0 they are Misconduct.
-    """
+    """One rank's part. `endpoint` receives nothing else until the survey is over. Rank 0 begins once every node
+    answers; then each has its turn. A node receives rank 0's answers and probes; out of turn messages are dropped, and
+    at rank 0 they are Misconduct."""
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
@@ -62,15 +60,13 @@ class LinkSurvey:
         deadline = self._clock.now() + _START_S + self._size * (_TURN_S + self._size * _PAIR_S)
         while True:
             message = self._await(0, "its turn in the survey of the links", deadline)
-            if isinstance(message, Survey):
-                if message.turn == 0:
-                    return None
-                if message.turn == self._rank:
-                    found = tuple(
-                        link for rank in sorted(reached) if (link := self._measure(rank)) is not None
-                    )
-                    report = LinkReport(self._epoch, self._rank, _machine(), _cores(), found)
-                    self._send(report, 0, self._clock.now() + _TURN_S)
+            turn = message.turn if isinstance(message, Survey) else None
+            if turn == 0:
+                return None
+            if turn == self._rank:
+                found = tuple(filter(None, map(self._measure, sorted(reached))))
+                report = LinkReport(self._epoch, self._rank, _machine(), _cores(), found)
+                self._send(report, 0, self._clock.now() + _TURN_S)
 
     def _lead(self) -> NetworkFacts:
         deadline = self._clock.now() + _START_S

@@ -46,24 +46,8 @@ from tpiedge.planner.arithmetic import check_compute, check_native
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire import control as c
 from tpiedge.wire.codec import PROTOCOL
-from tpiedge.wire.control import (
-    Accused,
-    AnswerPart,
-    Assign,
-    Compile,
-    Connect,
-    Failed,
-    Generate,
-    Halt,
-    Halted,
-    Heartbeat,
-    Hello,
-    Loading,
-    Ready,
-    Resume,
-    Stats,
-)
 
 T = TypeVar("T")
 _ASSIGN_S = 180.0
@@ -90,7 +74,7 @@ class Node:
         self._loaded: tuple[int, int] | None = 0, 0
         self._carried_bytes = 0
         #: The step's messages for the master.
-        self._drawn: list[AnswerPart] = []
+        self._drawn: list[c.AnswerPart] = []
         self._resources = ExitStack()
         own, key = control_name(bootstrap.rank, bootstrap.epoch), bootstrap.master_key
         control = ZmqSpoke(
@@ -111,9 +95,11 @@ class Node:
         """Joins, loads and computes until the master ends it. Raises what ends it otherwise."""
         rank = self._bootstrap.rank
         self.link.start(
-            Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name())
+            c.Hello(
+                self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name()
+            )
         )
-        assign = self._expect(Assign, "the plan")
+        assign = self._expect(c.Assign, "the plan")
         self._epoch = assign.epoch
         torch.set_num_threads(assign.threads)
         plane = self._data = join_data_plane(
@@ -122,7 +108,7 @@ class Node:
             self._liveness,
             self._clock,
             self.link.post,
-            functools.partial(self._expect, Connect, "the addresses of the other nodes"),
+            functools.partial(self._expect, c.Connect, "the addresses of the other nodes"),
             self._resources,
         )
         started = time.perf_counter()
@@ -162,8 +148,8 @@ class Node:
         """Tells the master why this node ends, and first which node is at fault."""
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
-            self.link.post(Accused(self._epoch, rank, error.rank, cause))
-        self.link.post(Failed(self._epoch, rank, "", type(error).__name__, cause))
+            self.link.post(c.Accused(self._epoch, rank, error.rank, cause))
+        self.link.post(c.Failed(self._epoch, rank, "", type(error).__name__, cause))
 
     def _expect(self, kind: type[T], awaited: str) -> T:
         command = self._next_command(awaited, self._clock.now() + _ASSIGN_S)
@@ -191,7 +177,7 @@ class Node:
             return command
         raise Cancelled("the master ended this node")
 
-    def _build(self, assign: Assign, communicator: Communicator) -> Engine:
+    def _build(self, assign: c.Assign, communicator: Communicator) -> Engine:
         pack = Pack.open(self._pack(assign))
         check_compute(pack.precision, assign.compute)
         check_native(pack.precision, assign.kv)
@@ -221,7 +207,7 @@ class Node:
             self._weights.trace(self._tracer)
         return engine
 
-    def _pack(self, assign: Assign) -> Path:
+    def _pack(self, assign: c.Assign) -> Path:
         return Path(self._bootstrap.pack or assign.pack)
 
     def _moved(self, moved_bytes: int) -> None:
@@ -230,28 +216,28 @@ class Node:
         if self._leading is None and self._loaded is not None:
             done, total = self._loaded
             self.link.post(
-                Loading(self._epoch, self._bootstrap.rank, done + moved_bytes, total + moved_bytes)
+                c.Loading(self._epoch, self._bootstrap.rank, done + moved_bytes, total + moved_bytes)
             )
 
-    def _ready(self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> Ready:
+    def _ready(self, assign: c.Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> c.Ready:
         weight_bytes = self._weights.weight_bytes if self._weights else 0
         if assign.rank != 0 or len(assign.nodes) == 1:
-            return Ready(assign.epoch, assign.rank, weight_bytes, load_s)
+            return c.Ready(assign.epoch, assign.rank, weight_bytes, load_s)
         row_bytes = 4 * config.hidden_size
         chunk_bytes = row_bytes * StepLimits.of(config.hidden_size).chunk_tokens
         size = len(assign.nodes)
         self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
         small, bulk = self._route.small, self._route.bulk
         links = worker_links(plane.facts)
-        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], links)
+        return c.Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], links)
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
         self._loaded = done_bytes, total_bytes
-        self.link.post(Loading(self._epoch, communicator.rank, done_bytes, total_bytes))
+        self.link.post(c.Loading(self._epoch, communicator.rank, done_bytes, total_bytes))
         if communicator.rank == 0:
             communicator.poll()
 
-    def _leader(self, engine: Engine, assign: Assign) -> Leader:
+    def _leader(self, engine: Engine, assign: c.Assign) -> Leader:
         cache = engine.cache
         serving = Serving(
             assign.epoch,
@@ -285,27 +271,27 @@ class Node:
 
     def _take(self, leader: Leader, carrier: Carrier, command: NodeCommand) -> None:
         match command:
-            case Generate(request=request) | Compile(request=request):
+            case c.Generate(request=request) | c.Compile(request=request):
                 try:
-                    if isinstance(command, Compile):
+                    if isinstance(command, c.Compile):
                         leader.compile(request, command.group)
                     else:
                         leader.submit(request, self._drawn.append)
                 except UserError as error:
-                    self.link.post(Failed(self._epoch, 0, request.id, type(error).__name__, str(error)))
-            case Halt():
+                    self.link.post(c.Failed(self._epoch, 0, request.id, type(error).__name__, str(error)))
+            case c.Halt():
                 self._halt(leader, carrier, command)
             case _:
                 raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
 
-    def _halt(self, leader: Leader, carrier: Carrier, order: Halt) -> None:
+    def _halt(self, leader: Leader, carrier: Carrier, order: c.Halt) -> None:
         """Leaves the KV cache, then waits for the end or for Resume."""
         pages, sequences = leader.leave(order)
         why = carrier.leave(pages, order.stored, sequences)
         count = 0 if why else len(pages.pages)
-        self.link.post(Halted(self._epoch, 0, order.following, count, why[:2000]))
+        self.link.post(c.Halted(self._epoch, 0, order.following, count, why[:2000]))
         command = self._next_command("the next epoch")
-        if not isinstance(command, Resume):
+        if not isinstance(command, c.Resume):
             raise ProtocolError(f"the master sent {type(command).__name__} to a node that it halted")
         carrier.discard()
 
@@ -319,19 +305,19 @@ class Node:
         if self._leading is not None:
             self._leading.cancel(request)
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self) -> c.Heartbeat:
         bytes_read = (self._weights.bytes_read if self._weights else 0) + self._carried_bytes
         reading = self._leading.reading if self._leading is not None else ()
-        return Heartbeat(
+        return c.Heartbeat(
             self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read, reading
         )
 
-    def _stats(self) -> Stats:
+    def _stats(self) -> c.Stats:
         meter, weights, engine = self._meter, self._weights, self._engine
         sent, received, dropped, refused = self._data.traffic
         counts = weights.counts if weights else Counts()
         used, pages = self._leading.pages if self._leading else (0, 0)
-        return Stats(
+        return c.Stats(
             epoch=self._epoch,
             rank=self._bootstrap.rank,
             peak_rss_bytes=peak_rss_bytes(),
@@ -365,4 +351,3 @@ class Node:
 
 def _say(what: str) -> None:
     sys.stderr.write(f"tpiedge: {what}\n")
-    sys.stderr.flush()

@@ -53,10 +53,9 @@ def main() -> int:
 
 
 def import_engine() -> None:
-    """Import torch and what a node computes with, for good: no later garbage collection looks through it all again,
-    which takes a tenth of a second."""
-    # torch's kernels for tensors that have no data, of use to its compilers alone: a fifth of the time that importing
-    # it takes, and 18 MB in every node. A torch that knows no module of this name is not changed.
+    """Imports torch and the engine for good: no later garbage collection spends a tenth of a second on them."""
+    # torch's kernels for tensors without data, which only its compilers use: a fifth of the time of the import, and
+    # 18 MB in every node. A torch without a module of this name is not changed.
     sys.modules.setdefault(_META_KERNELS, types.ModuleType(_META_KERNELS))
     gc.disable()
     try:
@@ -67,7 +66,7 @@ def import_engine() -> None:
 
 
 def run(bootstrap: NodeBootstrap) -> int:
-    """Be a node until the master ends it; the exit status of the error that ended it, or 0."""
+    """Runs a node until the master ends it. Returns the exit status of the error that ended it, or 0."""
     from tpiedge.node.node import Node
 
     with Supervisor(_end_at_once):
@@ -93,7 +92,6 @@ def run(bootstrap: NodeBootstrap) -> int:
 def _end_at_once(error: InternalError) -> None:
     """The engine thread may wait for the failed one. The master learns why from the log."""
     sys.stderr.write(f"{error}\n")
-    sys.stderr.flush()
     os._exit(error.exit_code)
 
 
@@ -102,7 +100,6 @@ def _end(node: "Node", error: TpiedgeError) -> int:
     if not isinstance(error, PeerLost):
         traceback.print_exception(error)
     sys.stderr.write(f"{error}\n")
-    sys.stderr.flush()
     node.report(error)
     return error.exit_code
 

@@ -4,11 +4,11 @@ The headers are made here because the safetensors library writes only tensors th
 """
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -39,10 +39,10 @@ class TensorEntry:
     name: str
     dtype: SourceDtype
     shape: tuple[int, ...]
-    nbytes: int
 
-
-_AnyEntry = TypeVar("_AnyEntry", bound=TensorEntry)
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
 
 
 def header(tensors: Sequence[TensorEntry]) -> bytes:
@@ -62,9 +62,9 @@ def header(tensors: Sequence[TensorEntry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def split_shards(tensors: Sequence[_AnyEntry], limit: int) -> list[list[_AnyEntry]]:
-    """Cuts into runs of at most `limit` bytes; a larger tensor has a shard of its own."""
-    shards: list[list[_AnyEntry]] = [[]]
+def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[TensorEntry]]:
+    """Cuts into files of at most `limit` bytes, by name; a larger tensor has a file of its own."""
+    shards: list[list[TensorEntry]] = [[]]
     size = 0
     for tensor in tensors:
         if shards[-1] and size + tensor.nbytes > limit:
@@ -72,13 +72,10 @@ def split_shards(tensors: Sequence[_AnyEntry], limit: int) -> list[list[_AnyEntr
             size = 0
         shards[-1].append(tensor)
         size += tensor.nbytes
-    return shards
-
-
-def shard_names(count: int) -> list[str]:
-    if count == 1:
-        return ["model.safetensors"]
-    return [f"model-{shard:05d}-of-{count:05d}.safetensors" for shard in range(1, count + 1)]
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    of = f"of-{len(shards):05d}.safetensors"
+    return {f"model-{number:05d}-{of}": shard for number, shard in enumerate(shards, 1)}
 
 
 def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
@@ -88,14 +85,6 @@ def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
-@dataclass(frozen=True)
-class _Tensor(TensorEntry):
-    """`part` names the tensor inside its blob."""
-
-    key: BlobKey
-    part: str
-
-
 def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
     """Writes the pack's tensors into the new folder `out` and returns the files of tensors. Writes model.safetensors,
     or shards of at most `shard_bytes` (one tensor at least) with an index. Checks the pack first. Raises UserError,
@@ -103,48 +92,47 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")
-    shards = split_shards(_tensors(pack), shard_bytes)
-    needed = sum(tensor.nbytes for shard in shards for tensor in shard) + (1 << 20)
+    places = _places(pack)
+    shards = split_shards((tensor for tensor, *_ in places.values()), shard_bytes)
+    needed = sum(tensor.nbytes for shard in shards.values() for tensor in shard) + (1 << 20)
     with explain_write_errors(out.parent, needed), lock_target(out, timeout_s=1.0):
         check_free_space(out.parent, needed)
         verify_pack(pack, fast=True)
         with partial_folder(out) as folder:
-            by_name = dict(zip(shard_names(len(shards)), shards, strict=True))
-            for name, shard in by_name.items():
+            for name, shard in shards.items():
                 with (folder / name).open("wb") as file:
                     file.write(header(shard))
                     for tensor in shard:
-                        for part in _stored_parts(pack, tensor):
+                        for part in _stored_parts(pack, *places[tensor.name]):
                             file.write(array_bytes(part))
                     file.flush()
                     os.fsync(file.fileno())
             if len(shards) > 1:
-                (folder / INDEX_NAME).write_text(json.dumps(index(by_name), indent=2))
-        return [out / name for name in by_name]
+                (folder / INDEX_NAME).write_text(json.dumps(index(shards), indent=2))
+        return [out / name for name in shards]
 
 
-def _tensors(pack: Pack) -> list[_Tensor]:
-    tensors: dict[str, _Tensor] = {}
+def _places(pack: Pack) -> dict[str, tuple[TensorEntry, BlobKey, str]]:
+    found: dict[str, tuple[TensorEntry, BlobKey, str]] = {}
     for key in pack.keys:
         spec, layout = pack.blob_spec(key), pack.layout(key)
         dtype = STORED.get(layout.precision, "F32")
         for m in spec.matrices:
-            nbytes = m.rows * m.cols * numpy_dtype(dtype).itemsize
-            tensors.setdefault(m.source, _Tensor(m.source, dtype, m.source_shape, nbytes, key, m.name))
+            found.setdefault(m.source, (TensorEntry(m.source, dtype, m.source_shape), key, m.name))
         for v, place in zip(spec.vectors, layout.vectors, strict=True):
             stored = STORED[place.precision]
-            tensors.setdefault(v.source, _Tensor(v.source, stored, (v.length,), place.nbytes, key, v.name))
-    return list(tensors.values())
+            found.setdefault(v.source, (TensorEntry(v.source, stored, (v.length,)), key, v.name))
+    return found
 
 
-def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:
-    layout = pack.layout(tensor.key)
-    with OpenFile(pack.blob_path(tensor.key)) as file:
+def _stored_parts(pack: Pack, tensor: TensorEntry, key: BlobKey, part: str) -> Iterator[Array]:
+    layout = pack.layout(key)
+    with OpenFile(pack.blob_path(key)) as file:
         if len(tensor.shape) == 1:
-            place = next(vector for vector in layout.vectors if vector.name == tensor.part)
+            place = next(vector for vector in layout.vectors if vector.name == part)
             yield file.array(place.offset, (place.nbytes,), np.dtype(np.uint8))
             return
-        match layout.matrix(tensor.part):
+        match layout.matrix(part):
             case RowLayout() as matrix:
                 yield from _matrix_parts(matrix, file)
             case PanelLayout() as matrix:

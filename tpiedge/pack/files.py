@@ -144,7 +144,9 @@ class FileLock(Descriptor):
 
     def _try(self, kind: int) -> bool:
         if self._fd < 0:
-            self._fd = open_lock(self.path)
+            # Never another program's file, by a link, and never a wait for a pipe.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._fd = os.open(self.path, flags, 0o600)
         held = try_flock(self._fd, kind)
         if held is None:
             raise UserError(
@@ -156,11 +158,6 @@ class FileLock(Descriptor):
             self.close()
             return False
         return True
-
-
-def open_lock(path: Path) -> int:
-    """Opens a lock's file, created if need be, and never follows a link. Raises OSError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def holder_of(path: Path) -> str:

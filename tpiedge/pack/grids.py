@@ -30,7 +30,11 @@ def grid_exponents(pack: Pack) -> Exponents:
     """Reads some kilobytes of every layer, unverified: nodes that compute check them. Raises UserError."""
     if not pack.precision.quantised:
         return ()
-    of_blob = {pack.blob_id(layer): _of_layer(pack, layer) for layer in pack.unique_layers}
+    of_blob: dict[str, tuple[int, int]] = {}
+    for layer in pack.unique_layers:
+        o, down = (pack.layout(layer).matrix(name) for name in ("o", "down"))
+        with OpenFile(pack.blob_path(layer)) as file:
+            of_blob[pack.blob_id(layer)] = _of_matrix(file, o), _of_matrix(file, down)
     return tuple(of_blob[pack.blob_id(layer)] for layer in range(pack.num_layers))
 
 
@@ -43,12 +47,6 @@ def check_exponents(exponents: Exponents, pack: Pack) -> None:
         )
     if any(not _LEAST <= exponent <= _MOST for layer in exponents for exponent in layer):
         raise ProtocolError(f"the plan has a grid beyond 2**{_LEAST} to 2**{_MOST}")
-
-
-def _of_layer(pack: Pack, layer: int) -> tuple[int, int]:
-    layout = pack.layout(layer)
-    with OpenFile(pack.blob_path(layer)) as file:
-        return _of_matrix(file, layout.matrix("o")), _of_matrix(file, layout.matrix("down"))
 
 
 def _of_matrix(file: OpenFile, matrix: MatrixLayout) -> int:

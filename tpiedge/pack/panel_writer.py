@@ -198,7 +198,7 @@ def _read(spec: MatrixSpec, matrix: PanelLayout, piece: PanelRun, source: Tensor
         codes = source.read_codes(spec.source, rows, cols, matrix.precision.bits)
         if codes is not None:
             return codes
-    return source.read_block(spec.source, rows.start, len(rows), cols.start, len(cols))
+    return source.read(spec.source, rows, cols)
 
 
 def _stored(matrix: PanelLayout, piece: PanelRun, unit: int) -> tuple[PanelShape, int]:

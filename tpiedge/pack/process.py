@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 import tpiedge
 from tpiedge.errors import (
     Cancelled,
@@ -33,20 +35,15 @@ from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.files import remove_leftovers
 from tpiedge.pack.layout import Storage, storage_of
 from tpiedge.pack.quantised import tensor_from_json
-from tpiedge.pack.source import CheckpointSource, StoredTensor, TensorSource, tensor_to_json
-from tpiedge.pack.specs import JSON, ModelSpec, Precision, model_spec_from_json, model_spec_to_json
+from tpiedge.pack.source import StoredTensor, TensorSource
+from tpiedge.pack.specs import JSON, ModelSpec, Precision
 from tpiedge.pack.writer import PackReport, write_pack
 from tpiedge.progress import ProgressCallback
 
 # ReadFault and IntegrityError are made from their parts: their message crosses as that of a ResourceError.
 _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
-    "UserError": UserError,
-    "DiskFull": DiskFull,
-    "OutOfMemory": OutOfMemory,
-    "ResourceError": ResourceError,
-    "ReadFault": ResourceError,
-    "IntegrityError": ResourceError,
-    "Cancelled": Cancelled,
+    **{kind.__name__: kind for kind in (UserError, DiskFull, OutOfMemory, ResourceError, Cancelled)},
+    **dict.fromkeys(("ReadFault", "IntegrityError"), ResourceError),
 }
 
 
@@ -61,38 +58,25 @@ class PackRequest:
     out: Path
     distinct_layers: int | None = None
 
-    def to_json(self) -> dict[str, JSON]:
-        source = self.source
-        return {
-            "spec": model_spec_to_json(self.spec),
-            "source": source
-            if isinstance(source, int)
-            else {
-                name: tensor_to_json(tensor, lambda path: str(path.absolute()))
-                for name, tensor in source.items()
-            },
-            "storage": storage_of(self.precision, self.spec).to_json(),
-            "out": str(self.out.absolute()),
-            "distinct_layers": self.distinct_layers,
-        }
+    def to_json(self) -> JSON:
+        def encode(value: Path | Mapping[str, StoredTensor]) -> str | dict[str, StoredTensor]:
+            return str(value.absolute()) if isinstance(value, Path) else dict(value)
+
+        found: JSON = msgspec.to_builtins(self, enc_hook=encode)
+        return found
 
     @staticmethod
-    def from_json(value: Any) -> "PackRequest":
-        """Raises KeyError or TypeError for a malformed request: the parent is trusted."""
-        source = value["source"]
-        return PackRequest(
-            spec=model_spec_from_json(value["spec"]),
-            source=source
-            if isinstance(source, int)
-            else {name: tensor_from_json(one) for name, one in source.items()},
-            precision=Storage.from_json(value["storage"]),
-            out=Path(value["out"]),
-            distinct_layers=value["distinct_layers"],
-        )
+    def from_json(value: object) -> "PackRequest":
+        """Raises msgspec.ValidationError for a malformed request."""
+
+        def decode(kind: type, said: Any) -> object:
+            return tensor_from_json(said) if kind is StoredTensor else kind(said)
+
+        return msgspec.convert(value, PackRequest, dec_hook=decode)
 
     def open_source(self) -> TensorSource:
         if not isinstance(self.source, int):
-            return CheckpointSource(self.source)
+            return TensorSource(self.source)
         stored = STORED.get(storage_of(self.precision, self.spec).layers, "BF16")
         # Who packs files imports no random numbers.
         kind = pkgutil.resolve_name("tpiedge.lab.random_weights:RandomSource")

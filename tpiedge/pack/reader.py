@@ -51,7 +51,17 @@ class Pack:
             if stored.setdefault(pack.blob_id(key), pack.layout(key)) != pack.layout(key):
                 raise UserError(f"{path} gives one blob two layouts: delete the pack and pack again")
         for key in pack.unique_keys:
-            _check_size(pack.blob_path(key), pack.layout(key).nbytes)
+            blob, expected = pack.blob_path(key), pack.layout(key).nbytes
+            try:
+                state = blob.stat()
+            except OSError:
+                raise UserError(f"the pack lacks {blob}: delete the pack and pack again") from None
+            if not stat.S_ISREG(state.st_mode):
+                raise UserError(f"{blob} is not a regular file: delete the pack and pack again")
+            if state.st_size != expected:
+                raise UserError(
+                    f"{blob} has {state.st_size} bytes instead of {expected}: delete the pack and pack again"
+                )
         return pack
 
     @property
@@ -116,19 +126,6 @@ class Pack:
 
     def share_bytes(self, layer: int, share: NodeShare) -> int:
         return sum(item.length for item in self.share_ranges(layer, share))
-
-
-def _check_size(path: Path, expected: int) -> None:
-    try:
-        state = path.stat()
-    except OSError:
-        raise UserError(f"the pack lacks {path}: delete the pack and pack again") from None
-    if not stat.S_ISREG(state.st_mode):
-        raise UserError(f"{path} is not a regular file: delete the pack and pack again")
-    if state.st_size != expected:
-        raise UserError(
-            f"{path} has {state.st_size} bytes instead of {expected}: delete the pack and pack again"
-        )
 
 
 def verify_pack(pack: Pack, *, fast: bool = False) -> None:

@@ -179,9 +179,6 @@ class ShardCopy:
     def path(self) -> Path:
         return self.pack.path
 
-    def fetch_lock(self) -> FileLock:
-        return FileLock(self.path / "fetching")
-
     def missing_tables(self, share: NodeShare) -> list[int]:
         """Layers that `share` needs something of and whose table of hashes is not here."""
         return [

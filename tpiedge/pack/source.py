@@ -5,10 +5,9 @@ import hashlib
 import json
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -19,45 +18,6 @@ from tpiedge.pack.dtypes import Codes, SourceDtype, numpy_dtype
 from tpiedge.pack.files import OpenFile, open_regular
 from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import JSON
-
-
-class TensorSource(ABC):
-    """Named tensors whose rectangles can be read. Arrays are float32 for F32, float16 for F16 and uint16 (bits) for
-    BF16; the caller may change them. Unknown names raise UserError, failed reads ReadFault."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Two sources of the same fingerprint hold the same numbers."""
-
-    @abstractmethod
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    @abstractmethod
-    def dtype(self, name: str) -> SourceDtype: ...
-
-    @abstractmethod
-    def read_vector(self, name: str) -> Array: ...
-
-    @abstractmethod
-    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
-        """Reads a rectangle [rows, cols] of a 2-D tensor."""
-
-    def read_rows(self, name: str, first: int, count: int) -> Array:
-        """Reads whole rows, [count, cols]."""
-        return self.read_block(name, first, count, 0, self.shape(name)[1])
-
-    def read_columns(self, name: str, first: int, count: int) -> Array:
-        """Reads a vertical strip, [rows, count]."""
-        return self.read_block(name, 0, self.shape(name)[0], first, count)
-
-    def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, groups from the first column on; None if none say exactly the same."""
-        del name, rows, cols, bits
-        return None
-
-    def close(self) -> None:  # noqa: B027 (most have nothing open)
-        """Ends reading."""
 
 
 class SourceFile(OpenFile):
@@ -129,6 +89,7 @@ class OpenFiles(dict[Path, SourceFile]):
             self.popitem()[1].close()
 
 
+@runtime_checkable
 class StoredTensor(Protocol):
     """A tensor in `files`, plain or quantised by another program. `shape` is that of the numbers: [outputs, inputs] or
     a vector's; `dtype` is what `read` gives."""
@@ -147,7 +108,8 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads as TensorSource.read_codes; also None if a scale is not finite."""
+        """Reads integers of `bits` bits, groups from the first column on. None if none say exactly the same, or if a
+        scale is not finite."""
         ...
 
 
@@ -189,8 +151,9 @@ def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JS
     return found
 
 
-class CheckpointSource(TensorSource):
-    """A TensorSource over tensors in files."""
+class TensorSource:
+    """Named tensors whose rectangles can be read. Arrays are float32 for F32, float16 for F16 and uint16 (bits) for
+    BF16; the caller may change them. Unknown names raise UserError, failed reads ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -219,16 +182,15 @@ class CheckpointSource(TensorSource):
     def dtype(self, name: str) -> SourceDtype:
         return cast(SourceDtype, self._tensor(name).dtype)
 
-    def read_vector(self, name: str) -> Array:
+    def read(self, name: str, rows: range | None = None, cols: range | None = None) -> Array:
+        """Reads the rectangle [rows, cols], by default all of them. A vector is one row."""
         tensor = self._tensor(name)
-        values: Array = tensor.read(self._files, range(1), range(math.prod(tensor.shape)))[0]
-        return values
-
-    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
-        height, width = range(first_row, first_row + rows), range(first_col, first_col + cols)
-        return self._tensor(name).read(self._files, height, width)
+        height, width = (1, *tensor.shape)[-2:]
+        rows = range(height) if rows is None else rows
+        return tensor.read(self._files, rows, range(width) if cols is None else cols)
 
     def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
+        """Reads as StoredTensor.codes."""
         return self._tensor(name).codes(self._files, rows, cols, bits)
 
     def close(self) -> None:

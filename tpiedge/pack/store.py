@@ -21,7 +21,6 @@ from pathlib import Path
 from tpiedge.errors import DiskFull, ProtocolError, TpiedgeError, UserError
 from tpiedge.pack.files import FileLock, check_free_space, partial_folder, replacing, write_synced
 from tpiedge.pack.hashes import is_blob_id
-from tpiedge.pack.layout import BlobLayout
 from tpiedge.pack.manifest import (
     BLOB_FOLDER,
     MANIFEST_NAME,
@@ -138,7 +137,9 @@ class ShardStore:
         """Evicts unused packs, least recently used first, until `needed` bytes and 5 % more fit. Raises DiskFull."""
         with self._locked():
             for victim in sorted(self._usages(), key=lambda pack: pack.used_at):
-                if not victim.in_use and not self._fits(needed):
+                with contextlib.suppress(DiskFull):
+                    return self._check_room(needed)
+                if not victim.in_use:
                     self._remove(victim.id)
             self._check_room(needed)
 
@@ -214,13 +215,6 @@ class ShardStore:
             )
         check_free_space(self.folder, wanted, f"the shard store {self.folder}", ROOM_REMEDY)
 
-    def _fits(self, needed: int) -> bool:
-        try:
-            self._check_room(needed)
-        except DiskFull:
-            return False
-        return True
-
     def _remove(self, identity: str) -> bool:
         if not self._discard(identity):
             return False
@@ -246,17 +240,14 @@ class ShardStore:
 
 
 def _open(folder: Path) -> Pack:
+    """Opens the pack; blobs that are not there become sparse files of their size without bits."""
     pack = Pack(folder, load_manifest(folder))
     for key in pack.unique_keys:
-        _ensure_blob(pack.blob_path(key), pack.layout(key))
+        path, layout = pack.blob_path(key), pack.layout(key)
+        if path.is_file() and path.stat().st_size == layout.nbytes:
+            continue
+        Presence(path.parent / f"{path.name}.present", layout.range_count).remove()
+        path.unlink(missing_ok=True)
+        with open(path, "xb") as file:
+            file.truncate(layout.nbytes)
     return Pack.open(folder)
-
-
-def _ensure_blob(path: Path, layout: BlobLayout) -> None:
-    """Makes a sparse file of the right size at `path`, and clears its bits if it was not there."""
-    if path.is_file() and path.stat().st_size == layout.nbytes:
-        return
-    Presence(path.parent / f"{path.name}.present", layout.range_count).remove()
-    path.unlink(missing_ok=True)
-    with open(path, "xb") as file:
-        file.truncate(layout.nbytes)

@@ -258,7 +258,7 @@ def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: 
 def _vector_section(spec: BlobSpec, layout: BlobLayout, source: TensorSource) -> Array:
     section = np.zeros(layout.vectors_nbytes, np.uint8)
     for vector, place in zip(spec.vectors, layout.vectors, strict=True):
-        values = source.read_vector(vector.source)
+        values = source.read(vector.source)[0]
         stored = convert(values, source.dtype(vector.source), place.precision)
         section[place.offset : place.offset + place.nbytes] = stored.view(np.uint8)
     return section
@@ -272,9 +272,9 @@ def _matrix_parts(spec: MatrixSpec, matrix: RowLayout, source: TensorSource) -> 
     for first in range(0, matrix.rows, max_rows):
         count = min(max_rows, matrix.rows - first)
         if spec.transposed:
-            values = transpose(source.read_columns(spec.source, first, count))
+            values = transpose(source.read(spec.source, cols=range(first, first + count)))
         else:
-            values = source.read_rows(spec.source, first, count)
+            values = source.read(spec.source, range(first, first + count))
         yield _padded(convert(values, dtype, matrix.precision), first, matrix)
 
 

@@ -14,11 +14,9 @@ from tpiedge.errors import InternalError
 from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import Bound, pinned_limit
-from tpiedge.planner.needs import Infeasible, NodeNeed, layer_bytes, smallest_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes, smallest_bytes
 from tpiedge.planner.prediction import (
-    Demand,
     MachineFacts,
-    Prediction,
     least_step_s,
     machine_bounds,
     measured,
@@ -29,7 +27,7 @@ from tpiedge.planner.solve import Plan, ShareWeight, partition
 from tpiedge.units import counted, format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
-_Option: TypeAlias = tuple[list[int], Prediction]  # members in rank order, the master's first
+_Option: TypeAlias = tuple[list[int], Plan]  # members in rank order, the master's first
 MOST_MACHINES = 32
 """Machines of one plan, the master's own among them."""
 _FEW = 7  # machines whose sets are all looked at: 64 of them
@@ -49,77 +47,77 @@ class Allocation:
     """`members[rank]` is a machine, `reasons[rank]` why it has its part, `spare[index]` why others have none."""
 
     members: tuple[int, ...]
-    prediction: Prediction
+    plan: Plan
     reasons: tuple[str, ...]
     spare: Mapping[int, SpareReason]
 
-    @property
-    def plan(self) -> Plan:
-        return self.prediction.plan
-
 
 def allocate(
-    demand: Demand, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
+    model: ModelFacts,
+    machines: Sequence[MachineFacts],
+    weights: Sequence[ShareWeight] | None = None,
+    min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """The fastest set of machines that can hold the model; `weights` (of --shares, one per machine) override."""
-    missing = demand.min_workers - (len(machines) - 1)
+    """The fastest set of machines that can hold the model, at least `min_workers` beside the master's; `weights` (of
+    --shares, one per machine) override."""
+    missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(
-            f"{len(machines) - 1} of {counted(demand.min_workers, 'worker')} here: waiting for {missing} more"
+            f"{len(machines) - 1} of {counted(min_workers, 'worker')} here: waiting for {missing} more"
         )
     filled = measured(machines)
     if weights is None:
-        return _fastest(demand, machines, filled)
+        return _fastest(model, machines, filled, min_workers)
     members = [
         index for index, weight in enumerate(weights) if index == 0 or weight.attention + weight.ffn > 0
     ]
-    prediction = predict(demand, _pick(filled, members), [weights[index] for index in members])
-    if isinstance(prediction, Infeasible):
-        return prediction
+    plan = predict(model, _pick(filled, members), [weights[index] for index in members])
+    if isinstance(plan, Infeasible):
+        return plan
     out = SpareReason("shares", "its weight in --shares is 0")
     spare = {index: out for index in range(len(machines)) if index not in members}
-    return Allocation(tuple(members), prediction, ("as --shares says",) * len(members), spare)
+    return Allocation(tuple(members), plan, ("as --shares says",) * len(members), spare)
 
 
 def _fastest(
-    demand: Demand, machines: Sequence[MachineFacts], filled: Sequence[MachineFacts]
+    model: ModelFacts, machines: Sequence[MachineFacts], filled: Sequence[MachineFacts], min_workers: int
 ) -> Allocation | Infeasible:
-    bounds = machine_bounds(demand, filled)
+    bounds = machine_bounds(model, filled)
     able = [index for index, bound in enumerate(bounds) if index == 0 or bound.limit > 0]
-    if len(able) - 1 < demand.min_workers:
+    if len(able) - 1 < min_workers:
         able = list(range(len(filled)))  # refused below, with the numbers
-    candidates = _Candidates(demand, filled, bounds)
+    candidates = _Candidates(model, filled, bounds, min_workers)
     found = candidates.best_set(able)
     if found is None:
-        refusal = predict(demand, _pick(filled, able))
+        refusal = predict(model, _pick(filled, able))
         if isinstance(refusal, Infeasible):
             return refusal
         raise InternalError("the planner's search missed a set of machines that holds the model")
-    members, prediction = found
-    plan, spare = prediction.plan, {}
+    (members, plan), spare = found, {}
     for index in set(range(len(machines))).difference(members):
-        times = candidates.least_step_s(sorted({*members, index})) or 0.0, prediction.step_s
-        spare[index] = why_out(demand, filled[index], bounds[index], times, len(able) - 1)
-    sizes = [layer_bytes(demand.model, share) for share in plan.shares]
+        times = candidates.least_step_s(sorted({*members, index})) or 0.0, plan.step_s
+        spare[index] = why_out(model, filled[index], bounds[index], times, len(able) - 1)
+    sizes = [layer_bytes(model, share) for share in plan.shares]
     reasons = tuple(
-        why_in(demand, machines[index], filled, members, index, size / sum(sizes), need)
+        why_in(model, machines[index], filled, members, index, size / sum(sizes), need)
         for index, size, need in zip(members, sizes, plan.needs, strict=True)
     )
-    return Allocation(tuple(members), prediction, reasons, spare)
+    return Allocation(tuple(members), plan, reasons, spare)
 
 
 @dataclass(frozen=True)
 class _Candidates:
-    demand: Demand
+    model: ModelFacts
     machines: Sequence[MachineFacts]
     bounds: Sequence[Bound]
+    min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
         """The fastest set; None if no set holds the model.
 
         Of few machines all sets are tried, of many those within some round trip, improved by one machine at a time.
         """
-        least = self.demand.min_workers
+        least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
             counts = range(least, len(workers) + 1)
@@ -157,19 +155,19 @@ class _Candidates:
 
     def least_step_s(self, members: Sequence[int]) -> float | None:
         return least_step_s(
-            self.demand, _pick(self.machines, members), [self.bounds[index] for index in members]
+            self.model, _pick(self.machines, members), [self.bounds[index] for index in members]
         )
 
     def _option(self, members: list[int]) -> _Option | None:
-        prediction = predict(self.demand, _pick(self.machines, members))
-        if len(members) - 1 < self.demand.min_workers or isinstance(prediction, Infeasible):
+        plan = predict(self.model, _pick(self.machines, members))
+        if len(members) - 1 < self.min_workers or isinstance(plan, Infeasible):
             return None
-        shares = enumerate(prediction.plan.shares)
+        shares = enumerate(plan.shares)
         busy = [rank for rank, share in shares if rank == 0 or share.attention or share.ffn]
-        if self.demand.min_workers < len(busy) < len(members):
+        if self.min_workers < len(busy) < len(members):
             members = [members[rank] for rank in busy]
-            prediction = without_idle(self.demand, _pick(self.machines, members), prediction, busy)
-        return members, prediction
+            plan = without_idle(self.model, _pick(self.machines, members), plan, busy)
+        return members, plan
 
 
 def _cost(option: _Option) -> tuple[float, int]:
@@ -197,9 +195,9 @@ def drained(name: str) -> SpareReason:
     )
 
 
-def without_native(demand: Demand, isa: str) -> SpareReason | None:
+def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
     """Why a worker that computes with `isa` has no part in the model; None if it can have one."""
-    if not demand.model.needs_native or isa != NO_ISA:
+    if not model.needs_native or isa != NO_ISA:
         return None
     return SpareReason(
         "no room",
@@ -208,44 +206,41 @@ def without_native(demand: Demand, isa: str) -> SpareReason | None:
     )
 
 
-def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
+def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
     """Why no plan has a part for a worker with so little memory; None if one can."""
-    shape, nothing = demand.model.shape, Share(0, 0)
+    shape, nothing = model.shape, Share(0, 0)
     last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
     kv_head = NodeShare(Share(0, shape.group_size), nothing)
-    least = min(
-        smallest_bytes(demand.model, 1, share, machine, demand.capacity_tokens)
-        for share in (last_tile, kv_head)
-    )
+    least = min(smallest_bytes(model, 1, share, machine) for share in (last_tile, kv_head))
     if machine.memory_bytes is None or machine.memory_bytes >= least:
         return None
     return SpareReason(
         "too small",
-        f"it offers {format_bytes(machine.memory_bytes)}, but the least that works for {demand.model_name} is "
+        f"it offers {format_bytes(machine.memory_bytes)}, but the least that works for {model.name} is "
         f"{format_least(least)}: start it again with --memory {format_least(least).replace(' ', '')} or more",
     )
 
 
 def master_too_small(
-    demand: Demand, machine: MachineFacts, weights: Sequence[ShareWeight] | None
+    model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
     """Why the master's machine has too little memory for any plan, however many workers join; None if one may.
     `weights` are those of --shares, the master's first; without them it may have no part of any layer."""
-    model, nothing = demand.model, NodeShare(Share(0, 0), Share(0, 0))
+    model, nothing = model, NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
-    least = smallest_bytes(model, 0, share, machine, demand.capacity_tokens)
+    least = smallest_bytes(model, 0, share, machine)
     if machine.memory_bytes is None or machine.memory_bytes >= least:
         return None
     part = "alone, whatever workers compute," if weights is None else "and its part of --shares"
     needed = format_least(least)
     return (
         f"the master may use {format_bytes(machine.memory_bytes)}, but its program and the LM head of "
-        f"{demand.model_name} {part} need {needed}: give --memory {needed.replace(' ', '')} or more"
+        f"{model.name} {part} need {needed}: give --memory {needed.replace(' ', '')} or more"
     )
 
 
 def why_in(
-    demand: Demand,
+    model: ModelFacts,
     machine: MachineFacts,
     filled: Sequence[MachineFacts],
     members: Sequence[int],
@@ -262,7 +257,7 @@ def why_in(
         ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),
         ("memory", node.memory_bytes, replace(node, free_disk_bytes=None)),
     ):
-        part = pinned_limit(demand.model, rank, alone, demand.capacity_tokens)
+        part = pinned_limit(model, rank, alone)
         if nbytes is not None and part < by_speed:
             by_speed, limit = part, f"; limited by {words} {format_bytes(nbytes)}"
     if need.streamed_bytes:
@@ -271,17 +266,17 @@ def why_in(
 
 
 def why_out(
-    demand: Demand, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
+    model: ModelFacts, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
 ) -> SpareReason:
     """Why a machine has no part, though `workers` could have one. `seconds` of a token: the least with the machine,
     and without it."""
-    small = too_small(demand, machine)
+    small = too_small(model, machine)
     if small is not None:
         return small
-    if bound.limit * demand.model.shape.ffn_tiles < 1:
+    if bound.limit * model.shape.ffn_tiles < 1:
         free = format_bytes(machine.free_disk_bytes or 0)
         return SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
     least_s, without_s = seconds
     trip = format_seconds(machine.round_trip_s)
-    because = f"{2 * demand.model.num_layers} exchanges a token; its link's round trip takes {trip}"
+    because = f"{2 * model.num_layers} exchanges a token; its link's round trip takes {trip}"
     return slower(max(least_s, without_s), without_s, because, workers)  # with whole units it is no faster

@@ -16,18 +16,18 @@ _ALL = 1 - 1e-12  # of a layer: sums are rounded
 _FOREVER_S = 1e30  # of a node without any speed
 
 
-def whole_bytes(model: ModelFacts, capacity_tokens: int) -> tuple[int, int]:
-    pages = -(-capacity_tokens // model.kv_page_tokens)
-    kv_bytes = model.shape.kv_heads * model.kv_part_bytes * pages
-    return model.num_layers * sum(map(sum, model.blocks_of_layer)), model.num_layers * kv_bytes
+def whole_bytes(model: ModelFacts) -> tuple[int, int]:
+    """Bytes of the matrices of all layers, and of the KV cache."""
+    weights = model.num_layers * sum(map(sum, model.blocks_of_layer))
+    return weights, model.shape.kv_heads * model.kv_head_bytes
 
 
-def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> float:
+def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
     """The largest part of every layer that fits in the node's memory and on its disk (1.0: all of it)."""
-    weights, kv_cache = whole_bytes(model, capacity_tokens)
+    weights, kv_cache = whole_bytes(model)
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
-        limit = min(limit, (_room(model, node, capacity_tokens) - _head(model, rank)) / (weights + kv_cache))
+        limit = min(limit, (_room(model, node) - _head(model, rank)) / (weights + kv_cache))
     return limit
 
 
@@ -68,14 +68,14 @@ class Bound:
         return Bound(min(self.limit, self.pinned), self.pinned, self.computed_per_s)
 
 
-def node_bound(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> Bound:
-    weights, kv_cache = whole_bytes(model, capacity_tokens)
-    pinned = pinned_limit(model, rank, node, capacity_tokens)
+def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
+    weights, kv_cache = whole_bytes(model)
+    pinned = pinned_limit(model, rank, node)
     computed, disk = node.speed / weights, node.disk_bytes_per_s
     if not node.streams or disk is None or (node.memory_bytes is None and node.keeping.pin != "none"):
         return Bound(pinned, pinned, computed)
     head, limit, (ring, least) = _head(model, rank), pinned, _ring(model, rank, node)
-    room = _room(model, node, capacity_tokens)
+    room = _room(model, node)
     if node.memory_bytes is not None:
         streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
         limit = max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
@@ -113,16 +113,14 @@ def _seconds_for_all(bounds: Sequence[Bound]) -> float:
     return before + (1 - at) / (at_behind - at) * (behind - before) if at_behind > at else behind
 
 
-def shortage(
-    model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound], capacity_tokens: int
-) -> Infeasible:
+def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound]) -> Infeasible:
     """Why nodes with such bounds cannot hold the model."""
     limits = [bound.limit for bound in bounds]
-    weights, kv_cache = whole_bytes(model, capacity_tokens)
+    weights, kv_cache = whole_bytes(model)
     for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):
         if limit < 0 and node.streams and node.memory_bytes is not None:
             _, least = _ring(model, rank, node)
-            needed = node.memory_bytes - _room(model, node, capacity_tokens) + least
+            needed = node.memory_bytes - _room(model, node) + least
             return Infeasible(
                 f"node {rank} needs at least {format_least(needed)} with an empty share but may use "
                 f"{format_bytes(node.memory_bytes)}"
@@ -153,8 +151,8 @@ def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
 
 
-def _room(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
-    base = base_bytes(model, node, capacity_tokens)
+def _room(model: ModelFacts, node: NodeFacts) -> int:
+    base = base_bytes(model, node)
     return (node.memory_bytes or 0) - base - model.num_layers * model.resident_bytes
 
 

@@ -49,9 +49,10 @@ class ModelFacts:
     last_tile_bytes: tuple[int, int, int]
     resident_bytes: int
     head_bytes: int
-    #: Of one KV head in one layer for a page of the KV cache, and the tokens of a page.
+    #: Of one KV head in one layer for a page of the KV cache, the tokens of a page, and those of the whole cache.
     kv_part_bytes: int
     kv_page_tokens: int
+    capacity_tokens: int = 0
     #: Of what is read of the LM head at a time.
     head_tile_bytes: int = 0
     #: Of a token's hidden state: in a step's memory, and in an allreduce.
@@ -63,6 +64,13 @@ class ModelFacts:
     head_quantised: bool = False
     #: Whether machines without native kernels have no part in it: the layers, or keys and values, are quantised.
     needs_native: bool = False
+    #: What the user calls it.
+    name: str = "the model"
+
+    @property
+    def kv_head_bytes(self) -> int:
+        """Bytes of a KV head in all layers and pages."""
+        return self.num_layers * -(-self.capacity_tokens // self.kv_page_tokens) * self.kv_part_bytes
 
     @cached_property
     def unit_bytes(self) -> tuple[int, int, int, int]:
@@ -147,21 +155,17 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
     )
 
 
-def base_bytes(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
-    activations = min(_ACTIVATION_BYTES, model.row_bytes * capacity_tokens)
+def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
+    activations = min(_ACTIVATION_BYTES, model.row_bytes * model.capacity_tokens)
     return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
 
 
-def whole_need(
-    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
-) -> NodeNeed:
-    """Bytes of the node with all weights of `share` in memory and room for `capacity_tokens` in the KV cache."""
+def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:
+    """Bytes of the node with all weights of `share` in memory and all of its KV cache."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
-    pages = -(-capacity_tokens // model.kv_page_tokens)
-    kv_bytes = kv_heads * model.num_layers * pages * model.kv_part_bytes
-    return NodeNeed(layers + head, kv_bytes, base_bytes(model, node, capacity_tokens))
+    return NodeNeed(layers + head, kv_heads * model.kv_head_bytes, base_bytes(model, node))
 
 
 def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
@@ -184,11 +188,9 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
     return tuple(tuple(size for size in sizes if size) for sizes in blocks)
 
 
-def node_need(
-    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
-) -> NodeNeed | Infeasible:
+def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
     """The need of `rank`: all weights in memory, or as many as there is room for if it may stream."""
-    whole = whole_need(model, rank, share, node, capacity_tokens)
+    whole = whole_need(model, rank, share, node)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
             f"node {rank} needs {format_bytes(whole.weight_bytes)} on disk but has "
@@ -206,11 +208,9 @@ def node_need(
     return replace(whole, weights=WeightMemory(0, 0, "all", node.keeping.direct))
 
 
-def smallest_bytes(
-    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
-) -> int:
+def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> int:
     """The least memory with which the node works, whatever `node.memory_bytes` says."""
-    whole = whole_need(model, rank, share, node, capacity_tokens)
+    whole = whole_need(model, rank, share, node)
     matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
     window = _window(blocks, matrices, node.keeping)
     return whole.total_bytes - matrices + _least(blocks, matrices, window, node.keeping)

@@ -29,78 +29,49 @@ class MachineFacts(NodeFacts):
     link_bytes_per_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Demand:
-    """A model to serve with room for `capacity_tokens` and at least `min_workers` machines beside the master's."""
-
-    model: ModelFacts
-    capacity_tokens: int
-    min_workers: int = 0
-    #: What the user calls the model.
-    model_name: str = "the model"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Shares of some machines, and seconds per step with one token."""
-
-    plan: Plan
-    reduce_s: float
-
-    @property
-    def step_s(self) -> float:
-        return self.plan.layers_s + self.plan.head_s + self.reduce_s
-
-
 def predict(
-    demand: Demand, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
-) -> Prediction | Infeasible:
-    """The step if exactly these `measured` machines take part, with shares by speed or by `weights`."""
-    if weights is None:
-        plan = solve(demand.model, machines, demand.capacity_tokens)
-    else:
-        plan = evaluate(demand.model, machines, weights, demand.capacity_tokens)
+    model: ModelFacts, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
+) -> Plan | Infeasible:
+    """The plan of exactly these `measured` machines, in seconds of a step with one token; shares by speed or by
+    `weights`."""
+    plan = solve(model, machines) if weights is None else evaluate(model, machines, weights)
     if isinstance(plan, Infeasible):
         names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)
         return Infeasible(names)
-    return Prediction(plan, _reduce_s(demand, machines))
+    return replace(plan, reduce_s=_reduce_s(model, machines))
 
 
 def without_idle(
-    demand: Demand, machines: Sequence[MachineFacts], prediction: Prediction, busy: Sequence[int]
-) -> Prediction:
+    model: ModelFacts, machines: Sequence[MachineFacts], plan: Plan, busy: Sequence[int]
+) -> Plan:
     """The same plan of the `busy` ranks (`machines`) alone: the others have no share in it."""
-    plan = prediction.plan
     shares, needs = tuple(plan.shares[rank] for rank in busy), tuple(plan.needs[rank] for rank in busy)
-    return Prediction(replace(plan, shares=shares, needs=needs), _reduce_s(demand, machines))
+    return replace(plan, shares=shares, needs=needs, reduce_s=_reduce_s(model, machines))
 
 
-def machine_bounds(demand: Demand, machines: Sequence[MachineFacts]) -> list[Bound]:
+def machine_bounds(model: ModelFacts, machines: Sequence[MachineFacts]) -> list[Bound]:
     """The bounds of the `measured` machines, the first as the master's own."""
-    return [
-        node_bound(demand.model, min(index, 1), machine, demand.capacity_tokens)
-        for index, machine in enumerate(machines)
-    ]
+    return [node_bound(model, min(index, 1), machine) for index, machine in enumerate(machines)]
 
 
-def least_step_s(demand: Demand, machines: Sequence[MachineFacts], bounds: Sequence[Bound]) -> float | None:
+def least_step_s(
+    model: ModelFacts, machines: Sequence[MachineFacts], bounds: Sequence[Bound]
+) -> float | None:
     """A lower bound of every prediction with shares by speed; None if the machines cannot hold the model. Cheap."""
     found = fractions(bounds)
     if found is None:
         return None
-    return found[1] + head_seconds(demand.model, machines[0]) + _reduce_s(demand, machines)
+    return found[1] + head_seconds(model, machines[0]) + _reduce_s(model, machines)
 
 
-def _reduce_s(demand: Demand, machines: Sequence[MachineFacts]) -> float:
+def _reduce_s(model: ModelFacts, machines: Sequence[MachineFacts]) -> float:
     workers = machines[1:]
     if not workers:
         return 0.0
-    row_s = sum(
-        demand.model.row_bytes / worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s
-    )
+    row_s = sum(model.row_bytes / worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s)
     round_trip_s = max(worker.round_trip_s for worker in workers)
     once_s = round_trip_s / 2 + row_s if len(workers) == 1 else round_trip_s + 2 * row_s
-    return 2 * demand.model.num_layers * once_s
+    return 2 * model.num_layers * once_s
 
 
 def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:

@@ -40,12 +40,18 @@ _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
 
 @dataclass(frozen=True)
 class Plan:
-    """Shares in rank order with what they cost. `layers_s` and `head_s` are in units of bytes / speed."""
+    """Shares in rank order with what they cost. `layers_s` and `head_s` are in units of bytes / speed, like `reduce_s`,
+    the time of all-reduces."""
 
     shares: tuple[NodeShare, ...]
     needs: tuple[NodeNeed, ...]
     layers_s: float
     head_s: float
+    reduce_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return self.layers_s + self.head_s + self.reduce_s
 
 
 @dataclass(frozen=True)
@@ -140,16 +146,16 @@ def _parse_weight(item: str, text: str) -> ShareWeight:
 
 
 def evaluate(
-    model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[ShareWeight], capacity_tokens: int
+    model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[ShareWeight]
 ) -> Plan | Infeasible:
-    return _judged(model, nodes, partition(model.shape, weights), capacity_tokens)
+    return _judged(model, nodes, partition(model.shape, weights))
 
 
 def _judged(
-    model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShare, ...], capacity_tokens: int
+    model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShare, ...]
 ) -> Plan | Infeasible:
     found = [
-        node_need(model, rank, share, node, capacity_tokens)
+        node_need(model, rank, share, node)
         for rank, (node, share) in enumerate(zip(nodes, shares, strict=True))
     ]
     refusals = [need.reason for need in found if isinstance(need, Infeasible)]
@@ -162,23 +168,23 @@ def _judged(
     return Plan(shares, needs, layers_s, head_seconds(model, nodes[0]))
 
 
-def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> Plan | Infeasible:
+def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
     """The shares with which the slowest node is fastest within every node's memory and disk, or the reason for none."""
-    bounds = [node_bound(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
+    bounds = [node_bound(model, rank, node) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
         if all(node.streams for node in nodes):  # the least is named
-            return evaluate(model, nodes, [ShareWeight(1, 1)] * len(nodes), capacity_tokens)
-        return shortage(model, nodes, bounds, capacity_tokens)
+            return evaluate(model, nodes, [ShareWeight(1, 1)] * len(nodes))
+        return shortage(model, nodes, bounds)
     in_memory: list[Plan | Infeasible] = []  # where nothing streams, if that is possible
     held = fractions([bound.in_memory for bound in bounds])
     if held is not None and all(node.keeping.pin != "none" for node in nodes):
         without_disk = [replace(node, disk_bytes_per_s=None) for node in nodes]
-        in_memory = _of_fractions(model, without_disk, held[0], math.inf, capacity_tokens)
+        in_memory = _of_fractions(model, without_disk, held[0], math.inf)
     found = _fastest(in_memory)
     if found is not None and found.layers_s <= _CLOSE / sum(bound.computed_per_s for bound in bounds):
         return found
-    plans = [*in_memory, *_of_fractions(model, nodes, *streaming, capacity_tokens)]
+    plans = [*in_memory, *_of_fractions(model, nodes, *streaming)]
     return _fastest(plans) or plans[-1]
 
 
@@ -194,22 +200,21 @@ def _of_fractions(
     nodes: Sequence[NodeFacts],
     parts: Sequence[float],
     seconds: float,
-    capacity_tokens: int,
 ) -> list[Plan | Infeasible]:
     """Plans of whole units, the last one of the rounded fractions. One head too many may make a node read too much, so
     units are fitted to a time hardly longer than `seconds`."""
-    rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts], capacity_tokens)
+    rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts])
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
-    seconds_of = _timed(model, nodes, capacity_tokens)
+    seconds_of = _timed(model, nodes)
     for slack in (1.0,) if seconds == math.inf else (*_SLACKS, math.inf):
         shares = _fit_whole_units(model.shape, parts, slack * seconds, seconds_of)
         if shares is not None:
-            return [_judged(model, nodes, shares, capacity_tokens), rounded]
+            return [_judged(model, nodes, shares), rounded]
     return [rounded]
 
 
-def _timed(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> _SecondsOf:
+def _timed(model: ModelFacts, nodes: Sequence[NodeFacts]) -> _SecondsOf:
     known: dict[tuple[int, int, int, int, bool], float] = {}
 
     def seconds_of(rank: int, share: NodeShare) -> float:
@@ -217,7 +222,7 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) 
         is_last = share.ffn.stop == model.shape.ffn_tiles
         size = rank, len(share.attention), len(kv_heads), len(share.ffn), is_last
         if size not in known:
-            need = node_need(model, rank, share, nodes[rank], capacity_tokens)
+            need = node_need(model, rank, share, nodes[rank])
             known[size] = math.inf
             if isinstance(need, NodeNeed):
                 known[size] = node_seconds(model, share, nodes[rank], need)

@@ -8,16 +8,17 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
 
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import Cancelled, DiskFull, PeerError, ProtocolError
+from tpiedge.pack.files import FileLock
 from tpiedge.pack.manifest import MAX_MANIFEST_BYTES
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.shard_copy import LayerRanges, RangeWriter, ShardCopy
+from tpiedge.pack.shard_copy import LayerRanges, ShardCopy
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store import ShardStore
 from tpiedge.progress import ProgressCallback
@@ -46,7 +47,6 @@ def fetch(
     local: Sequence[Pack] = (),
     evict: bool = True,
     stopped: Callable[[], bool] = lambda: False,
-    stall_s: float = 10.0,
     lock_wait_s: float = 3600.0,
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
@@ -58,16 +58,16 @@ def fetch(
     fetches the same pack into the same store. With `evict`, unused packs make room; without, room for a share as large
     is left. `progress` is told the bytes of the share that are here, and in all.
 
-    Raises PeerError (silent for `stall_s`, refusing, or sending damaged bytes again and again), DiskFull, UserError,
+    Raises PeerError (silent for 10 s, refusing, or sending damaged bytes again and again), DiskFull, UserError,
     Cancelled (`stopped` said True), EndpointClosed (the spoke was closed).
     """
     clock = clock or MonotonicClock()
-    window = RequestWindow(spoke, identity, clock, stall_s, stopped)
+    window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):
         store.adopt_manifest(_manifest(window), identity)
     copy = store.open(identity)
     try:
-        with copy.fetch_lock() as lock:
+        with FileLock(copy.path / "fetching") as lock:
             lock.wait_alone(lock_wait_s, f"the pack {identity[:12]} is being fetched", stopped)
             for pack in local:
                 copy.import_from(pack)
@@ -88,7 +88,7 @@ def fetch(
             count(0)
             for _ in range(_ATTEMPTS):
                 if missing:
-                    missing = _transfer(window, copy, missing, count, _Commits(sync_bytes, clock))
+                    missing = _transfer(window, copy, missing, count, sync_bytes)
             if missing:
                 raise PeerError(
                     f"{missing[0].ranges[0].label} of layer {missing[0].layer} arrived damaged {_ATTEMPTS} times (its "
@@ -105,62 +105,37 @@ def _transfer(
     copy: ShardCopy,
     parts: Sequence[LayerRanges],
     count: Callable[[int], None],
-    commits: "_Commits",
+    sync_bytes: int,
 ) -> list[LayerRanges]:
+    """Writes what arrives, and makes it durable every so often in a thread of its own; returns damaged ranges."""
     damaged = []
     arriving = window.stream(span for part in parts for span in _spans(copy.pack, part))
-    with commits:
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="tpiedge-sync") as pool:
         for part in parts:
             writer = copy.writer(part)
+            written, since = 0, time.monotonic()
             try:
                 while not writer.complete:
                     data = next(arriving).data
                     writer.write(data)
                     count(len(data))
-                    commits.tick(writer, len(data))
+                    written += len(data)
+                    if written >= sync_bytes or time.monotonic() - since >= 2.0:
+                        pending.append(pool.submit(writer.commit, writer.take()))
+                        written, since = 0, time.monotonic()
+                    while pending and (pending[0].done() or len(pending) > 2):
+                        pending.popleft().result()
             finally:
                 # Also where the transfer breaks off: what is verified need not be fetched again.
-                commits.finish(writer)
+                pending.append(pool.submit(writer.commit, writer.take()))
+                pending.append(pool.submit(writer.close))
             if writer.damaged:
                 damaged.append(LayerRanges(part.layer, tuple(writer.damaged)))
+    for commit in pending:
+        commit.result()
     count(-sum(part.nbytes for part in damaged))
     return damaged
-
-
-class _Commits:
-    """Makes verified ranges durable every so often, in a thread of its own."""
-
-    def __init__(self, sync_bytes: int, clock: Clock) -> None:
-        self._sync_bytes = sync_bytes
-        self._clock = clock
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tpiedge-sync")
-        self._pending: deque[Future[None]] = deque()
-        self._bytes = 0
-        self._since = clock.now()
-
-    def tick(self, writer: RangeWriter, count: int) -> None:
-        self._bytes += count
-        if self._bytes >= self._sync_bytes or self._clock.now() - self._since >= 2.0:
-            self._commit(writer)
-        while self._pending and (self._pending[0].done() or len(self._pending) > 2):
-            self._pending.popleft().result()
-
-    def finish(self, writer: RangeWriter) -> None:
-        self._commit(writer)
-        self._pending.append(self._pool.submit(writer.close))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown(wait=True)
-        if kind is None:
-            for commit in self._pending:
-                commit.result()
-
-    def _commit(self, writer: RangeWriter) -> None:
-        self._pending.append(self._pool.submit(writer.commit, writer.take()))
-        self._bytes, self._since = 0, self._clock.now()
 
 
 def _manifest(window: RequestWindow) -> bytes:

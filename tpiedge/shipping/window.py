@@ -1,7 +1,7 @@
 """Requests for bytes of files with several of them under way, and their answers in order.
 
 Chunks grow while they arrive quickly and shrink if one takes half a second. What a broken connection or a restarted
-master lost is asked for again; silence of `stall_s` raises PeerError.
+master lost is asked for again; silence of 10 s raises PeerError.
 """
 
 import secrets
@@ -28,45 +28,39 @@ class RequestedBytes:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedBytes:
-    """The bytes that were requested, and the size of the whole file according to the master."""
-
-    requested: RequestedBytes
-    data: memoryview
-    total: int
+_NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True)
-class _Request:
+class ArrivedBytes:
+    """Requested bytes, empty before they arrive, and the size of the whole file according to the master."""
+
     requested: RequestedBytes
     sent: bool = False
-    answer: ArrivedBytes | None = None
+    data: memoryview = _NOTHING
+    total: int = 0
 
 
 class RequestWindow:
     """Asks for bytes of the pack `pack` over `spoke`, which it uses alone during a `stream`. `stopped` is asked
     several times per second: True ends a wait with Cancelled."""
 
-    def __init__(
-        self, spoke: Endpoint, pack: str, clock: Clock, stall_s: float, stopped: Callable[[], bool]
-    ) -> None:
+    def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke
         self._pack = pack
         self._clock = clock
-        self._stall_s = stall_s
         self._stopped = stopped
         self._epoch = secrets.randbits(32)
         self._number = 0
         self._chunk = 1 << 18
-        self._open: dict[int, _Request] = {}
+        self._open: dict[int, ArrivedBytes] = {}
         self._heard_at = self._asked_at = clock.now()
         self._duplicate: DuplicateName | None = None
 
     def stream(self, spans: Iterator[RequestedBytes]) -> Iterator[ArrivedBytes]:
         """Yields the bytes of `spans` in their order, in chunks; at most 8 MiB of them are in memory.
 
-        Raises PeerError (refused, or silent for `stall_s`), Cancelled, EndpointClosed.
+        Raises PeerError (refused, or silent for 10 s), Cancelled, EndpointClosed.
         """
         self._open.clear()  # of a stream that was given up: their answers are dropped
         self._heard_at = self._asked_at = self._clock.now()
@@ -75,7 +69,7 @@ class RequestWindow:
             while span is not None and len(self._open) < 8:
                 length = min(span.length, self._chunk)
                 self._number = (self._number + 1) % (1 << 32)
-                self._open[self._number] = _Request(replace(span, length=length))
+                self._open[self._number] = ArrivedBytes(replace(span, length=length))
                 left = span.length - length
                 span = replace(span, offset=span.offset + length, length=left) if left else next(spans, None)
             if not self._open:
@@ -83,13 +77,13 @@ class RequestWindow:
             if self._stopped():
                 raise Cancelled("the transfer was stopped; what has arrived is kept")
             number, first = next(iter(self._open.items()))
-            if first.answer is None:
+            if not first.data:
                 self._ask()
                 self._receive()
                 continue
             del self._open[number]
             self._ask()
-            yield first.answer
+            yield first
             # What the caller did with it is not the master's silence.
             self._heard_at = self._clock.now()
 
@@ -120,20 +114,20 @@ class RequestWindow:
         if not isinstance(message, FileChunk | FetchFailed) or message.epoch != self._epoch:
             return
         request = self._open.get(message.number)
-        if request is None or request.answer is not None:
+        if request is None or request.data:
             return
         if isinstance(message, FetchFailed):
             raise PeerError(f"the master does not give {_words(request.requested)}: {message.message}")
-        self._answered(request, ArrivedBytes(request.requested, envelope.tensors[0], message.total))
+        self._answered(request, envelope.tensors[0], message.total)
 
-    def _answered(self, request: _Request, answer: ArrivedBytes) -> None:
-        requested, count = answer.requested, len(answer.data)
+    def _answered(self, request: ArrivedBytes, data: memoryview, total: int) -> None:
+        requested, count = request.requested, len(data)
         expected = requested.length
         if requested.part == "manifest":  # whose size only the answers tell
-            expected = min(expected, max(0, answer.total - requested.offset))
+            expected = min(expected, max(0, total - requested.offset))
         if count != expected or not count:
             raise ProtocolError(f"the master sent {count} bytes as {_words(requested)}, not {expected}")
-        request.answer = answer
+        request.data, request.total = data, total
         self._duplicate = None
         now = self._clock.now()
         if now - self._heard_at < 0.1:
@@ -144,7 +138,7 @@ class RequestWindow:
 
     def _check_silence(self) -> None:
         now = self._clock.now()
-        if now - self._heard_at >= self._stall_s:
+        if now - self._heard_at >= 10.0:
             if self._duplicate is not None:
                 raise self._duplicate
             raise PeerError(
@@ -153,7 +147,7 @@ class RequestWindow:
             )
         if now - self._asked_at >= 2.0:
             for request in self._open.values():
-                request.sent = request.answer is not None
+                request.sent = bool(request.data)
 
 
 def _words(requested: RequestedBytes) -> str:

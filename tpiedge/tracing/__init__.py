@@ -1,1 +1,1 @@
-"""What every node did when: `tracer` records, `collection` joins the parts into a file of Chrome's trace format."""
+"""Traces: `tracer` records one node, `collection` joins all into a file of Chrome's trace format."""

@@ -1,11 +1,10 @@
-"""The trace of a whole cluster: the nodes' parts, joined into one file when the cluster has ended.
+"""The trace of a whole cluster: the nodes' parts, joined into one file in Chrome's trace event format, which
+ui.perfetto.dev and chrome://tracing show.
 
-The file is in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show. A node is a process, a lane
-a thread; a lane in which several things go on at once (reads) has a thread for each. Times in the file are microseconds
-since the first event of any node.
+A node is a process, a lane a thread; a lane in which several things go on at once (reads) has a thread for each. Times
+in the file are microseconds since the first event of any node.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -15,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tpiedge.errors import DiskFull, TpiedgeError, UserError
+from tpiedge.errors import UserError, cannot_write
 from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, TracePart, read_part, union, without
 
-DROPPED = "tpiedge_dropped"
-"""The key of the events that had no room, by rank."""
+DROPPED = "tpiedge_dropped"  # the key of the events that had no room, by rank
 
 _LANE_THREADS = 100
 _NODE_THREADS = len(LANES) * _LANE_THREADS * 10
@@ -29,7 +27,7 @@ _Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Joined:
-    """What became of a trace: how many events it has, how many more had no room, and the ranks that left nothing."""
+    """Number of events in a trace, of events that had no room, and the ranks that left nothing."""
 
     events: int
     dropped: int
@@ -37,10 +35,8 @@ class Joined:
 
 
 class Collection:
-    """A folder beside `path` that holds the parts; it is gone at the end of the context.
-
-    Raises UserError or DiskFull, when it is made, if `path` cannot be written.
-    """
+    """A folder beside `path` for the parts, deleted at the end of the context. Making it raises UserError or DiskFull
+    if `path` cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._path = writable(path)
@@ -51,34 +47,29 @@ class Collection:
         self._folder = Path(folder)
 
     def part(self, rank: int) -> Path:
-        """Where the node of that rank, on this computer, writes what it has recorded."""
         return self._folder / f"node-{rank}"
 
     def join(self, nodes: int) -> Joined:
-        """Write the trace of ranks 0, 1, ... in place of what was there. Nothing is written if none left anything.
-
-        Raises UserError, DiskFull.
-        """
+        """Writes or replaces the trace of ranks 0, 1, ...; nothing is written if none left anything. Raises UserError,
+        DiskFull."""
         paths = [self.part(rank) for rank in range(nodes)]
         missing = tuple(rank for rank, path in enumerate(paths) if not path.exists())
-        try:
-            return self._join([path for path in paths if path.exists()], missing)
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
-
-    def _join(self, paths: list[Path], missing: tuple[int, ...]) -> Joined:
+        paths = [path for path in paths if path.exists()]
         starts: list[float] = []
         events = dropped = 0
-        for part in map(read_part, paths):  # one at a time, and twice: each may take a hundred megabytes
-            starts += [event.start_s for event in part.events[:1]]
-            events += len(part.events)
-            dropped += part.dropped
         unfinished = self._folder / "joined"
-        if starts:
-            write_trace(unfinished, map(read_part, paths), min(starts))
-            unfinished.replace(self._path)
-        elif missing:  # perhaps for want of room, of which what they had begun has taken the rest
-            unfinished.write_bytes(bytes(4096))
+        try:
+            for part in map(read_part, paths):  # one at a time, and twice: each may take a hundred megabytes
+                starts += [event.start_s for event in part.events[:1]]
+                events += len(part.events)
+                dropped += part.dropped
+            if starts:
+                write_trace(unfinished, map(read_part, paths), min(starts))
+                unfinished.replace(self._path)
+            elif missing:  # perhaps for want of room, which their beginnings have taken
+                unfinished.write_bytes(bytes(4096))
+        except OSError as error:
+            raise cannot_write(self._path, error) from None
         return Joined(events, dropped, missing)
 
     def __enter__(self) -> Self:
@@ -89,8 +80,8 @@ class Collection:
 
 
 def writable(path: Path) -> Path:
-    """The file that `path` leads to; it need not be there yet. Raises UserError where it can be seen that it cannot
-    be replaced."""
+    """Returns the file that `path` leads to, which may be missing. Raises UserError if it plainly cannot be
+    replaced."""
     found = Path(os.path.realpath(path))
     try:
         there = found.exists()
@@ -105,15 +96,8 @@ def writable(path: Path) -> Path:
     return found
 
 
-def cannot_write(path: Path, error: OSError) -> TpiedgeError:
-    """What to tell the user of it."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull.at(path)
-    return UserError(f"cannot write {path}: {error.strerror}")
-
-
 def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
-    """Write the parts one after the other, times since `origin_s`. Raises OSError."""
+    """Writes the parts one after the other, with times since `origin_s`. Raises OSError."""
     dropped: dict[int, int] = {}
     with path.open("w", encoding="ascii") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
@@ -145,7 +129,7 @@ def _records(part: TracePart, origin_s: float) -> Iterator[_Record]:
 
 
 def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
-    """The engine thread does not compute while it waits: the head waits for its tiles within its computation."""
+    """Cuts waits out of computations: the head waits for its tiles within its computation."""
     waits = union(event.span for event in events if event.lane == "wait")
     for event in events:
         if event.lane != "compute":
@@ -176,7 +160,7 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
 
 
 def rows(intervals: Iterable[Interval]) -> Iterator[int]:
-    """For each stretch, in the order of their starts, the first row in which nothing else goes on at that time."""
+    """Yields for each interval, in order of their starts, the first row that is free at that time."""
     busy_until: list[float] = []
     for start, end in intervals:
         row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))

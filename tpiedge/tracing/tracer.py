@@ -1,8 +1,7 @@
-"""What a node does when, recorded in memory of a fixed size and written to a file when the node ends; and stretches of
-time.
+"""Records what a node does when, in memory of a fixed size, and writes it to a file when the node ends; and intervals.
 
-A record is packed into its place by one call, without a lock: the engine thread and the reading threads take places
-from one counter. What comes when all places are taken is counted, and said.
+One call packs a record into its place, without a lock: the engine thread and the reading threads take places from one
+counter. Events beyond the last place are counted.
 """
 
 import json
@@ -16,11 +15,10 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-Interval: TypeAlias = tuple[float, float]
-"""A stretch of time, (start, end)."""
+Interval: TypeAlias = tuple[float, float]  # (start, end)
 
-#: As in figure 4 of TPI-LLM; what the engine waits for weights; all-reduces from their beginning to their end, where
-#: the engine does something else in between.
+#: The first three as in figure 4 of TPI-LLM; "wait": for weights; "travel": all-reduces from their beginning to their
+#: end, while the engine does something else.
 LANES = ("compute", "reduce", "load", "wait", "travel")
 COMPUTE, REDUCE, LOAD, WAIT, TRAVEL = range(len(LANES))
 
@@ -30,7 +28,7 @@ _RECORD = struct.Struct("=ddqiIHB")
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """Something that took from `start_s` to `end_s`. `layer` and `step` are -1 where there is none."""
+    """`layer` and `step` are -1 if there is none."""
 
     lane: str
     name: str
@@ -42,13 +40,12 @@ class TraceEvent:
 
     @property
     def span(self) -> Interval:
-        """From when to when."""
         return self.start_s, self.end_s
 
 
 @dataclass(frozen=True)
 class TracePart:
-    """What one node recorded; `dropped` events more had no room. Times are of this computer's monotonic clock."""
+    """The recording of one node; `dropped` events more had no room. Times are of this computer's monotonic clock."""
 
     rank: int
     events: tuple[TraceEvent, ...]
@@ -56,7 +53,7 @@ class TracePart:
 
 
 class EventSink(Protocol):
-    """Takes what goes on, from any thread, as a Tracer does."""
+    """Takes events from any thread, as a Tracer does."""
 
     def name(self, text: str, /) -> int: ...
 
@@ -74,8 +71,8 @@ class EventSink(Protocol):
 
 
 class Tracer:
-    """Room for `limit` events. Any thread may `add`, and ask for the number of a `name` that has one; one thread makes
-    new ones."""
+    """Has room for `limit` events. Any thread may `add`, and look up the number of a known `name`; only one thread
+    makes new names."""
 
     def __init__(self, limit: int = 1 << 18) -> None:
         self._limit = limit
@@ -84,21 +81,20 @@ class Tracer:
         self._names: dict[str, int] = {}
 
     def name(self, text: str) -> int:
-        """The number of a name, for `add`."""
         return self._names.setdefault(text, len(self._names))
 
     def add(
         self, lane: int, name: int, start: float, end: float, layer: int = -1, step: int = 0, nbytes: int = 0
     ) -> None:
-        """Record what went on in `lane`, in seconds of time.perf_counter, which all processes of a computer share.
-        `step` counts from 1; 0: of no step."""
+        """Records an event, in seconds of time.perf_counter, which all processes of a computer share. `step` counts
+        from 1 (0: none)."""
         place = next(self._places)
         if place < self._limit:
             offset = place * _RECORD.size
             _RECORD.pack_into(self._records, offset, start, end, nbytes, layer, step, name, lane)
 
     def write(self, path: Path, rank: int) -> None:
-        """The part of a trace that `read_part` reads, whole or not at all. Once, at the end. Raises OSError."""
+        """Writes the file that `read_part` reads, whole or not at all. To be called once. Raises OSError."""
         taken = next(self._places)
         kept = min(taken, self._limit)
         header = {"rank": rank, "names": list(self._names), "events": kept, "dropped": taken - kept}
@@ -110,7 +106,7 @@ class Tracer:
 
 
 def read_part(path: Path) -> TracePart:
-    """What a Tracer wrote, in the order of the starts. Raises OSError."""
+    """Reads a Tracer's file; events are sorted by their starts. Raises OSError."""
     line, _, records = path.read_bytes().partition(b"\n")
     header = json.loads(line)
     events = [
@@ -122,7 +118,7 @@ def read_part(path: Path) -> TracePart:
 
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """What is covered by any of them; stretches that are `gap` apart or less become one."""
+    """Returns the time that any interval covers; gaps of at most `gap` are closed."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start - found[-1][1] <= gap:
@@ -133,7 +129,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
-    """What is left of `stretch` outside a union."""
+    """Returns the parts of `stretch` outside a union."""
     left, start = [], stretch[0]
     for hole_start, hole_end in within(stretch, holes):
         left.append((start, hole_start))
@@ -143,14 +139,13 @@ def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
 
 
 def within(stretch: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
-    """What of a union lies in `stretch`."""
+    """Yields the parts of a union inside `stretch`."""
     first = bisect_right(others, stretch[0], key=itemgetter(1))
     last = bisect_left(others, stretch[1], key=itemgetter(0))
     return clip(others[first:last], *stretch)
 
 
 def clip(intervals: Iterable[Interval], start: float, end: float) -> Iterator[Interval]:
-    """What of them lies between `start` and `end`."""
     for first, last in intervals:
         if first < end and last > start:
             yield max(first, start), min(last, end)

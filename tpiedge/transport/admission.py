@@ -24,24 +24,19 @@ from tpiedge.transport.keys import is_key
 from tpiedge.wire.fields import Message
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_log = logging.getLogger(__name__)
-
-
 #: Time in which an admitted connection is introduced, or gone.
 _INTRODUCTION_S = 6.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class GuestPolicy:
-    """Unknown keys connect under the name from `name_of`, for `stay_s`, `limit` at a time and `each` per address.
-
-    When no place is free, a newcomer replaces the oldest guest that has had `grace_s`. A guest has one connection; a
-    second is refused until the first is closed, because libzmq would give it the routing id and forget the first one's
-    descriptor.
-
-    With `takes`, which the hub's owner calls, a newcomer without a place may show a ticket for one of `limit` further
-    places. All others hear `crowded`.
-    """
+    """Unknown keys connect under the name from `name_of`, for `stay_s`, `limit` at a time and `each` per address. When
+    no place is free, a newcomer replaces the oldest guest that has had `grace_s`. A guest has one connection; a second
+    is refused until the first is closed, because libzmq would give it the routing id and forget the first one's
+    descriptor. With `takes`, which the hub's owner calls, a newcomer without a place may show a ticket for one of
+    `limit` further places. All others hear `crowded`."""
 
     name_of: Callable[[str], str]
     limit: int = 32
@@ -138,7 +133,7 @@ class Admission:
         """Ends the stay of the guest `name`, which may come back; does nothing for a member."""
         with self._lock:
             if name in self._guests:
-                self._dismiss((name,))
+                self._dismiss(name)
 
     def overstayed(self) -> tuple[str, ...]:
         """Drops overdue guests; returns them and the replaced ones, for the caller to cut."""
@@ -147,8 +142,8 @@ class Admission:
         with self._lock:
             latest = self._clock.now() - self._policy.stay_s
             late = tuple(name for name, guest in self._guests.items() if guest.since <= latest)
-            if late:
-                self._dismiss(late)
+            for name in late:
+                self._dismiss(name)
             late += tuple(self._replaced - self.admitted)
             self._replaced.clear()
         return late
@@ -200,11 +195,8 @@ class Admission:
             return None
         has_ticket = policy.takes(ticket, name)
         with self._lock:
-            if (
-                self._others.get(name) is not caller
-                or caller.key in self._denied
-                or caller.key in self._names
-            ):
+            known = caller.key in self._denied or caller.key in self._names
+            if known or self._others.get(name) is not caller:
                 return None  # that changed meanwhile
             if has_ticket and self._push_out(self._crowd(has_ticket=True), policy.limit, caller.called):
                 self._seat(name, replace(caller, has_ticket=True))
@@ -237,15 +229,12 @@ class Admission:
         oldest = min(crowd, key=lambda name: self._guests[name].since)
         if self._guests[oldest].since + self._policy.grace_s > now:
             return False
-        self._dismiss((oldest,))
+        self._dismiss(oldest)
         self._replaced.add(oldest)
         return True
 
-    def _dismiss(self, names: tuple[str, ...]) -> None:
-        now = self._clock.now()
-        for name in names:
-            self._keep(name, self._guests[name], now)
-        self._guests = {name: guest for name, guest in self._guests.items() if name not in names}
+    def _dismiss(self, name: str) -> None:
+        self._keep(name, self._guests.pop(name), self._clock.now())
         self._replace(self._names)
 
     def _replace(self, names: dict[str, str]) -> None:
@@ -255,10 +244,8 @@ class Admission:
 
 
 class ZmqContext:
-    """A context, and the thread that answers its ZAP requests. `close` waits until all its endpoints are closed.
-
-    With `io_threads` > 1, different connections are encrypted in parallel.
-    """
+    """A context, and the thread that answers its ZAP requests. `close` waits until all its endpoints are closed. With
+    `io_threads` > 1, different connections are encrypted in parallel."""
 
     def __init__(self, io_threads: int = 1) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)

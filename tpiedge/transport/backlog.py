@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -26,42 +27,6 @@ from zmq.utils.monitor import recv_monitor_message
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.cutting import FAREWELL_S, TcpConnection, borrowed, connection_of, cut
 from tpiedge.units import KIB
-
-
-class Strangers:
-    """Connections of unknown peers; the caller cuts those returned. Times are seconds on the caller's clock."""
-
-    def __init__(self, limit: int, each: int) -> None:
-        self._limit = limit
-        self._each = each
-        #: Address and end of the stay, oldest first.
-        self._stays: dict[TcpConnection, tuple[str, float]] = {}
-
-    def __contains__(self, connection: TcpConnection) -> bool:
-        return connection in self._stays
-
-    def came(self, connection: TcpConnection, address: str, until: float) -> TcpConnection | None:
-        """Makes a connection a stranger until `until`. Returns the connection that goes for it."""
-        self.left(connection)
-        self._stays[connection] = address, until
-        crowds = Counter(one for one, _ in self._stays.values())
-        if crowds[address] <= self._each:
-            if len(self._stays) <= self._limit:
-                return None
-            address = crowds.most_common(1)[0][0]
-        gone = next(one for one, (other, _) in self._stays.items() if other == address)
-        self.left(gone)
-        return gone
-
-    def left(self, connection: TcpConnection) -> None:
-        self._stays.pop(connection, None)
-
-    def overdue(self, now: float) -> tuple[TcpConnection, ...]:
-        late = tuple(one for one, (_, until) in self._stays.items() if until <= now)
-        for connection in late:
-            self.left(connection)
-        return late
-
 
 SUPPORTED: Final = sys.platform == "linux"
 """Whether the kernel tells what has arrived; elsewhere nothing is watched."""
@@ -94,6 +59,14 @@ _INFO: Final = struct.Struct("=128xQ16xI")
 _log = logging.getLogger(__name__)
 
 
+def crowded(addresses: Sequence[str]) -> str | None:
+    """Returns which of the strangers' addresses has one too many, the last of which is new; None if all may stay."""
+    crowds = Counter(addresses)
+    if crowds[addresses[-1]] > STRANGERS_EACH:
+        return addresses[-1]
+    return crowds.most_common(1)[0][0] if len(addresses) > MAX_STRANGERS else None
+
+
 def curve_bytes(frame_bytes: int) -> int:
     """Returns the bytes of a frame on the connection, CURVE included."""
     return frame_bytes + (_SHORT if frame_bytes <= _SHORT_BYTES else _LONG)
@@ -107,7 +80,8 @@ class Arrived(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Flow:
     """One connection. The hub's owner adds received wire bytes to `taken`, and sets `route` and `name` at the
-    introduction. `cut`: it was ended here; `flooded`: for what it sent. `left`: bytes that waited at the last look."""
+    introduction. `cut`: it was ended here; `flooded`: for what it sent. `left`: bytes that waited at the last look.
+    `until`: when it is to go, as a stranger."""
 
     address: str = ""
     route: bytes = b""
@@ -116,6 +90,7 @@ class Flow:
     cut: bool = False
     flooded: bool = False
     left: int = 0
+    until: float = 0.0
     _taken: int = 0
     _idle_since: int = 0
     # Received bytes of the connection before, with the same descriptor and inode.
@@ -132,18 +107,16 @@ class Flow:
 
 class Backlog:
     """Watches one ROUTER in a thread, from its construction (before the bind) to `close`. `limit`: bytes of an admitted
-    peer that may wait.
-
-    Bytes left unread by ended connections count: while they are too many, every new connection is cut, so reconnecting
-    does not help a flood.
-    """
+    peer that may wait. Bytes left unread by ended connections count: while they are too many, every new connection is
+    cut, so reconnecting does not help a flood."""
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
         self._router = router
         self._limit = limit
         self._admission = admission
-        self._strangers = Strangers(MAX_STRANGERS, STRANGERS_EACH)
         self._flows: dict[TcpConnection, Flow] = {}
+        #: Oldest first.
+        self._strangers: dict[TcpConnection, Flow] = {}
         self._due = 0.0
         self._looked = self._received_until = 0.0
         self._ended_bytes = 0
@@ -220,13 +193,14 @@ class Backlog:
                 arrived = Arrived(*_INFO.unpack(info))
             if arrived is None:  # the connection is gone
                 self._ended_bytes += self._flows.pop(connection).left
-                self._strangers.left(connection)
+                self._strangers.pop(connection, None)
             elif flow.cut:
                 cut(connection)  # again: it needs a descriptor, which there may not have been
             else:
                 self._judge(connection, flow, flow.waiting(arrived, taken))
-        for connection in self._strangers.overdue(self._received_until):
-            self._cut_stranger(connection)
+        for connection, flow in list(self._strangers.items()):
+            if flow.until <= self._received_until:
+                self._cut_stranger(connection)
         now = time.monotonic()
         self._due = now + (
             max(_PERIOD_S, _SHARE * (now - began)) if self._flows or self._ended_bytes else _IDLE_S
@@ -234,7 +208,7 @@ class Backlog:
 
     def _judge(self, connection: TcpConnection, flow: Flow, waiting: Arrived) -> None:
         if flow.name in self._admission.admitted:
-            self._strangers.left(connection)
+            self._strangers.pop(connection, None)
         elif flow.name and connection not in self._strangers:
             self._take_for_stranger(connection, flow, _FAREWELL_S)
         guest = self._admission.may_be_guest(flow.name)
@@ -250,17 +224,20 @@ class Backlog:
             )
 
     def _take_for_stranger(self, connection: TcpConnection, flow: Flow, stay_s: float) -> None:
-        gone = self._strangers.came(connection, flow.address, time.monotonic() + stay_s)
-        if gone is not None:
-            self._cut_stranger(gone)
+        flow.until = time.monotonic() + stay_s
+        self._strangers.pop(connection, None)
+        self._strangers[connection] = flow
+        full = crowded([one.address for one in self._strangers.values()])
+        if full is not None:
+            self._cut_stranger(next(one for one, other in self._strangers.items() if other.address == full))
 
     def _cut_stranger(self, connection: TcpConnection) -> None:
-        flow = self._flows[connection]
+        flow = self._strangers.pop(connection)
         if flow.name not in self._admission.admitted:  # it may have been introduced just now
             self._cut(connection, flow)
 
     def _cut(self, connection: TcpConnection, flow: Flow) -> None:
-        self._strangers.left(connection)
+        self._strangers.pop(connection, None)
         flow.cut = True
         cut(connection)
 

@@ -23,10 +23,8 @@ class TcpConnection(NamedTuple):
 
 
 def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpConnection | None:
-    """Returns the connection of a frame's property `__fd` or an event's value; None if it is gone.
-
-    Its descriptor may be another's by then: only a TCP connection to `port`, and from `address` if given, counts.
-    """
+    """Returns the connection of a frame's property `__fd` or an event's value; None if it is gone. Its descriptor may
+    be another's by then: only a TCP connection to `port`, and from `address` if given, counts."""
     with contextlib.suppress(OSError, ValueError):
         connection = TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
         with borrowed(connection) as lent:

@@ -21,7 +21,7 @@ from tpiedge.wire.fields import (
 )
 
 if TYPE_CHECKING:
-    from tpiedge.transport.admission import Admission
+    from tpiedge.transport.native_reducer import Exchange, Reduce
 
 SEND_TIMEOUT_S = 3.0
 # Of the largest frames, at a spoke.
@@ -81,11 +81,9 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Limits of a connection in bytes, and messages that may queue per peer and direction.
-
-    `waiting_limit`: bytes of one peer that may wait at a hub, beside one message of the largest size. `prompt`: posts
-    and closes interrupt a wait at once; otherwise after up to 20 ms, and messages arrive a few microseconds sooner.
-    """
+    """Limits of a connection in bytes, and messages that may queue per peer and direction. `waiting_limit`: bytes of
+    one peer that may wait at a hub, beside one message of the largest size. `prompt`: posts and closes interrupt a wait
+    at once; otherwise after up to 20 ms, and messages arrive a few microseconds sooner."""
 
     header_limit: int
     tensor_limit: int
@@ -163,12 +161,9 @@ def _check_tensors(message: Message, sizes: list[int], plane: Plane) -> None:
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes that passed, and messages that were thrown away.
-
-    rejected: handshakes with a key that is not admitted. impostor: routing ids that contradict the key. revoked:
-    messages of peers that are admitted no more. duplicate: messages of a second process under one name. malformed:
-    raised as MalformedMessage.
-    """
+    """Bytes that passed, and messages that were thrown away. rejected: handshakes with a key that is not admitted.
+    impostor: routing ids that contradict the key. revoked: messages of peers that are admitted no more. duplicate:
+    messages of a second process under one name. malformed: raised as MalformedMessage."""
 
     rejected: int = 0
     impostor: int = 0
@@ -196,11 +191,9 @@ class Endpoint:
         to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Sends a message; waits up to `timeout_s` (default: SEND_TIMEOUT_S) for each peer to take it.
-
-        Several peers get it in this order, encoded once; Unreachable names the first that did not, and none after it
-        did. ProtocolError: nothing was sent. Raises EndpointClosed too.
-        """
+        """Sends a message; waits up to `timeout_s` (default: SEND_TIMEOUT_S) for each peer to take it. Several peers
+        get it in this order, encoded once; Unreachable names the first that did not, and none after it did.
+        ProtocolError: nothing was sent. Raises EndpointClosed too."""
         self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
@@ -226,12 +219,14 @@ class Endpoint:
             self.counters.malformed += 1
             raise
 
-    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        """Queues messages without tensors from any thread; the owner sends them inside `recv` or its next `send`.
+    def reducer(self, _exchange: "Exchange") -> "Reduce | None":
+        """Returns a native all-reduce; None where it is impossible here and now, or of no use."""
+        return None
 
-        A spoke keeps them, in order, until the hub takes them; a hub drops them if `to` is gone. ProtocolError: cannot
-        be encoded.
-        """
+    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
+        """Queues messages without tensors from any thread; the owner sends them inside `recv` or its next `send`. A
+        spoke keeps them, in order, until the hub takes them; a hub drops them if `to` is gone. ProtocolError: cannot be
+        encoded."""
         messages = message if isinstance(message, Sequence) else (message,)
         self._queue([(frame_of(one, (), self._plane), to) for one in messages])
 
@@ -244,26 +239,4 @@ class Endpoint:
 
     def close(self) -> None:
         """Frees everything; a wait in progress ends with EndpointClosed. Idempotent."""
-        raise NotImplementedError
-
-
-class Hub(Endpoint):
-    """The control plane's hub for the master. `wake` and `admission` are for any thread, the rest for the owner."""
-
-    admission: "Admission"
-
-    def wake(self) -> None:
-        """Ends the wait in `recv` under way, or else the next one, as if its time were up."""
-        raise NotImplementedError
-
-    def address_of(self, name: str) -> str:
-        """Returns the IP address of a connected peer, "" if unknown."""
-        raise NotImplementedError
-
-    def is_connected(self, name: str) -> bool:
-        """Whether the connection stands for the kernel, which notices vanishing packets only after minutes."""
-        raise NotImplementedError
-
-    def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of `name`, which is admitted no more; `farewell` is the last message to it."""
         raise NotImplementedError

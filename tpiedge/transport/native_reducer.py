@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from tpiedge.transport.backlog import Flow, curve_bytes
 from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLibrary, View, transport_library
@@ -42,8 +42,7 @@ class Exchange:
     rank: int
     """The place of the own part in the order of summation (SUM: 0)."""
     precision: SummandPrecision
-    """How tensors travel: every part, the own one too, and the sum are rounded to it. i32: int32 sums that wrap around.
-    """
+    """How tensors travel: all parts and the sum are rounded to it. i32: int32 sums that wrap around."""
     shape: tuple[int, int]
     header: bytes
     """The header of the frame to send."""
@@ -55,20 +54,9 @@ class Exchange:
 
 Reduce = Callable[[bytes, int], int]
 """`reduce(place, tensor)`: all-reduces the contiguous tensor (f32 or int32) at this address in place; returns DONE.
-
 Otherwise the tensor is unchanged and the result is the number of peers, in order, that got this rank's frame. With
 Combine.SUM that frame has the sum, which `scratch` has unrounded; if no peer got it, the parts are still to be
-received. Raises nothing.
-"""
-
-
-@runtime_checkable
-class Reduces(Protocol):
-    """An endpoint with native all-reduces."""
-
-    def reducer(self, exchange: Exchange) -> Reduce | None:
-        """Returns None where it is impossible here and now, or of no use."""
-        ...
+received. Raises nothing."""
 
 
 class ReceivedFrame:
@@ -88,18 +76,14 @@ class ReceivedFrame:
 
 
 class NativeReducer:
-    """All-reduces over the link of each peer, in order, and counts their messages.
-
-    Opened for the present routes and admissions; closed when anything unforeseen has happened. Only the owner of the
-    open sockets calls it.
-    """
+    """All-reduces over the link of each peer, in order, and counts their messages. Opened for the present routes and
+    admissions; closed when anything unforeseen has happened. Only the owner of the open sockets calls it."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
         precision, (rows, columns) = PRECISIONS[exchange.precision], exchange.shape
-        self.frame_bytes: Final = FLAT_BYTES + library.dll.tpiedge_wire_bytes(precision, rows, columns)
-        self._dll = library.dll
+        self._dll, self._zmq = library.dll, library.zmq
         self._run = library.dll.tpiedge_reducer_run
-        self._zmq = library.zmq
+        self.frame_bytes: Final = FLAT_BYTES + library.dll.tpiedge_wire_bytes(precision, rows, columns)
         self._exchange = exchange
         self._sum = (ctypes.c_char * (4 * rows * columns)).from_buffer(exchange.scratch)
         self._plan = ReducePlan(
@@ -166,8 +150,10 @@ class NativeReducer:
             flow.taken += self._wire_bytes
 
     def put_back(self) -> None:
+        """Gives what was received and not used to the links, whose `recv_frame` returns it first."""
         for socket, route, frame in self.received():
             self._by_socket[socket].put_back(route, frame)
+        self.release()
 
     def release(self) -> None:
         self._dll.tpiedge_reducer_release(self.handle)
@@ -184,18 +170,13 @@ _MOST_BYTES: Final = 1 << 18
 
 
 class EndpointReducers:
-    """The native all-reduces of one endpoint, over its socket or several; for the owner alone.
-
-    Laws: every message goes to the native side or to Python, and those of one peer in order of arrival. What a reducer
-    keeps goes to Python before Python receives by itself, and before another reducer runs.
-
-    `links` share one lock; only the first may change its admitted peers. `link_of` returns the link to a peer.
-    """
+    """The native all-reduces of one endpoint, over its socket or several; for the owner alone. Laws: every message goes
+    to the native side or to Python, and those of one peer in order of arrival. What a reducer keeps goes to Python
+    before Python receives by itself, and before another reducer runs. `links` share one lock; only the first may change
+    its admitted peers. `link_of` returns the link to a peer."""
 
     def __init__(
-        self,
-        links: Sequence["ZmqEndpoint"],
-        link_of: Callable[[str], "ZmqEndpoint | None"],
+        self, links: Sequence["ZmqEndpoint"], link_of: Callable[[str], "ZmqEndpoint | None"]
     ) -> None:
         self._links = links
         self._link_of = link_of
@@ -215,18 +196,14 @@ class EndpointReducers:
     def hand_over(self) -> None:
         """Makes the links' `recv_frame` return what was received ahead."""
         with self._links[0].lock:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        if self.keeper is not None:
-            self.keeper.put_back()
-            self.keeper.release()
-            self.keeper = None
+            if self.keeper is not None:
+                self.keeper.put_back()
+                self.keeper = None
 
     def _reduce(self, native: NativeReducer, place: bytes, tensor: int) -> int:
         with self._links[0].lock:
             if self.keeper is not native:
-                self._hand_over()
+                self.hand_over()
             for link in self._links:
                 if not link.is_free:
                     return 0

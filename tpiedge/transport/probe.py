@@ -48,10 +48,8 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
     """Whether the longest packets of the path MTU arrive; None without a connection, or if the system does not tell.
-    Blocks for up to four times `timeout_s`, which is shorter than a master's handshake limit.
-
-    Behind an unreported smaller MTU long packets are never confirmed. A lossy link looks the same, but not twice.
-    """
+    Blocks for up to four times `timeout_s`, which is shorter than a master's handshake limit. Behind an unreported
+    smaller MTU long packets are never confirmed. A lossy link looks the same, but not twice."""
     try:
         return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)
     except OSError:

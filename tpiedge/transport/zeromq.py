@@ -24,7 +24,6 @@ from tpiedge.transport.cutting import FAREWELL_S, TcpConnection, connection_of, 
 from tpiedge.transport.endpoint import (
     Buffer,
     DuplicateName,
-    Hub,
     LinkReset,
     MalformedMessage,
     Plane,
@@ -32,16 +31,7 @@ from tpiedge.transport.endpoint import (
 )
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.monitor import LinkMonitor
-from tpiedge.transport.zeromq_endpoint import (
-    DUPLICATE,
-    PROBE,
-    RECV,
-    SEND_LAST,
-    SEND_MORE,
-    Frame,
-    Item,
-    ZmqEndpoint,
-)
+from tpiedge.transport.zeromq_endpoint import DUPLICATE, NOBLOCK, PROBE, SEND_MORE, Frame, Item, ZmqEndpoint
 from tpiedge.wire.fields import Message
 
 # Connections that wait to be accepted; a peer beyond them tries again only after a second.
@@ -63,11 +53,9 @@ class _Peer:
     flow: Flow
 
 
-class ZmqHub(ZmqEndpoint, Hub):
-    """Binds `address` (tcp://HOST:PORT; PORT may be *, HOST is an address of this computer).
-
-    `allowed` maps public keys to peer names; no other key gets in, except as a guest under `guests`.
-    """
+class ZmqHub(ZmqEndpoint):
+    """Binds `address` (tcp://HOST:PORT; PORT may be *, HOST is an address of this computer). `allowed` maps public keys
+    to peer names; no other key gets in, except as a guest under `guests`."""
 
     def __init__(
         self,
@@ -121,16 +109,19 @@ class ZmqHub(ZmqEndpoint, Hub):
         return None if peer is None or name not in self.admission.admitted else (route, peer.flow)
 
     def address_of(self, name: str) -> str:
+        """Returns the IP address of a connected peer, "" if unknown. For any thread."""
         peer = self._known.get(self._routes.get(name, b""))
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
+        """Whether the connection stands for the kernel, which notices vanishing packets only after minutes."""
         with self.lock:
             route = self._routes.get(name)
             return route is not None and not self._closed and self._stands(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """The connection ends at once, or, after a farewell, within the next calls of `recv`."""
+        """Ends the connection of `name`, which is admitted no more: at once, or, after `farewell` as the last message,
+        within the next calls of `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -163,7 +154,7 @@ class ZmqHub(ZmqEndpoint, Hub):
         try:
             # A copy: sending without one needs pyzmq's own thread, and CURVE costs far more per byte.
             self._send_part(route, SEND_MORE)
-            self._send_part(frame, SEND_LAST)
+            self._send_part(frame, NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -179,7 +170,7 @@ class ZmqHub(ZmqEndpoint, Hub):
             time.sleep(timeout_s)
             return
         self._silence(self._poller.poll(int(timeout_s * 1000) + 1))
-        item = self._take(RECV)
+        item = self._take(NOBLOCK)
         if item is not None:
             self._held.append(item)
 
@@ -192,7 +183,7 @@ class ZmqHub(ZmqEndpoint, Hub):
         except zmq.Again:
             self._backlog.empty = True
             raise
-        return self._sort(route, recv(RECV, False))
+        return self._sort(route, recv(NOBLOCK, False))
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
         # Every connection begins with a probe, and so passes `_introduce`; from then on its route is its name.
@@ -333,7 +324,7 @@ class ZmqSpoke(ZmqEndpoint):
         if not self._waits_for(to):
             return False
         try:
-            self._send_part(frame, SEND_LAST)
+            self._send_part(frame, NOBLOCK)
         except zmq.Again:
             return False
         return True

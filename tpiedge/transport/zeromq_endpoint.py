@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
@@ -100,9 +99,7 @@ Item = tuple[str, memoryview] | PeerError
 """A sender and its frame, or what went wrong."""
 
 # Plain integers: combining the enum costs 2 us each time.
-RECV = int(zmq.NOBLOCK)
-RECV_SLICE = 0
-SEND_LAST = int(zmq.NOBLOCK)
+NOBLOCK = int(zmq.NOBLOCK)
 SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 # Frames of the transport itself; an encoded message starts otherwise.
 PROBE = b""
@@ -174,7 +171,7 @@ class ZmqEndpoint(Endpoint):
                     return _result(self._held.popleft())
                 # Waiting inside the call that reads saves a poll and an exception per message.
                 waits = remaining_s >= SLICE_S and not self._plane.prompt
-                item = self._take(RECV_SLICE if waits else RECV)
+                item = self._take(0 if waits else NOBLOCK)
                 if item is not None:
                     return _result(item)
                 remaining_s = deadline - time.monotonic()
@@ -215,7 +212,8 @@ class ZmqEndpoint(Endpoint):
             self._held.append(item)
 
     def wake(self) -> None:
-        """Ends a wait in `recv` on a prompt plane, as if its time were up; from any thread."""
+        """Ends the wait in `recv` under way on a prompt plane, or else the next one, as if its time were up. For any
+        thread."""
         self._woken = True
         self._wakeup.ring()
 
@@ -246,9 +244,7 @@ class ZmqEndpoint(Endpoint):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
@@ -326,7 +322,7 @@ class ZmqEndpoint(Endpoint):
 
     def _skip_rest(self, frame: Frame) -> None:
         while frame.more:
-            frame = self._recv_part(RECV, False)
+            frame = self._recv_part(NOBLOCK, False)
 
 
 def _result(item: Item) -> tuple[str, memoryview]:

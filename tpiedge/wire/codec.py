@@ -3,8 +3,8 @@
     an array of MessagePack: PROTOCOL, tag, field, field, ...
     the messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
 
-The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. A tag
-is never used for another message; a change of any message's fields raises PROTOCOL.
+The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. The
+class of a message names its tag, which no other message ever gets; a change of any message's fields raises PROTOCOL.
 
 Everything that is not exactly one valid message raises ProtocolError, on both sides, before it has any effect. msgspec
 checks each bound before it makes what it is about, so a hostile message costs at most a few times its bytes.
@@ -25,69 +25,11 @@ from tpiedge.wire.join import JOIN_PROTOCOL, JOIN_TAGS
 
 PROTOCOL = 22
 
-TAGS: dict[int, type[Message]] = {
-    1: d.StepPlan,
-    2: d.Hidden,
-    3: d.Partial,
-    4: d.Reduced,
-    5: d.Gathered,
-    6: d.Slice,
-    7: d.Survey,
-    8: d.LinkReport,
-    9: d.LeavePages,
-    32: control.Hello,
-    33: control.Assign,
-    34: control.Listening,
-    35: control.Loading,
-    36: control.Ready,
-    37: control.Heartbeat,
-    38: control.Pulse,
-    39: control.Lost,
-    40: control.Generate,
-    41: control.Token,
-    42: control.Finished,
-    43: control.Failed,
-    44: control.Cancel,
-    45: control.AskStats,
-    46: control.Stats,
-    47: control.Shutdown,
-    48: control.PromptScores,
-    49: control.Accused,
-    50: control.Connect,
-    51: control.Halt,
-    52: control.Halted,
-    53: control.Resume,
-    54: control.Embedding,
-    55: control.StepSpans,
-    56: control.Compile,
-    57: control.Compiled,
-    64: join.Enrol,
-    65: join.Enrolled,
-    66: join.Refused,
-    67: join.Knock,
-    68: join.Challenge,
-    69: join.Reveal,
-    70: join.Verdict,
-    80: d.Fetch,
-    81: d.FileChunk,
-    82: d.FetchFailed,
-    96: epochs.Offer,
-    97: epochs.Prepare,
-    98: epochs.Preparing,
-    99: epochs.Spawned,
-    100: epochs.NodeEnded,
-    101: epochs.Release,
-    102: epochs.AgentPulse,
-    103: epochs.MasterPulse,
-    104: epochs.Probe,
-    105: epochs.Echo,
-    106: epochs.AskOffer,
-    107: epochs.Prepared,
-    108: epochs.Launch,
-    109: epochs.Leaving,
-    110: epochs.Spare,
-    111: epochs.Stock,
-    112: epochs.Stocked,
+TAGS: Final[dict[int, type[Message]]] = {
+    int(kind.__struct_config__.tag): kind
+    for module in (control, d, epochs, join)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.__struct_config__.tag
 }
 
 FLAT_MARK: Final = 0xC1
@@ -128,9 +70,9 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
             values = layout.pack(FLAT_MARK, PROTOCOL, tag, *values_of(message))
             data = (values + _written_header(tensor)).ljust(FLAT_BYTES, b"\0")
         else:
-            fields = _ENCODER.encode(message)
-            _decoder(kind).decode(fields)
-            data = _head(kind, tag) + fields[len(_array(kind)) :]
+            body = _ENCODER.encode(message)  # the tag and the fields
+            _decoder(kind).decode(body)
+            data = _array(kind, 2) + bytes((_protocol_of(tag),)) + body[len(_array(kind, 1)) :]
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error, KeyError) as error:
         raise ProtocolError(f"cannot send this {kind.__name__}: {error}") from error
     if len(data) > limit:
@@ -157,10 +99,9 @@ def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER
     try:
         if flat:
             return cast(Message, _read(kind, data))
-        head = _head(kind, tag)
-        if data[: len(head)] != head:
+        if data[:at] != _array(kind, 2):
             raise ValueError(f"not an array of its {len(kind.__struct_fields__)} fields")
-        return cast(Message, _decoder(kind).decode(b"".join((_array(kind), data[len(head) :]))))
+        return cast(Message, _decoder(kind).decode(b"".join((_array(kind, 1), data[at + 1 :]))))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # What it says may quote a peer's text, of any length.
         raise ProtocolError(f"{kind.__name__}: {str(error)[:200]}") from None
@@ -178,14 +119,10 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 @cache
-def _array(kind: Any, more: int = 0) -> bytes:
+def _array(kind: Any, more: int) -> bytes:
     """Returns the beginning of an array of all fields and `more`."""
     count = len(kind.__struct_fields__) + more
     return bytes((0x90 + count,)) if count < 16 else struct.pack(">BH", 0xDC, count)
-
-
-def _head(kind: Any, tag: int) -> bytes:
-    return _array(kind, 2) + bytes((_protocol_of(tag), tag))
 
 
 def _protocol_of(tag: int) -> int:

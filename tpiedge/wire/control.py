@@ -14,7 +14,7 @@ SPECULATE_AUTO: Final = 255
 """`Assign.speculate`: draft as many tokens as pay."""
 
 
-class Hello(f.NodeMessage, frozen=True):
+class Hello(f.NodeMessage, frozen=True, tag=32):
     """Node to master, first of all."""
 
     pid: f.U32
@@ -35,7 +35,7 @@ class Carried(f.Wire, frozen=True):
     brought: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
-class Assign(f.NodeMessage, frozen=True):
+class Assign(f.NodeMessage, frozen=True, tag=33):
     """Master to node: its part of the plan, among the ranks `nodes`.
 
     `peer_keys`: public keys of all data endpoints. Unless `collective` is "star", every node but the last listens for
@@ -67,19 +67,19 @@ class Assign(f.NodeMessage, frozen=True):
     carried: Carried | None = None
 
 
-class Listening(f.NodeMessage, frozen=True):
+class Listening(f.NodeMessage, frozen=True, tag=34):
     """Node to master: the address of its data endpoint."""
 
     endpoint: f.Name
 
 
-class Connect(f.EpochMessage, frozen=True):
+class Connect(f.EpochMessage, frozen=True, tag=50):
     """Master to node: the data endpoints to connect to, by rank."""
 
     endpoints: Annotated[tuple[tuple[f.Rank, f.Name], ...], Meta(max_length=f.MAX_NODES)]
 
 
-class Loading(f.NodeMessage, frozen=True):
+class Loading(f.NodeMessage, frozen=True, tag=35):
     """Node to master: progress of loading weights."""
 
     done_bytes: f.U64
@@ -95,7 +95,7 @@ class WorkerLink:
     round_trip_s: f.Seconds
 
 
-class Ready(f.NodeMessage, frozen=True):
+class Ready(f.NodeMessage, frozen=True, tag=36):
     """Node to master: it can take steps. Rank 0 adds the collectives of one token and of a whole chunk, why if it may
     surprise, and, where there was a choice, the (slowest) links between workers."""
 
@@ -107,7 +107,7 @@ class Ready(f.NodeMessage, frozen=True):
     links: Annotated[tuple[WorkerLink, ...], Meta(max_length=f.MAX_ARRAY)] = ()
 
 
-class Heartbeat(f.NodeMessage, frozen=True):
+class Heartbeat(f.NodeMessage, frozen=True, tag=37):
     """Node to master, regularly: its engine's progress. Rank 0 adds the computed positions of prompts being read."""
 
     step: f.U64
@@ -126,25 +126,25 @@ class PeerPulse(f.Wire, frozen=True):
     state: f.Name
 
 
-class Pulse(f.EpochMessage, frozen=True):
+class Pulse(f.EpochMessage, frozen=True, tag=38):
     """Master to nodes, regularly: how all nodes do."""
 
     peers: Annotated[tuple[PeerPulse, ...], Meta(max_length=f.MAX_NODES)]
 
 
-class Lost(f.NodeMessage, frozen=True):
+class Lost(f.NodeMessage, frozen=True, tag=39):
     """Master to nodes: `rank` is gone for this epoch."""
 
     cause: f.Text
 
 
-class Generate(f.EpochMessage, frozen=True):
+class Generate(f.EpochMessage, frozen=True, tag=40):
     """Master to rank 0: answer this request."""
 
     request: GenerationRequest
 
 
-class Compile(f.EpochMessage, frozen=True):
+class Compile(f.EpochMessage, frozen=True, tag=56):
     """Master to rank 0: compile the grammar of a request that Generate will bring, unless Cancel ends it. Compiled or
     Failed answers, and Finished a Cancel. Requests of one non-empty `group` share a grammar, compiled once while one of
     them lasts."""
@@ -153,14 +153,14 @@ class Compile(f.EpochMessage, frozen=True):
     group: f.Name
 
 
-class Compiled(f.EpochMessage, frozen=True):
+class Compiled(f.EpochMessage, frozen=True, tag=57):
     """Rank 0 to master: the answer may begin. `processor_s`: CPU time of compiling."""
 
     request: f.Name
     processor_s: f.Seconds
 
 
-class Halt(f.EpochMessage, frozen=True):
+class Halt(f.EpochMessage, frozen=True, tag=51):
     """Master to rank 0: take no more steps. Leave the running requests' KV cache for the epoch `following`: each rank
     its KV heads `kept` on its machine, rank 0 also `stored`, and other ranks' `sent` (rank, head). Halted answers."""
 
@@ -170,7 +170,7 @@ class Halt(f.EpochMessage, frozen=True):
     sent: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
-class Halted(f.NodeMessage, frozen=True):
+class Halted(f.NodeMessage, frozen=True, tag=52):
     """Rank 0 to master: nothing more is drawn, and `pages` pages are left for the epoch `following`; if 0, `why`."""
 
     following: f.U32
@@ -178,11 +178,11 @@ class Halted(f.NodeMessage, frozen=True):
     why: f.Text
 
 
-class Resume(f.EpochMessage, frozen=True):
+class Resume(f.EpochMessage, frozen=True, tag=53):
     """Master to rank 0, after Halt: no epoch follows."""
 
 
-class Token(f.EpochMessage, frozen=True):
+class Token(f.EpochMessage, frozen=True, tag=41):
     """Rank 0 to master: the `index`-th token of the answer and the likeliest (id, log probability)."""
 
     request: f.Name
@@ -191,7 +191,7 @@ class Token(f.EpochMessage, frozen=True):
     logprobs: Annotated[tuple[tuple[f.U32, f.Finite], ...], Meta(max_length=33)]
 
 
-class PromptScores(f.EpochMessage, frozen=True):
+class PromptScores(f.EpochMessage, frozen=True, tag=48):
     """Rank 0 to master: log probabilities of the prompt's own tokens from position `first` on, and at each position
     equally many likeliest (id, log probability)."""
 
@@ -208,7 +208,7 @@ class PromptScores(f.EpochMessage, frozen=True):
         )
 
 
-class Embedding(f.EpochMessage, frozen=True):
+class Embedding(f.EpochMessage, frozen=True, tag=54):
     """Rank 0 to master: the pooled hidden states of the prompt, after the final norm."""
 
     request: f.Name
@@ -218,7 +218,7 @@ class Embedding(f.EpochMessage, frozen=True):
 AnswerPart = Token | PromptScores | Embedding
 
 
-class Finished(f.EpochMessage, frozen=True):
+class Finished(f.EpochMessage, frozen=True, tag=42):
     """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps; the first `cached_tokens` positions
     of the prompt came from earlier requests. `processor_s`: the grammar's CPU time, beside Compiled's."""
 
@@ -231,7 +231,7 @@ class Finished(f.EpochMessage, frozen=True):
     processor_s: f.Seconds = 0.0
 
 
-class Failed(f.NodeMessage, frozen=True):
+class Failed(f.NodeMessage, frozen=True, tag=43):
     """Node to master: an error of class `kind` ended the request, or (if "") the node. `processor_s`: as Finished."""
 
     request: f.Name
@@ -240,26 +240,26 @@ class Failed(f.NodeMessage, frozen=True):
     processor_s: f.Seconds = 0.0
 
 
-class Accused(f.NodeMessage, frozen=True):
+class Accused(f.NodeMessage, frozen=True, tag=49):
     """Rank 0 to master, before its Failed: the node `accused` broke the protocol on the tensor plane."""
 
     accused: f.Rank
     cause: f.Text
 
 
-class Cancel(f.EpochMessage, frozen=True):
+class Cancel(f.EpochMessage, frozen=True, tag=44):
     """Master to rank 0: end this request."""
 
     request: f.Name
 
 
-class AskStats(f.EpochMessage, frozen=True):
+class AskStats(f.EpochMessage, frozen=True, tag=45):
     """Master to node. `timeline`, to rank 0: record the next step with answers alone; all nodes send its StepSpans."""
 
     timeline: bool = False
 
 
-class Stats(f.NodeMessage, frozen=True):
+class Stats(f.NodeMessage, frozen=True, tag=46):
     """Node to master: what it used since its counters were reset.
 
     `attention_s` and `ffn_s` are parts of `compute_s`. Streamed weights: `reads` from disk, `load_s` with at least one
@@ -297,7 +297,7 @@ class Stats(f.NodeMessage, frozen=True):
     kv_reserved_bytes: f.U64
 
 
-class StepSpans(f.NodeMessage, frozen=True):
+class StepSpans(f.NodeMessage, frozen=True, tag=55):
     """Node to master: a step of `tokens` positions as spans (start, end) in microseconds since the first began:
     arithmetic, parts in all-reduces, and waits for weights, perhaps within the arithmetic."""
 
@@ -308,5 +308,5 @@ class StepSpans(f.NodeMessage, frozen=True):
     disk: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_SPANS)]
 
 
-class Shutdown(f.EpochMessage, frozen=True):
+class Shutdown(f.EpochMessage, frozen=True, tag=47):
     """Master to node: finish and exit."""

@@ -35,7 +35,7 @@ class TableChange(f.Wire, frozen=True):
     filled: f.U32
 
 
-class StepPlan(f.EpochMessage, frozen=True):
+class StepPlan(f.EpochMessage, frozen=True, tag=1):
     """Rank 0 announces a step of `tokens` new positions, in chunks of `chunk_tokens`; the first `apart_tokens` at most
     sixteen at a time. `tables` change first; `discarded` pages are freed. All-reduces of more than `small_bytes` (as
     f32) use `bulk_collective`. `recorded`: each node sends the master its StepSpans."""
@@ -54,7 +54,7 @@ class StepPlan(f.EpochMessage, frozen=True):
     recorded: bool = False
 
 
-class LeavePages(f.EpochMessage, frozen=True):
+class LeavePages(f.EpochMessage, frozen=True, tag=9):
     """Rank 0 to every node, in place of a step: leave these pages for the next epoch, each rank its KV heads `kept` on
     its machine, and send rank 0 those in `sent` (rank, head)."""
 
@@ -64,7 +64,7 @@ class LeavePages(f.EpochMessage, frozen=True):
     sent: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
-class Hidden(f.EpochMessage, frozen=True):
+class Hidden(f.EpochMessage, frozen=True, tag=2):
     """Rank 0 to every node: the embedded tokens of a chunk [tokens, hidden]."""
 
     step: f.U64
@@ -80,7 +80,7 @@ class BlockMessage(f.EpochMessage, frozen=True):
     chunk: f.U32
 
 
-class Partial(BlockMessage, frozen=True):
+class Partial(BlockMessage, frozen=True, tag=3):
     """A node's summand of an all-reduce; no tensor for an empty share."""
 
     flags: f.U8
@@ -88,21 +88,21 @@ class Partial(BlockMessage, frozen=True):
     tensor: f.TensorHeader | None
 
 
-class Reduced(BlockMessage, frozen=True):
+class Reduced(BlockMessage, frozen=True, tag=4):
     """Rank 0 to every node: the sum of all partials."""
 
     flags: f.U8
     tensor: f.TensorHeader
 
 
-class Gathered(BlockMessage, frozen=True):
+class Gathered(BlockMessage, frozen=True, tag=5):
     """A node's part of a gather to rank 0."""
 
     sender: f.Rank
     tensor: f.TensorHeader
 
 
-class Slice(BlockMessage, frozen=True):
+class Slice(BlockMessage, frozen=True, tag=6):
     """A part of a summand or sum in an all-reduce of several hops, counted from 0; no tensor: nothing to add."""
 
     flags: f.U8
@@ -111,7 +111,7 @@ class Slice(BlockMessage, frozen=True):
     tensor: f.TensorHeader | None
 
 
-class Survey(f.EpochMessage, frozen=True):
+class Survey(f.EpochMessage, frozen=True, tag=7):
     """Rank 0 to every node, before the first step: `turn` measures its links to lower ranks; 0: the survey is over."""
 
     turn: f.Rank
@@ -128,7 +128,7 @@ class MeasuredLink(f.Wire, frozen=True):
         f.check_rates(self.bytes_per_s)
 
 
-class LinkReport(f.EpochMessage, frozen=True):
+class LinkReport(f.EpochMessage, frozen=True, tag=8):
     """Node to rank 0, after its turn: its links to reachable lower ranks, its machine and its cores."""
 
     sender: f.Rank
@@ -142,7 +142,7 @@ Digest = Annotated[str, Meta(max_length=64)]
 FilePart = Literal["manifest", "hashes", "blob"]
 
 
-class Fetch(f.EpochMessage, frozen=True):
+class Fetch(f.EpochMessage, frozen=True, tag=80):
     """Worker to master: send bytes [offset, offset + length) of a file of `pack` (its manifest's sha256), or fewer at
     the end of a manifest or table."""
 
@@ -154,7 +154,7 @@ class Fetch(f.EpochMessage, frozen=True):
     length: f.U32
 
 
-class FileChunk(f.EpochMessage, frozen=True):
+class FileChunk(f.EpochMessage, frozen=True, tag=81):
     """Master to worker: the bytes, in a tensor of one dimension; the whole file has `total`."""
 
     number: f.U32
@@ -162,7 +162,7 @@ class FileChunk(f.EpochMessage, frozen=True):
     tensor: f.TensorHeader
 
 
-class FetchFailed(f.EpochMessage, frozen=True):
+class FetchFailed(f.EpochMessage, frozen=True, tag=82):
     """Master to worker: why a request has no answer."""
 
     number: f.U32

@@ -33,7 +33,7 @@ class Capacity:
         return self.panel_bytes_per_s if quantised else self.weight_bytes_per_s
 
 
-class Offer(f.EpochMessage, frozen=True):
+class Offer(f.EpochMessage, frozen=True, tag=96):
     """Agent to master, at first and on every change: what the worker can give. A new `nonce` means that the agent
     restarted. `memory_bytes` and `free_disk_bytes` are what tpiedge may use."""
 
@@ -55,11 +55,11 @@ class Offer(f.EpochMessage, frozen=True):
         f.check_rates(self.disk_bytes_per_s)
 
 
-class AskOffer(f.EpochMessage, frozen=True):
+class AskOffer(f.EpochMessage, frozen=True, tag=106):
     """Master to agent: send your Offer, which this master does not know."""
 
 
-class Prepare(f.NodeMessage, frozen=True):
+class Prepare(f.NodeMessage, frozen=True, tag=97):
     """Master to agent: fetch what is missing of this share of rank `rank` of `ranks`. `planned_bytes`: the plan's limit
     for node and agent. The seconds are those of the node's bootstrap."""
 
@@ -76,7 +76,7 @@ class Prepare(f.NodeMessage, frozen=True):
     stall_s: f.Seconds
 
 
-class Preparing(f.EpochMessage, frozen=True):
+class Preparing(f.EpochMessage, frozen=True, tag=98):
     """Agent to master: progress of fetching; `total_bytes` was missing at the start."""
 
     done_bytes: f.U64
@@ -87,23 +87,23 @@ class Preparing(f.EpochMessage, frozen=True):
         f.check_rates(self.bytes_per_s)
 
 
-class Prepared(f.EpochMessage, frozen=True):
+class Prepared(f.EpochMessage, frozen=True, tag=107):
     """Agent to master: everything is on disk. The node will join with `public_key`, made for this epoch."""
 
     public_key: f.Key
 
 
-class Launch(f.EpochMessage, frozen=True):
+class Launch(f.EpochMessage, frozen=True, tag=108):
     """Master to agent: start the prepared node."""
 
 
-class Spawned(f.NodeMessage, frozen=True):
+class Spawned(f.NodeMessage, frozen=True, tag=99):
     """Agent to master: the node of the epoch runs."""
 
     pid: f.U32
 
 
-class NodeEnded(f.EpochMessage, frozen=True):
+class NodeEnded(f.EpochMessage, frozen=True, tag=100):
     """Agent to master: the epoch has no node here. `kind`: the error class if preparing failed, "" if the process
     ended."""
 
@@ -111,26 +111,26 @@ class NodeEnded(f.EpochMessage, frozen=True):
     cause: f.Text
 
 
-class Release(f.EpochMessage, frozen=True):
+class Release(f.EpochMessage, frozen=True, tag=101):
     """Master to agent: end the node of this epoch, or stop preparing it."""
 
 
-class Spare(f.EpochMessage, frozen=True):
+class Spare(f.EpochMessage, frozen=True, tag=110):
     """Master to agent, and again when `kind` changes: the plan has no part for it. `why` is a sentence about "it"."""
 
     kind: f.SpareKind
     why: f.Text
 
 
-class AgentPulse(f.EpochMessage, frozen=True):
+class AgentPulse(f.EpochMessage, frozen=True, tag=102):
     """Agent to master, regularly: that it lives."""
 
 
-class Leaving(f.EpochMessage, frozen=True):
+class Leaving(f.EpochMessage, frozen=True, tag=109):
     """Agent to master: it was told to end."""
 
 
-class MasterPulse(f.EpochMessage, frozen=True):
+class MasterPulse(f.EpochMessage, frozen=True, tag=103):
     """Master to agent, regularly: the state of the cluster in a word. `busy`: a request runs or waits, or a plan is
     prepared."""
 
@@ -138,7 +138,7 @@ class MasterPulse(f.EpochMessage, frozen=True):
     busy: bool
 
 
-class Stock(f.EpochMessage, frozen=True):
+class Stock(f.EpochMessage, frozen=True, tag=111):
     """Master to agent: prefetch what other plans need of `pack` here, (attention, ffn) of each, while idle and as the
     disk has room. Replaces the Stock before."""
 
@@ -147,7 +147,7 @@ class Stock(f.EpochMessage, frozen=True):
     shares: Annotated[tuple[tuple[f.UnitRange, f.UnitRange], ...], Meta(max_length=f.MAX_NODES)]
 
 
-class Stocked(f.EpochMessage, frozen=True):
+class Stocked(f.EpochMessage, frozen=True, tag=112):
     """Agent to master: `held_bytes` of the pack are on its disk. `complete`: all that Stock wants; `why` it will not
     be, or ""."""
 
@@ -157,7 +157,7 @@ class Stocked(f.EpochMessage, frozen=True):
     why: f.Text
 
 
-class Probe(f.EpochMessage, frozen=True):
+class Probe(f.EpochMessage, frozen=True, tag=104):
     """Master to agent: answer at once with an Echo of the same number and `answer_bytes` of payload."""
 
     number: f.U32
@@ -165,7 +165,7 @@ class Probe(f.EpochMessage, frozen=True):
     payload: f.Blob
 
 
-class Echo(f.EpochMessage, frozen=True):
+class Echo(f.EpochMessage, frozen=True, tag=105):
     """The answer to a Probe."""
 
     number: f.U32

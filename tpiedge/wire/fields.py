@@ -13,8 +13,7 @@ MAX_TENSOR_HEADER = 64 * KIB
 """Encoded message on the tensor plane, without its tensor."""
 
 MAX_CONTROL_HEADER = 1 * MIB + 640 * KIB
-"""Encoded message on the control plane: fits a request with all of MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS, MAX_GRAMMAR.
-"""
+"""Encoded message on the control plane: fits a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS and MAX_GRAMMAR."""
 
 MAX_TENSOR_BYTES = 32 * MIB
 """One tensor: a chunk's has 1 MiB, or one larger row of hidden states, and twice that for wide integers."""

@@ -18,12 +18,9 @@ RefusalKind = Literal[
 ]
 
 
-class Enrol(Message, frozen=True):
-    """Worker to master, first of all. `secret`: of a token; "" for a known key.
-
-    `name`: the computer's. `nonce`: of this process, so a restart shows. `torch`: its release. `numbers`: byte order
-    and float format.
-    """
+class Enrol(Message, frozen=True, tag=64):
+    """Worker to master, first of all. `secret`: of a token; "" for a known key. `name`: the computer's. `nonce`: of
+    this process, so a restart shows. `torch`: its release. `numbers`: byte order and float format."""
 
     protocol: U32
     version: Name
@@ -37,7 +34,7 @@ class Enrol(Message, frozen=True):
         return f"Enrol({self.name!r}, version {self.version!r}, a secret that is not shown)"
 
 
-class Enrolled(Message, frozen=True):
+class Enrolled(Message, frozen=True, tag=65):
     """Master to worker: it belongs to `cluster` as `name`."""
 
     name: Name
@@ -46,14 +43,14 @@ class Enrolled(Message, frozen=True):
     version: Name
 
 
-class Refused(Message, frozen=True):
+class Refused(Message, frozen=True, tag=66):
     """Master to worker, before the connection is cut; `message` is for people."""
 
     kind: RefusalKind
     message: Text
 
 
-class Knock(Message, frozen=True):
+class Knock(Message, frozen=True, tag=67):
     """Worker to master, without a token: asks to be paired."""
 
     protocol: U32
@@ -62,20 +59,20 @@ class Knock(Message, frozen=True):
     nonce: Blob
 
 
-class Challenge(Message, frozen=True):
+class Challenge(Message, frozen=True, tag=68):
     """Master to worker: its key and nonce."""
 
     master_key: Key
     nonce: Blob
 
 
-class Reveal(Message, frozen=True):
+class Reveal(Message, frozen=True, tag=69):
     """Worker to master: proves that it knows the code which it shows."""
 
     proof: Blob
 
 
-class Verdict(Message, frozen=True):
+class Verdict(Message, frozen=True, tag=70):
     """Master to worker: proves that the user typed the code into the master of that key; or why not."""
 
     proof: Blob

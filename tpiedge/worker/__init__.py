@@ -1,5 +1,5 @@
 """A worker's agent, which outlives the nodes that it starts. No torch.
 
-`agent` keeps the link to the master and starts a node for each epoch; what takes long it does in the `background`.
-`masters` stores the keys of known masters and looks for one that is silent; `wording` has the lines for the user.
+`agent` keeps the link to the master and starts a node for each epoch; slow work is done in the `background`. `masters`
+stores keys and looks for a silent master; `wording` has the lines for the user.
 """

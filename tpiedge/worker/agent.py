@@ -1,11 +1,10 @@
-"""A worker's agent: it keeps the link to the master and the shards, and starts a node for each epoch.
+"""A worker's agent keeps the link to the master and the shards, and starts a node for each epoch.
 
-It imports no torch and outlives its nodes: it reports the end of a node to the master with its cause, and waits for a
-master that goes away. One thread runs the loop; what takes long is done beside it (background.py).
+It reports the end of a node to the master with its cause, and waits for a silent master. One thread runs the loop;
+background.py does what takes long.
 """
 
 import contextlib
-import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.fetcher import Provision
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.units import format_range
 from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.epochs import (
     AgentPulse,
@@ -51,8 +49,6 @@ from tpiedge.worker.background import Background, Prefetch
 from tpiedge.worker.masters import WayState
 from tpiedge.worker.wording import NARROW, spare_line, stopped_line
 
-_log = logging.getLogger(__name__)
-
 _REPORT_S: Final = 120.0
 
 
@@ -66,7 +62,7 @@ class MasterMoved(PeerError):
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """The master's address and key, this worker's names, and what it offers. Sizes in bytes."""
+    """The master, this worker's names, and what it offers."""
 
     control_address: str
     master_key: str
@@ -80,7 +76,7 @@ class AgentSettings:
 
 @dataclass
 class _Part:
-    """This worker's part of an epoch that is prepared, or runs. `shards` is None until they are fetched."""
+    """Part of an epoch that this worker has; `shards` once they are fetched."""
 
     order: Prepare
     keys: CurveKeys
@@ -93,9 +89,8 @@ class _Part:
 
 @dataclass(eq=False)
 class Agent:
-    """One thread calls `run`; any may call `stop`. `say` gets lines for the user. `look` says how the way to the master
-    is, in a thread of its own. The worker has enrolled on `endpoint` already; the caller closes it, but the agent
-    closes `slot`."""
+    """One thread calls `run`; any may call `stop`. `say` gets lines for the user; `look` runs in a thread of its own.
+    The worker has enrolled on `endpoint`, which the caller closes; the agent closes `slot`."""
 
     _settings: AgentSettings
     _endpoint: Endpoint
@@ -113,7 +108,7 @@ class Agent:
     _silent: bool = False
     #: Whether the master serves and is not busy.
     _at_rest: bool = False
-    # What the user was told last: what this machine is for, and that large packets vanish.
+    #: What this machine is for, as the user was told last.
     _standing: str = ""
     _narrow: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -127,22 +122,22 @@ class Agent:
 
     def run(self) -> None:
         """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError; OutOfMemory where the
-        memory that this machine offers holds no share of the master's model."""
+        memory of this machine holds no share of the model."""
         try:
-            self._slot.own_locker()  # the master lets in one process of each worker
+            self._slot.own_locker()  # the master admits one process of each worker
             self._slot.warm(measure=self._report is None)
             self._serve()
         finally:
             self._close()
 
     def stop(self) -> None:
-        """Ends the loop and with it the node. Returns at once."""
+        """Ends the loop and the node. Returns at once."""
         self._stopping.set()
 
     # --- what it offers
 
     def _make_offer(self) -> None:
-        """Offers this machine, measured once by the fork server; blocks up to _REPORT_S for that."""
+        """Offers this machine; blocks up to _REPORT_S until the fork server has measured it."""
         if self._report is None:
             report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
@@ -182,7 +177,7 @@ class Agent:
             if now >= due:
                 excused = stalls.beat(now - due)
                 due = now + self._settings.timing.heartbeat_s
-                # First: the master plans anew for a lost node once it hears this machine, with what it offers by then.
+                # Before the pulse: on it the master plans for a lost node, with the offer that it has by then.
                 self._watch(now, excused=excused)
                 self._send(AgentPulse(self._epoch))
             try:
@@ -192,11 +187,7 @@ class Agent:
             if envelope is not None:
                 self._hear(envelope.message)
             self._take_fetched()
-            if self._at_rest and self._preparing is None:  # nobody has use for the link and the disk
-                self._prefetch.go_on()
-            else:
-                self._prefetch.pause()
-            stocked = self._prefetch.taken()
+            stocked = self._prefetch.step(at_rest=self._at_rest and self._preparing is None)
             if stocked is not None:
                 self._send(stocked)
             self._see()
@@ -212,7 +203,7 @@ class Agent:
             self._say("the master is back")
         match message:
             case AskOffer():
-                # A restarted master may have another version or compute otherwise.
+                # A restarted master may have another version.
                 self._send(introduction(self._settings.host))
                 self._make_offer()
             case Prepare():
@@ -270,7 +261,6 @@ class Agent:
         self._send(Prepared(part.order.epoch, part.keys.public))
 
     def _cannot(self, epoch: int, error: TpiedgeError) -> None:
-        _log.debug("epoch %d cannot be prepared: %s: %s", epoch, type(error).__name__, error)
         self._standing = ""
         self._say(f"this machine cannot take its part: {error}")
         self._send(NodeEnded(epoch, type(error).__name__, sanitised_line(error)))
@@ -302,14 +292,10 @@ class Agent:
             return
         self._running = part
         self._send(Spawned(epoch, order.rank, self._slot.pid or 0))
-        heads, tiles = format_range(*order.attention), format_range(*order.ffn)
-        _log.debug(
-            "epoch %d: rank %d of %d, heads %s, FFN tiles %s", epoch, order.rank, order.ranks, heads, tiles
-        )
         self._stand(f"one of {order.ranks}", f"now computing as one of {order.ranks} machines")
 
     def _stand(self, standing: str, line: str) -> None:
-        """Says what this machine is for from now on, unless that is what the user was told last."""
+        """Says `line` unless the user was told of this `standing` last."""
         if standing != self._standing:
             self._standing = standing
             self._say(line)
@@ -323,7 +309,7 @@ class Agent:
             self._begin_to_look(self._clock.now())
 
     def _drop_node(self) -> None:
-        """Ends the node. If it ended itself for want of memory, the master hears first what it may plan with next."""
+        """Ends the node. After an out-of-memory the master first gets a new offer."""
         self._stop_node(meanwhile=self._offer_anew)
         self._offer_anew()
 
@@ -334,10 +320,9 @@ class Agent:
                 self._send(AgentPulse(self._epoch))
 
         if self._running is not None:
-            # Whether the node ended by itself or by Release: its log says if the shards were bad.
             tail = self._slot.log_tail()
             self._distrust = "IntegrityError" in tail or "ReadFault" in tail
-            # The end of a large node may take longer than the master waits for a sign of life.
+            # A large node may take longer to end than the master waits for a pulse.
             self._slot.stop(grace_s, live_on)
             self._running.close()
             self._running = None
@@ -345,13 +330,11 @@ class Agent:
     # --- what it watches
 
     def _watch(self, now: float, *, excused: bool) -> None:
-        """Reports a node that has ended, and notices a silent master, unless it is `excused`, and what becomes of the
-        memory."""
+        """Reports a node that has ended, changed memory, and a master that is silent unless `excused`."""
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
             self._standing = ""
-            _log.debug("the node of epoch %d ended: %s", epoch, cause)
             self._say(stopped_line(cause))
             self._drop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
@@ -360,19 +343,18 @@ class Agent:
         self._offer_anew()
         if now - self._heard > self._settings.timing.timeout_s and not self._silent and not excused:
             self._silent, self._standing, self._at_rest = True, "", False
-            # A preparation goes on: the master may not have noticed the silence, and wait for it.
+            # A preparation goes on: the master may still wait for it.
             self._say("the master is silent; waiting for it")
             self._begin_to_look(now)
         if self._silent and now - self._looked >= 10.0:
             self._begin_to_look(now)
 
     def _offer_anew(self) -> None:
-        """Offers the master the memory that this machine gives, unless it has heard that offer."""
         if self._offered_bytes != self._slot.memory_bytes:
             self._make_offer()
 
     def _begin_to_look(self, now: float) -> None:
-        """The master is silent; or a node ended, perhaps since a link of it broke, though the master is heard."""
+        """Looks for a silent master, and for a broken link after the end of a node."""
         self._looked = now
         if not self._looking.busy:
             self._looking.begin(lambda _cancelled: self._look())
@@ -381,8 +363,6 @@ class Agent:
         way = self._looking.taken()
         if way is None:
             return
-        if isinstance(way, TpiedgeError):  # no descriptor left, say: the next look may do better
-            _log.debug("cannot look where the master is: %s", way)
         if way == "moved" and self._silent:
             raise MasterMoved("the master is at another address now")
         if way == "narrow" and not self._narrow:
@@ -390,8 +370,7 @@ class Agent:
         self._narrow = way == "narrow"
 
     def _send(self, message: Message) -> bool:
-        """Sends without waiting. A message to a master that is gone is dropped, and False returned: its silence is
-        noticed anyway."""
+        """Sends without waiting. Returns False for a master that is gone, whose silence is noticed anyway."""
         try:
             self._endpoint.send(message, timeout_s=0.0)
         except Unreachable:

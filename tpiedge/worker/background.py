@@ -1,4 +1,4 @@
-"""Work that an agent does beside its loop, in threads of their own."""
+"""Work of an agent in threads beside its loop."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """One piece of work after the other. For one thread; only `close` blocks. `drop` gets results that nobody takes."""
+    """Does one piece of work after the other. For one thread; only `close` blocks. `drop` gets cancelled results."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name
@@ -28,22 +28,22 @@ class Background(Generic[_T]):
 
     @property
     def busy(self) -> bool:
-        """Whether work is under way, or its outcome was not taken yet."""
+        """Whether work runs, or its outcome was not taken yet."""
         return self._outcome is not None
 
     @property
-    def ended(self) -> bool:
-        """Whether no thread works, on cancelled work either."""
-        return self._thread is None or not self._thread.is_alive()
+    def idle(self) -> bool:
+        """Whether no outcome is left to take, and no thread runs; a disk that hangs holds that of cancelled work."""
+        return self._outcome is None and (self._thread is None or not self._thread.is_alive())
 
     def begin(self, work: Callable[[threading.Event], _T]) -> None:
-        """Cancels the work before, and does `work` once that has ended. It ends soon after its event is set."""
+        """Cancels the previous work and does `work` once that has ended. Work ends soon after its event is set."""
         self.cancel()
         cancelled, before = self._cancelled, self._thread
         outcome: Future[_T | TpiedgeError] = Future()
 
         def run() -> None:
-            if before is not None:  # which may still hold the connection to the master, or a lock
+            if before is not None:  # it may still hold the connection to the master, or a lock
                 before.join()
             if cancelled.is_set():
                 return
@@ -57,14 +57,14 @@ class Background(Generic[_T]):
         self._outcome, thread = outcome, threading.Thread(target=run, name=self._name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the machine has no thread left, and may have one for the next attempt
+        except RuntimeError:
             shortage = "cannot start a thread: is this machine short of memory or of threads?"
             outcome.set_result(ResourceError(shortage))
         else:
             self._thread = thread
 
     def taken(self) -> _T | TpiedgeError | None:
-        """What came of the work, once; None while it is under way."""
+        """Returns the outcome once; None while the work runs."""
         outcome = self._outcome
         if outcome is None or not outcome.done():
             return None
@@ -72,7 +72,7 @@ class Background(Generic[_T]):
         return outcome.result()
 
     def cancel(self) -> None:
-        """Nobody wants the result any more. Idempotent."""
+        """Gives the result up. Idempotent."""
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             self._cancelled.set()
@@ -92,7 +92,7 @@ class Background(Generic[_T]):
 
 
 class Prefetch:
-    """Fetches what other plans than the present one need of this machine, while nobody is busy. For one thread."""
+    """Fetches the shards of other plans than the present one. For one thread."""
 
     def __init__(self, weights: Provision, clock: Clock) -> None:
         self._weights = weights
@@ -103,37 +103,27 @@ class Prefetch:
         self._failed = ""
 
     def order(self, order: Stock) -> None:
-        """The order takes the place of the one before."""
+        """Replaces the previous order."""
         self.pause()
         self._order, self._due, self._failed = order, self._clock.now(), ""
 
     def pause(self) -> None:
-        """Stops fetching until the next `go_on`; what has arrived is kept."""
+        """Stops fetching; what has arrived is kept."""
         self._work.cancel()
 
-    def go_on(self) -> None:
-        """Nobody is busy: fetches what is missing, if anything is."""
+    def step(self, *, at_rest: bool) -> Stocked | None:
+        """Fetches what is missing while the link and the disk are `at_rest`. Returns a report for the master: that all
+        is here, or, once, why not; that is tried again after a minute."""
         order = self._order
-        idle = self._work.ended and not self._work.busy  # a disk that hangs holds the one before
-        if order is not None and idle and self._clock.now() >= self._due:
-
-            def fetch(cancelled: threading.Event) -> Stocked:
-                why = ""
-                try:
-                    self._weights.stock(order, cancelled)
-                except TpiedgeError as error:
-                    why = sanitised_line(error)
-                return Stocked(0, order.number, self._weights.held_bytes(order.pack), not why, why)
-
-            self._work.begin(fetch)
-
-    def taken(self) -> Stocked | None:
-        """What the master is to know: that all is here, or once why it is not; that is tried again after a minute."""
+        if not at_rest:
+            self.pause()
+        elif order is not None and self._work.idle and self._clock.now() >= self._due:
+            self._work.begin(lambda cancelled: self._fetch(order, cancelled))
         found = self._work.taken()
-        if found is None or self._order is None:
+        if found is None or order is None:
             return None
         if isinstance(found, TpiedgeError):
-            found = Stocked(0, self._order.number, 0, False, sanitised_line(found))
+            found = Stocked(0, order.number, 0, False, sanitised_line(found))
         if found.complete:
             self._order = None
             return found
@@ -144,6 +134,13 @@ class Prefetch:
         _log.warning("what other plans need is not fetched now: %s", found.why)
         return found
 
+    def _fetch(self, order: Stock, cancelled: threading.Event) -> Stocked:
+        why = ""
+        try:
+            self._weights.stock(order, cancelled)
+        except TpiedgeError as error:
+            why = sanitised_line(error)
+        return Stocked(0, order.number, self._weights.held_bytes(order.pack), not why, why)
+
     def close(self) -> None:
-        self._order = None
         self._work.close()

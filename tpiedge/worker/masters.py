@@ -1,8 +1,6 @@
-"""The masters that a worker trusts, and where one is that is silent.
+"""The masters that a worker trusts, by their keys, and the search for a silent one.
 
-A master is known by its key. Its name may mean another address after a while, as where addresses are leased, or
-several of which it is at one; and where a part of the way has a smaller MTU and tells nobody, its small messages come
-and its large ones do not.
+Its name may have another address by now, or several; or a part of the way has a smaller MTU, and large messages vanish.
 """
 
 from pathlib import Path
@@ -16,13 +14,13 @@ from tpiedge.transport.keys import is_key
 from tpiedge.transport.probe import passes_large_packets
 
 WayState: TypeAlias = Literal["moved", "narrow", "unknown"]
-"""The master is at another address; large packets do not reach it; or neither is known."""
+"""Another address, vanishing large packets, or neither."""
 
 _ANSWER_S = 3.0
 
 
 class TrustedMasters:
-    """`folder`/masters.json maps addresses to public keys, from tokens or confirmed codes, the latest 16. Raises
+    """Keeps the latest 16 addresses and public keys, from tokens or confirmed codes, in `folder`/masters.json. Raises
     UserError if the file cannot be read or written."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,17 +38,17 @@ class TrustedMasters:
             replace_private(self._path, {**dict(latest), str(address): key})
 
     def masters(self) -> dict[Address, str]:
-        """The keys of all, by the addresses that they had, the one joined latest first."""
+        """Returns all keys by address, the one joined latest first."""
         known = reversed((read_private(self._path) or {}).items())
         return {parse_address(place): key for place, key in known if isinstance(key, str) and is_key(key)}
 
 
 def look_for_master(named: Address, known: Address, key: str) -> WayState:
-    """How the way is to the master of that `key`, which a user calls `named` and who was last at `known`. Blocks as
-    long as the resolver does, and some seconds."""
+    """Looks for the master with that `key`, which the user calls `named` and which was last at `known`. Blocks for the
+    resolver and some seconds."""
     try:
         found = resolve_all(named)
-    except UserError:  # the name means nothing now: it stays where it was
+    except UserError:  # without a name it stays where it was
         found = ()
     others = [address for address in found[:16] if address != known]
     stays = known in found and others and who_is_at(known, key, _ANSWER_S) != "nobody"

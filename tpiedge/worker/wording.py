@@ -1,4 +1,4 @@
-"""What an agent says to the user of its machine, in plain words. Pure."""
+"""Lines for the user of a worker's machine. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ NARROW: Final = (
     "(ip link set DEVICE mtu 1280), or mend the tunnel or switch on the way"
 )
 
-#: The last words of a process, as `launch/child.py` puts them.
+#: The cause that `launch/child.py` writes.
 _ENDED: Final = re.compile(r"its process ended with status \d+ \((.*)\)")
 _SPARE: Final[Mapping[SpareKind, str]] = {
     "no plan": "the master cannot use this machine yet",
@@ -27,12 +27,12 @@ _SPARE: Final[Mapping[SpareKind, str]] = {
 
 
 def spare_line(spare: Spare) -> str:
-    """Why the machine computes nothing."""
+    """Says why the machine computes nothing."""
     return f"{_SPARE.get(spare.kind, 'this machine is not needed now')}: {sanitised_line(spare.why)}"
 
 
 def stopped_line(cause: str) -> str:
-    """The machine's node ended, which it does whenever another one is lost. `cause` has the node's last words."""
+    """Says why the machine's node ended, as it does whenever another one is lost."""
     words = sanitised_line(cause)
     ended = _ENDED.fullmatch(words)
     words = ended[1] if ended else words

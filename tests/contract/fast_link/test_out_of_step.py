@@ -59,9 +59,7 @@ def ahead(cluster: Cluster, ear: Ear, then: Callable[[], None]) -> "Future[torch
 
 @pytest.mark.parametrize("way", ["star", "mesh"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(
-    make: Any, ear: Ear, way: str, wire: str
-) -> None:
+def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(make, ear, way, wire):
     cluster = make(way, 4, wire)
     before = cluster.endpoints[0].counters.bytes_received
     results = [ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)]

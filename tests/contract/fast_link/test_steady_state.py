@@ -18,9 +18,7 @@ pytestmark = needs_native
 
 @pytest.mark.parametrize("wire", WIRES)
 @every_way
-def test_the_steady_state_is_one_call_with_the_bits_of_python(
-    make: Any, way: str, size: int, wire: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_steady_state_is_one_call_with_the_bits_of_python(make, way, size, wire, monkeypatch):
     results = []
     for switch in ("1", "0"):
         monkeypatch.setenv("TPIEDGE_FAST_LINK", switch)

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 import pytest
 
 from tests.fakes.service import FakeService
-from tests.http.conftest import KnowingTemplate
+from tests.http.conftest import DEMO, KnowingTemplate
 from tests.unit.api.test_strange_requests import READERS, refusal_of
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
@@ -19,7 +19,6 @@ from tpiedge.api.openapi import document
 from tpiedge.api.server import Api
 from tpiedge.model.tokenizer import Tokenizer
 
-DEMO: Final = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
 METHODS: Final = {"get", "post", "delete"}
 MESSAGES: Final = [{"role": "user", "content": "x"}]
 SHOWN: Final = {"tokens": [1], "prompt": "x", "input": "x", "messages": MESSAGES, "max_tokens": 5}
@@ -31,9 +30,7 @@ MORE: Final[dict[str, list[dict[str, Any]]]] = {
     "/v1/chat/completions": [{"messages": MESSAGES, "stream": True, "stream_options": {}}],
 }
 OTHERS: Final[dict[str, Callable[..., object]]] = {
-    path: lambda values, service, _name, path=path: looked_up(path, values, service)
-    for path in LOOKUPS
-    if path not in READERS
+    path: partial(looked_up, path) for path in LOOKUPS if path not in READERS
 }
 
 

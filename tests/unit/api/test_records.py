@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tpiedge.answers.record import RecordedEvent, event_line
-from tpiedge.api.asked import Asked, Choice, Reply, named_choices
+from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.records import (
     RECORD_VERSION,
     AcceptedRequest,
@@ -45,10 +45,8 @@ REPLY = Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False)
 
 def accepted_of(choices: Sequence[Choice], count: int = 1) -> AcceptedRequest:
     """`count` of each."""
-    asked = Asked(named_choices(choices, count, NAME), REPLY, ())
-    accepted = AcceptedRequest.of(asked, NAME, 1_700_000_000, "babbler", "pack-1", b"secret")
-    assert accepted.choices == asked.choices
-    return accepted
+    asked = Asked(tuple(choices), REPLY, (), count)
+    return AcceptedRequest.of(asked, NAME, 1_700_000_000, "babbler", "pack-1", b"secret")
 
 
 ACCEPTED = accepted_of([Choice(REQUEST)])

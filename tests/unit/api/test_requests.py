@@ -1,32 +1,21 @@
 """What a request may say. Every refusal names the field at fault, before any work."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.service import FakeService
+from tests.http.conftest import DEMO, InstantTemplate
 from tpiedge.api.body import MAX_DEPTH, parse_object
 from tpiedge.api.errors import ApiError
 from tpiedge.api.openai_request import CHAT, COMPLETION
-from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.fields import MAX_ANSWER_TOKENS
 
-DEMO = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
 VOCABULARY = 2048
 MOST_VALUES = 400_000
-
-
-class InstantTemplate(ChatTemplate):
-    def __init__(self):
-        super().__init__({}, {})
-
-    def render(self, messages, *, add_generation_prompt=True, tools=None, variables=None):
-        self.variables = variables
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +25,21 @@ def service():
 
 def completion(service, **fields):
     values = {"model": "babbler", "prompt": "hello"} | fields
-    asked = COMPLETION.asked(values, service, "cmpl-1")
-    (choice,) = asked.choices
+    asked = COMPLETION.asked(values, service)
+    (choice,) = asked.prompts
     return choice.request, asked.reply
 
 
 def chat(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    asked = CHAT.asked(values, service, "chatcmpl-1")
-    (choice,) = asked.choices
+    asked = CHAT.asked(values, service)
+    (choice,) = asked.prompts
     return choice.request, asked.reply
 
 
 def vain(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return CHAT.asked(values, service, "chatcmpl-1").ignored
+    return CHAT.asked(values, service).ignored
 
 
 @pytest.mark.parametrize("ask", [completion, chat])

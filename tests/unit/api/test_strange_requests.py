@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +22,9 @@ from tpiedge.api.service import Service
 from tpiedge.model.tokenizer import Tokenizer
 
 CORPUS: Final = Path(__file__).parents[2] / "corpus"
-READERS: Final[dict[str, Callable[[dict[str, object], Service, str], object]]] = {
-    **{form.path: form.asked for form in ANSWER_FORMS.values() if form.path},
-    "/v1/messages/count_tokens": lambda values, service, _name: looked_up(
-        "/v1/messages/count_tokens", values, service
-    ),
+READERS: Final[dict[str, Callable[[dict[str, object], Service], object]]] = {
+    **{form.path: form.asked for form in ANSWER_FORMS.values()},
+    "/v1/messages/count_tokens": partial(looked_up, "/v1/messages/count_tokens"),
 }
 JUNK: Final = st.sampled_from([
     None, True, False, 0, -1, 1.5, 10**30, "", "x", [], {}, [[]], [{}], [None], {"type": "x"}, [{"type": "text"}],
@@ -78,7 +77,7 @@ def test_a_request_with_something_else_in_it_is_read_or_refused(
 def refusal_of(read: Callable[..., object], body: dict[str, object], service: Service) -> ApiError | None:
     with suppress(AnsweredAtOnce):
         try:
-            read(body, service, "name")
+            read(body, service)
         except ApiError as error:
             return error
     return None

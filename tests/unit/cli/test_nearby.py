@@ -158,30 +158,19 @@ def test_a_master_serves_while_it_is_not_announced_yet_and_is_until_it_ends(anno
     assert ended.is_set()
 
 
-def test_a_master_that_cannot_be_announced_says_so_and_serves(announce):
+@pytest.mark.parametrize("thread", [True, False])
+def test_a_master_that_cannot_be_announced_says_so_and_serves(announce, monkeypatch, said, thread):
     told = threading.Event()
-    said = []
 
-    @contextmanager
-    def contested(*_given):
-        raise RuntimeError("others claim the names")
-        yield
+    def refused(*_given):
+        raise RuntimeError("others are here")
 
-    with announce(contested, lambda line: (said.append(line), told.set())):
+    if not thread:
+        monkeypatch.setattr(threading.Thread, "start", refused)
+    with announce(refused, lambda line: (said.append(line), told.set())):
         assert told.wait(WAIT_S)
-    words = "this master is not announced: others claim the names; on another machine:  "
+    words = "this master is not announced: others are here; on another machine:  "
     assert said == [f"{words}tpiedge worker --connect 192.168.1.10:7070"]
-
-
-def test_a_master_whose_system_starts_no_thread_says_so_and_serves(announce, monkeypatch, said):
-    def refused(_thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    with announce(None, said.append):
-        assert said[0].startswith(
-            "this master is not announced: can't start new thread; on another machine:  "
-        )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1", "pi.local"])

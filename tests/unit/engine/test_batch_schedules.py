@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
+from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import KVRoom, PagePool
@@ -98,13 +98,12 @@ class Engine:
         model: Model = wandering,
     ) -> None:
         self.pool = PagePool(pages, size, b"key")
-        limits = BatchLimits(step_tokens, sequences, speculate)
         room = KVRoom(pages, grain) if grain else None
-        self.cost = StepCost() if cost is None else cost
-        self.batcher = Batcher(self.pool, limits, self.cost, room)
+        self.batcher = Batcher(self.pool, step_tokens, sequences, speculate, room)
+        self.batcher.cost = self.cost = cost or self.batcher.cost
         self.node = Node(pages, size)
         self.model = model
-        self.limits = limits
+        self.step_tokens, self.sequences = step_tokens, sequences
         self.ended: list[RunningSequence] = []
 
     def add(
@@ -167,7 +166,7 @@ class Engine:
         decodes = [piece.sequence.decodes for piece in batch.pieces]
         assert decodes == sorted(decodes, reverse=True), "answers come first"
         assert batch.decode_tokens == sum(len(piece.ids) for piece in batch.pieces if piece.sequence.decodes)
-        assert 0 < len(batch.ids) <= self.limits.step_tokens
+        assert 0 < len(batch.ids) <= self.step_tokens
         assert len(batch.ids) == sum(segment.length for segment in batch.segments)
         slots = [piece.sequence.slot for piece in batch.pieces]
         assert len(set(slots)) == len(slots)
@@ -183,7 +182,7 @@ class Engine:
         holders = Counter(page for sequence in running for page in sequence.pages)
         assert self.pool.held == len(holders)
         slots = {sequence.slot for sequence in running}
-        assert len(slots) == len(running) <= self.limits.sequences
+        assert len(slots) == len(running) <= self.sequences
         for sequence in running:
             assert len(set(sequence.pages)) == len(sequence.pages)
             assert sequence.done <= len(sequence.pages) * size

@@ -19,10 +19,10 @@ from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
 from tpiedge.api.grammar_schema import grammar_schema
-from tpiedge.api.tools import AskedTools, text_names
+from tpiedge.api.tools import AskedTools
 from tpiedge.engine.constraints import LateConstraint, begin_constraint
 from tpiedge.engine.grammars import Grammars, await_any
-from tpiedge.model.call_reader import CALL_MARKS, CallBegun, CallEnded, CallForm, ReadTool
+from tpiedge.model.call_reader import CALL_MARKS, CallBegun, CallEnded, CallForm
 from tpiedge.model.speech import SpeechForm, SpeechReader
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.requests import GenerationRequest, Grammar
@@ -185,7 +185,7 @@ def test_a_call_is_free_in_everything_but_what_it_calls(model: Model, form: Call
             assert set(free) == {None}
             assert set(draw(late, model.ids(call))) == {True}
             assert set(draw(late, model.ids("\n}</tool_call>] and so on</s>"))) == {None}
-            tools = tuple(map(ReadTool, TOOLS.names, tuple(map(text_names, TOOLS.schemas))))
+            tools = TOOLS.read_as("qwen-xml")
             said = SpeechReader(SpeechForm(form, tools)).feed(opener + call)
             assert isinstance(said[0], CallBegun)
             assert isinstance(said[-1], CallEnded)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tpiedge.collectives.communicator import Tag
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.steps import Chunk, ChunkRows, OverlappedReduces, StepCancelled
+from tpiedge.engine.steps import ChunkRows, OverlappedReduces, StepCancelled
 from tpiedge.kernels.grid import NOT_A_NUMBER, Grid
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.wire.fields import WirePrecision
@@ -55,7 +55,7 @@ class Recorder:
 
 def chunk_rows(x_TH: Tensor, count: int) -> list[ChunkRows]:
     height = x_TH.shape[0] // count
-    return [ChunkRows.of(x_TH, Chunk(i, i * height, (i + 1) * height)) for i in range(count)]
+    return ChunkRows.of(x_TH, [slice(i * height, (i + 1) * height) for i in range(count)])
 
 
 def overlapped(recorder: Recorder, wire: WirePrecision = "f32") -> OverlappedReduces:

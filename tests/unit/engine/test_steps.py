@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.steps import StepLimits, chunks, wanted_rows
+from tpiedge.engine.steps import StepLimits, chunks, segments_of, wanted_rows
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import Segment, StepPlan
 
@@ -47,11 +47,11 @@ def test_every_position_is_in_exactly_one_piece(
     rows = [
         (segment.slot, segment.start + i)
         for chunk in parts
-        for segment in chunk.segments(given)
+        for segment in segments_of(given, chunk)
         for i in range(segment.length)
     ]
     assert rows == [(slot, first + i) for slot, first, length in segments for i in range(length)]
-    assert all(chunk.last_row - chunk.first_row <= chunk_tokens for chunk in parts)
+    assert all(chunk.stop - chunk.start <= chunk_tokens for chunk in parts)
 
 
 @pytest.mark.parametrize("segment", [Segment(0, 0, 2, 3), Segment(0, 0, 2, 0)])
@@ -62,11 +62,11 @@ def test_wanted_rows_that_are_not_there_are_refused(segment: Segment) -> None:
 
 def test_rows_that_are_computed_apart_have_chunks_of_their_own() -> None:
     given = plan((0, 7, 1), (1, 3, 20), (2, 0, 50), chunk_tokens=40, apart=21, wanted=20)
-    bounds = [(part.first_row, part.last_row) for part in chunks(given)]
+    bounds = [(part.start, part.stop) for part in chunks(given)]
     assert bounds == [(0, 16), (16, 21), (21, 61), (61, 71)]
     rows, parts = wanted_rows(given)
-    assert rows == (*range(21), *range(51, 71))
-    assert [(part.first_row, part.last_row) for part in parts] == [(0, 16), (16, 21), (21, 41)]
+    assert rows == [*range(21), *range(51, 71)]
+    assert [(part.start, part.stop) for part in parts] == [(0, 16), (16, 21), (21, 41)]
     with pytest.raises(ProtocolError):
         chunks(plan((0, 0, 3), chunk_tokens=2, apart=4))
 
@@ -84,8 +84,8 @@ def test_the_chunks_of_a_step_cover_it_and_fit_a_message(
     size = limits.chunk_of(tokens, shared=shared)
     assert 1 <= size <= chunk_tokens
     parts = chunks(plan((0, start, tokens), chunk_tokens=size))
-    assert [part.first_row for part in parts] == [0, *(part.last_row for part in parts[:-1])]
-    assert parts[-1].last_row == tokens
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == tokens
     if not shared or tokens < 48:
         assert size == chunk_tokens
     elif chunk_tokens >= 16:
@@ -93,5 +93,5 @@ def test_the_chunks_of_a_step_cover_it_and_fit_a_message(
         assert size % 16 == 0 or size == chunk_tokens
         if size < chunk_tokens:
             assert len(parts) == 2
-            tiles = [-(-(part.last_row - part.first_row) // 16) for part in parts]
+            tiles = [-(-(part.stop - part.start) // 16) for part in parts]
             assert tiles[0] - tiles[1] in (0, 1), "as equal as whole tiles can be"

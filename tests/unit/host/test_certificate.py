@@ -41,7 +41,6 @@ def test_without_openssl_it_says_what_to_do(tmp_path, monkeypatch):
 
 
 def bad(folder, what):
-    """The files of `folder` with one thing wrong."""
     cert, key = folder / "tls-cert.pem", folder / "tls-key.pem"
     match what:
         case "no certificate":

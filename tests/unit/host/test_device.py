@@ -27,7 +27,6 @@ def test_memory_that_is_taken_by_default(available, taken):
 
 
 def topology(root: Path, siblings: dict[int, str], name: str) -> None:
-    """The files of /sys below `root` that say which hardware threads share a core."""
     for thread, text in siblings.items():
         folder = root / f"sys/devices/system/cpu/cpu{thread}/topology"
         folder.mkdir(parents=True)

@@ -51,7 +51,6 @@ def test_in_a_sticky_folder_everybody_has_what_he_made(tmp_path: Path) -> None:
 
 
 def test_a_link_to_nothing_is_called_that(tmp_path: Path) -> None:
-    """A disk that is not mounted."""
     (tmp_path / "cache").symlink_to("/mnt/not there")
     assert "is a link to /mnt/not there, which is not there: make or mount that" in refusal(
         tmp_path / "cache"
@@ -70,8 +69,6 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 class Full:
-    """What the system says of a file system that can hold no more files."""
-
     f_files, f_favail, f_bavail = 100, 0, 5000
 
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: the C l
 
 
 def printed_by(program: str, *arguments: str) -> list[int]:
-    """The numbers on its last line."""
     ended = subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
     return list(map(int, ended.stdout.split()))
 

@@ -116,9 +116,7 @@ def test_a_part_of_a_token_is_said_to_be_one(text: str, words: str) -> None:
         (-CLOCK_TOLERANCE_S - 1, "expired"),
     ],
 )
-def test_a_token_lives_from_its_creation_to_its_expiry(
-    store: TokenStore, now: Now, later_s: float, outcome: str
-) -> None:
+def test_a_token_lives_from_its_creation_to_its_expiry(store, now, later_s, outcome):
     _, secret = store.create(HOUR)
     now.seconds += later_s
     assert store.judge(secret, {})[0] == outcome

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.panel_reference import F32, I64, lay_out, share_of
 from tpiedge.kernels.attention import kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, FusedLayers
+from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
 from tpiedge.kernels.elementwise import tables
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import NOT_A_NUMBER, Grid, add_sums
@@ -132,18 +132,18 @@ class Node:
             bias[own.start * WIDTH : own.stop * WIDTH]
             for bias, own in zip(layer.biases, shares[:3], strict=False)
         )
-        block = AttentionBlock(
+        return FusedAttention(
             (q, k, v, o),
             grid,
-            (q_bias, k_bias, v_bias),
             layer.norms_H[0],
-            layer.head_norms_d,
             EPS,
             kv_of_heads(heads.start, heads.stop, GROUP),
-            WINDOW,
-            WIDTH,
+            layout,
+            pool,
+            biases=(q_bias, k_bias, v_bias),
+            head_norms_d=layer.head_norms_d,
+            window=WINDOW,
         )
-        return FusedAttention(block, layout, pool)
 
 
 def _ffn(layer: Layer, units: Share, grid: Grid, pool: Pool) -> FusedFFN:

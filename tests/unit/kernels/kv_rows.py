@@ -5,14 +5,13 @@ T tokens, K KV heads, S positions, d head width, B bytes of a row, G groups of a
 """
 
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat
-from tpiedge.kernels.kv_pages import PageLayout, Span
 
 _LARGEST_CODE = {8: 127.0, 4: 15.0}
 
@@ -30,9 +29,6 @@ class QuantisedRows:
         heads, positions, _ = self.data_KSB.shape
         return heads, positions, self.format.width
 
-    def __getitem__(self, at: tuple[slice, slice]) -> Self:
-        return type(self)(self.format, self.data_KSB[at])
-
     def numbers(self) -> Tensor:
         """[K, S, d] f32: what the codes stand for."""
         return decode(self.data_KSB, self.format)
@@ -40,22 +36,6 @@ class QuantisedRows:
 
 Rows: TypeAlias = Tensor | QuantisedRows
 """Keys or values [K, S, d] of some heads at successive positions."""
-
-
-def numbers_in_pages(span: Span, layout: PageLayout, *, values: bool) -> Tensor:
-    """[K, S, d] f32: the keys or the values of a sequence, read a position at a time."""
-    base, step = layout.store_PB.data_ptr(), layout.store_PB.stride(0)
-    part, row_bytes = layout.layer_offset + values * layout.value_bytes, layout.format.row_nbytes
-    rows = []
-    for position in range(span.stop):
-        page_B = layout.store_PB[(int(span.table[position // layout.positions]) - base) // step]
-        first = part + position % layout.positions * row_bytes
-        heads = (page_B[first + head * layout.head_bytes :][:row_bytes] for head in range(layout.kv_heads))
-        rows.append(torch.stack(list(heads)))
-    rows_KSB = torch.stack(rows, 1)
-    if layout.format.quantised:
-        return decode(rows_KSB, layout.format)
-    return rows_KSB.view(torch.float32 if layout.format.precision == "f32" else torch.bfloat16).float()
 
 
 def encode(x_TKd: Tensor, format_: KVFormat) -> Tensor:
@@ -79,7 +59,8 @@ def decode(rows_B: Tensor, format_: KVFormat) -> Tensor:
     if format_.bits == 8:
         codes_d = codes.contiguous().view(torch.int8).float()
         return codes_d * scales.repeat_interleave(KV_GROUP, -1)[..., : format_.width]
-    scale, least = (part.repeat_interleave(KV_GROUP, -1)[..., : format_.width] for part in _pairs(scales))
+    pairs = scales[..., 0::2], scales[..., 1::2]
+    scale, least = (part.repeat_interleave(KV_GROUP, -1)[..., : format_.width] for part in pairs)
     return least + scale * _nibbles(codes, format_).float()
 
 
@@ -140,7 +121,3 @@ def _nibbles(codes: Tensor, format_: KVFormat) -> Tensor:
     groups = [codes[..., start : start + half] for start in range(0, codes.shape[-1], half)]
     parts = [part for group in groups for part in (group & 15, group >> 4)]
     return torch.cat(parts, -1)[..., : format_.width]
-
-
-def _pairs(scales: Tensor) -> tuple[Tensor, Tensor]:
-    return scales[..., 0::2], scales[..., 1::2]

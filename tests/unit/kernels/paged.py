@@ -28,7 +28,6 @@ class PagedCache:
         layers: int = 1,
         positions: int = KEYS,
         pages: int = 16,
-        scattered: bool = True,
     ) -> None:
         head_bytes = whole_pages(2 * positions * format_.row_nbytes)
         self.store_PB = torch.full((pages, layers * kv_heads * head_bytes), _NO_NUMBER, dtype=torch.uint8)
@@ -37,8 +36,7 @@ class PagedCache:
             PageLayout(format_, kv_heads, positions, layer, self.store_PB) for layer in range(layers)
         ]
         self._free = list(range(pages))
-        if scattered:
-            random.Random(pages).shuffle(self._free)
+        random.Random(pages).shuffle(self._free)
 
     @property
     def layout(self) -> PageLayout:

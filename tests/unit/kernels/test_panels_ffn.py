@@ -8,7 +8,7 @@ from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.panel_reference import Quantised, random_matrix
 from tests.unit.kernels.test_linear import opened
 from tpiedge.kernels.elementwise import rms_norm, swiglu
-from tpiedge.kernels.ffn import ffn
+from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import MOST, Grid
 from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Arithmetic
@@ -47,6 +47,7 @@ def test_has_the_integers_of_its_parts(engine: str, bits: int, biased: tuple[boo
     gate_bias, up_bias = (torch.randn(INNER) if given else None for given in biased)
     for threads, counts in ((1, (0, 3)), (2, (1, NATIVE_TOKENS))):
         with opened(engine, INT8, threads) as linear:
+            assert linear.pool is not None
             for tokens in counts:
                 x = torch.randn(tokens, HIDDEN)
                 h = rms_norm(x, norm, 1e-5, linear.pool)
@@ -54,7 +55,7 @@ def test_has_the_integers_of_its_parts(engine: str, bits: int, biased: tuple[boo
                 y_gate = y_gate if gate_bias is None else y_gate + gate_bias
                 y_up = y_up if up_bias is None else y_up + up_bias
                 expected = linear.contract(swiglu(y_gate, y_up, linear.pool), down, grid)
-                y = ffn(x, norm, 1e-5, gate, up, down, linear, (gate_bias, up_bias), grid)
+                y = FusedFFN(norm, 1e-5, (gate, up, down), linear.pool, grid, (gate_bias, up_bias)).run(x)
                 assert y.dtype is expected.dtype
                 assert torch.equal(y, expected)
                 if of == "wide" and tokens:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.unit.kernels.paged import PagedCache
-from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, FusedLayers
+from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
 from tpiedge.kernels.elementwise import tables
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import Grid
@@ -38,29 +38,16 @@ def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:
     return tables(torch.arange(start, start + tokens), 10000.0 ** -(torch.arange(0, width, 2) / width))
 
 
-def blocks(
-    linear: Linear, cache: PagedCache, ffn_units: int = 3, grid: Grid = GRID, biased: bool = False
-) -> list[tuple[FusedAttention, FusedFFN]]:
+def blocks(linear: Linear, cache: PagedCache) -> list[tuple[FusedAttention, FusedFFN]]:
     assert linear.pool is not None
     made = []
     for layout in cache.layouts:
         q, kv, o = matrix(4, WIDTH, 4, False), matrix(2, WIDTH, 8, False), matrix(4, WIDTH, 4, True)
-        qkv_biases = (torch.randn(4 * WIDTH), torch.randn(2 * WIDTH), torch.randn(2 * WIDTH))
-        block = AttentionBlock(
-            (q, kv, kv, o),
-            grid,
-            qkv_biases if biased else None,
-            torch.rand(HIDDEN) + 0.5,
-            None,
-            EPS,
-            (0, 0, 1, 1),
-            None,
-            WIDTH,
-        )
-        gate, up, down = (matrix(ffn_units, 20, 4, transposed) for transposed in (False, False, True))
-        biases = (torch.randn(ffn_units * 20), torch.randn(ffn_units * 20)) if biased else (None, None)
-        ffn = FusedFFN(torch.rand(HIDDEN) + 0.5, EPS, (gate, up, down), linear.pool, grid, biases)
-        made.append((FusedAttention(block, layout, linear.pool), ffn))
+        norm_H, heads = torch.rand(HIDDEN) + 0.5, (0, 0, 1, 1)
+        attention = FusedAttention((q, kv, kv, o), GRID, norm_H, EPS, heads, layout, linear.pool)
+        gate, up, down = (matrix(3, 20, 4, transposed) for transposed in (False, False, True))
+        ffn = FusedFFN(torch.rand(HIDDEN) + 0.5, EPS, (gate, up, down), linear.pool, GRID)
+        made.append((attention, ffn))
     return made
 
 

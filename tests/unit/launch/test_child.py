@@ -38,9 +38,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
         child.stop(time.monotonic() + 10)
 
 
-def test_a_process_that_survives_its_kill_is_given_up_and_said_so(
-    start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_that_survives_its_kill_is_given_up_and_said_so(start, monkeypatch, caplog):
     child, signals, meanwhile = start(), [], []
 
     def never(timeout: float | None = None) -> int:
@@ -56,9 +54,7 @@ def test_a_process_that_survives_its_kill_is_given_up_and_said_so(
     assert f"process {child.pid} was killed and does not end" in caplog.text
 
 
-def test_a_system_that_starts_no_process_is_named(
-    start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_system_that_starts_no_process_is_named(start, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(tmp_path / "gone"))
         with pytest.raises(ResourceError, match=r"cannot start a process \(No such file or directory\)"):
@@ -82,13 +78,7 @@ def test_a_child_that_says_so_ends_for_want_of_memory_before_it_is_gone(start: C
     ("kills", "words", "kind"),
     [(0, "its process was killed by SIGKILL", PeerError), (1, OUT_OF_MEMORY, OutOfMemory)],
 )
-def test_what_a_killed_child_is_called(
-    start: Callable[..., Child],
-    monkeypatch: pytest.MonkeyPatch,
-    kills: int,
-    words: str,
-    kind: type[Exception],
-) -> None:
+def test_what_a_killed_child_is_called(start, monkeypatch, kills, words, kind):
     counts = [4]
     monkeypatch.setattr(Cgroups, "oom_kills", lambda self: counts[-1])
     child = start(reports=True)

@@ -33,9 +33,7 @@ def kept(tmp_path: Path) -> Path:
     ("threads", "age_s", "known"),
     [(2, 0.0, True), (2, WEEK_S, True), (2, WEEK_S + 1, False), (2, -1.0, False), (4, 0.0, False)],
 )
-def test_a_report_comes_back_without_the_process_that_made_it(
-    kept: Path, threads: int, age_s: float, known: bool
-) -> None:
+def test_a_report_comes_back_without_the_process_that_made_it(kept, threads, age_s, known):
     found = recall(kept, threads, NOW + age_s)
     assert found == (REPORT if known else None)
 
@@ -90,18 +88,11 @@ LOOK, END, INSIST = MemoryOffer.look, MemoryOffer.ran_out, MemoryOffer.insist
     [
         [(LOOK, 3.9, 0, 4.0), (LOOK, 3.85, 2, 4.0)],  # a few per cent lead to no new plan
         [(LOOK, 2.0, 0, 2.0), (LOOK, 1.0, 2, 1.0)],  # less is offered at once
+        # More once settled.
+        [(LOOK, 2.0, 0, 2.0), (LOOK, 4.0, 2, 2.0), (LOOK, 4.0, 11, 2.0), (LOOK, 4.0, 12, 4.0)],
         [
-            (LOOK, 2.0, 0, 2.0),
-            (LOOK, 4.0, 2, 2.0),
-            (LOOK, 4.0, 11, 2.0),
-            (LOOK, 4.0, 12, 4.0),
-        ],  # more once settled
-        [
-            (LOOK, 2.0, 0, 2.0),
-            (LOOK, 4.0, 2, 2.0),
-            (LOOK, 2.0, 4, 2.0),
-            (LOOK, 4.0, 6, 2.0),
-            (LOOK, 4.0, 14, 2.0),
+            *((LOOK, 2.0, 0, 2.0), (LOOK, 4.0, 2, 2.0), (LOOK, 2.0, 4, 2.0)),
+            *((LOOK, 4.0, 6, 2.0), (LOOK, 4.0, 14, 2.0)),
         ],
         [(LOOK, 6.0, 0, 4.0), (LOOK, 6.0, 10, 6.0)],  # more than at first
         # A node runs out: less of what it was planned with, until the time is over, and the second time for longer.
@@ -114,12 +105,8 @@ LOOK, END, INSIST = MemoryOffer.look, MemoryOffer.ran_out, MemoryOffer.insist
         # A limit that rises ends the time of less, if not for a moment only.
         [(END, (4.0, 4.0), 0, 3.0), (LOOK, 8.0, 1, 3.0), (LOOK, 8.0, 11, 8.0)],
         [(END, (4.0, 4.0), 0, 3.0), (LOOK, 8.0, 2, 3.0), (LOOK, 4.0, 4, 3.0), (LOOK, 4.0, 24, 3.0)],
-        [
-            (END, (4.0, 4.0), 0, 3.0),
-            (LOOK, 2.0, 1, 2.0),
-            (LOOK, 4.0, 2, 2.0),
-            (LOOK, 4.0, 12, 3.0),
-        ],  # both bound it
+        # Both bound it.
+        [(END, (4.0, 4.0), 0, 3.0), (LOOK, 2.0, 1, 2.0), (LOOK, 4.0, 2, 2.0), (LOOK, 4.0, 12, 3.0)],
         # Nothing can be done with so little.
         [(END, (4.0, 4.0), 0, 3.0), (INSIST, 4.0, 1, 4.0), (END, (4.0, 4.0), 2, 3.0)],
     ],

@@ -97,9 +97,7 @@ def test_an_import_that_was_killed_is_completed(gguf: Path, cache: Path) -> None
     assert (pack / "text" / "config.json").is_file()
 
 
-def test_a_cache_that_cannot_be_written_is_used_as_it_is(
-    gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_used_as_it_is(gguf, cache, monkeypatch):
     monkeypatch.setattr("tpiedge.local.catalogue.save_label", lambda *_: None)
     demo, imported = prepare("demo", None, None, cache), pack_of(gguf, cache)
     assert not (demo.pack.path / "label.json").exists()
@@ -114,9 +112,7 @@ def test_a_cache_that_cannot_be_written_is_used_as_it_is(
     assert prepare(str(gguf), None, None, cache).name == imported.name
 
 
-def test_what_is_given_by_a_path_has_a_public_name(
-    gguf: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_given_by_a_path_has_a_public_name(gguf, cache, tmp_path, monkeypatch):
     imported = pack_of(gguf, cache)
     copy = shutil.copytree(imported, tmp_path / "elsewhere" / "copied")
     unnamed = shutil.copytree(imported, tmp_path / "elsewhere" / "unnamed")
@@ -150,9 +146,7 @@ def test_a_model_with_several_packs_is_asked_which(gguf: Path, cache: Path) -> N
 @pytest.mark.parametrize(
     "label", [None, b"", b"[]", b'{"name": 1, "source": ""}', b'{"name": "../x", "source": ""}']
 )
-def test_a_pack_without_a_label_is_called_like_its_folder(
-    gguf: Path, cache: Path, label: bytes | None
-) -> None:
+def test_a_pack_without_a_label_is_called_like_its_folder(gguf, cache, label):
     pack = pack_of(gguf, cache)
     (pack / "label.json").unlink()
     if label is not None:

@@ -22,9 +22,7 @@ from tpiedge.wire.fields import Compute
         (Precision.Q4, None, None, (Precision.Q4, "int8")),  # a pack
     ],
 )
-def test_what_is_chosen(
-    source: Precision, precision: str | None, compute: Compute | None, chosen: tuple[Precision, Compute]
-) -> None:
+def test_what_is_chosen(source, precision, compute, chosen):
     assert choose_arithmetics(source, precision, compute) == chosen
 
 

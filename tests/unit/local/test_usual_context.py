@@ -32,13 +32,7 @@ def test_a_short_context_is_the_models_own(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("memory_gb", "tokens"), [(40, 131_072), (16, 65_536), (4, 16_384), (1, 4096)])
-def test_the_cache_takes_an_eighth_of_the_memory(
-    long: PreparedModel,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    memory_gb: int,
-    tokens: int,
-) -> None:
+def test_the_cache_takes_an_eighth_of_the_memory(long, monkeypatch, capsys, memory_gb, tokens):
     monkeypatch.setattr("tpiedge.local.layout.available_memory_bytes", lambda: 100_000_000_000)
     memory = memory_gb * 1_000_000_000
     found = chosen_context(long, Layout(1, None, 1, memory), None)

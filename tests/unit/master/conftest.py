@@ -9,7 +9,6 @@ from tests.unit.master.stories import SERVED, Story
 
 @pytest.fixture
 def story(request: pytest.FixtureRequest) -> Iterator[Story]:
-    """A story with the usual Served, or with the one that the test gives as a parameter."""
     found = Story(getattr(request, "param", SERVED))
     yield found
     found.master.close()
@@ -18,7 +17,6 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
 
 @pytest.fixture
 def trio(story: Story) -> Story:
-    """The master and two workers serve."""
     for name in ("w-1", "w-2"):
         story.join(name)
     story.settle()

@@ -9,38 +9,8 @@ from tests.fakes.inprocess import InProcessSpoke
 from tpiedge.launch.bootstrap import control_name
 from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire import control, epochs
 from tpiedge.wire.codec import PROTOCOL
-from tpiedge.wire.control import (
-    AskStats,
-    Assign,
-    Failed,
-    Finished,
-    Generate,
-    Halt,
-    Halted,
-    Heartbeat,
-    Hello,
-    Listening,
-    Ready,
-    Shutdown,
-    Stats,
-    Token,
-)
-from tpiedge.wire.epochs import (
-    AgentPulse,
-    AskOffer,
-    Capacity,
-    Echo,
-    Launch,
-    NodeEnded,
-    Offer,
-    Prepare,
-    Prepared,
-    Preparing,
-    Probe,
-    Release,
-    Spawned,
-)
 from tpiedge.wire.fields import Keeping, Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -48,34 +18,19 @@ if TYPE_CHECKING:
     from tests.unit.master.stories import Story
 
 
-STATS = Stats(
+STATS = control.Stats(
     1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0, 1, 1, 0, 0, 1, 1
 )
 
 
-def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> Offer:
-    speed = Capacity(threads, 1e9, 2e9)
-    return Offer(
-        0,
-        name,
-        "pi",
-        "0",
-        PROTOCOL,
-        nonce,
-        "cpu",
-        "avx2",
-        threads,
-        memory_bytes,
-        1,
-        speed,
-        0.0,
-        Keeping(),
+def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> epochs.Offer:
+    speed = epochs.Capacity(threads, 1e9, 2e9)
+    return epochs.Offer(
+        0, name, "pi", "0", PROTOCOL, nonce, "cpu", "avx2", threads, memory_bytes, 1, speed, 0.0, Keeping()
     )
 
 
 class FakeRankZero:
-    """Remembers what it was told."""
-
     threads = 2
     pid = 7
 
@@ -99,12 +54,9 @@ class FakeRankZero:
 
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         self.calls.append(f"start {epoch}")
-        self._refuse()
-        self.epoch, self.cause = epoch, None
-
-    def _refuse(self) -> None:
         if self.refusal is not None:
             raise self.refusal
+        self.epoch, self.cause = epoch, None
 
     def exit_cause(self) -> str | None:
         return self.cause if self.epoch is not None else None
@@ -119,8 +71,6 @@ class FakeRankZero:
 
 
 class FakeDoor:
-    """Members are those who were admitted by hand."""
-
     def __init__(self) -> None:
         self.members: set[str] = set()
         self.said: list[tuple[str, Message]] = []
@@ -132,10 +82,7 @@ class FakeDoor:
     def is_member(self, peer: str) -> bool:
         return peer in self.members
 
-    def settle(self) -> None:
-        return
-
-    def newcomers(self) -> list[str]:
+    def settle(self) -> list[str]:
         new, self.new = self.new, []
         return new
 
@@ -178,43 +125,42 @@ class FakeAgent(_Player):
         self.prepares = True
         self.launches = True
         self.offers = True
-        self.order: Prepare | None = None
+        self.order: epochs.Prepare | None = None
         self.key = CurveKeys.generate().public
 
     def pulse(self) -> None:
         if not self.frozen:
-            self.say(AgentPulse(0))
+            self.say(epochs.AgentPulse(0))
 
     def answer(self, message: Message) -> None:
         match message:
-            case AskOffer() if self.offers:
+            case epochs.AskOffer() if self.offers:
                 self.say(offer(self.name))
-            case Probe(number=number, answer_bytes=count):
-                self.say(Echo(0, number, bytes(count)))
-            case Prepare():
+            case epochs.Probe(number=number, answer_bytes=count):
+                self.say(epochs.Echo(0, number, bytes(count)))
+            case epochs.Prepare():
                 self.order, self.key = message, CurveKeys.generate().public
                 if self.prepares:
                     self.prepared()
-            case Launch(epoch=epoch) if self.order is not None and self.launches:
-                self.say(Spawned(epoch, self.order.rank, 1))
+            case epochs.Launch(epoch=epoch) if self.order is not None and self.launches:
+                self.say(epochs.Spawned(epoch, self.order.rank, 1))
                 self.story.node(self.order.rank, epoch).hello()
 
     def preparing(self, done: int = 1, total: int = 10) -> None:
-        """At one byte per second."""
         assert self.order is not None
-        self.say(Preparing(self.order.epoch, done, total, 1.0))
+        self.say(epochs.Preparing(self.order.epoch, done, total, 1.0))
 
     def prepared(self, key: str | None = None) -> None:
         assert self.order is not None
-        self.say(Prepared(self.order.epoch, self.key if key is None else key))
+        self.say(epochs.Prepared(self.order.epoch, self.key if key is None else key))
 
     def failed(self, cause: str = "the disk is full") -> None:
         assert self.order is not None
-        self.say(NodeEnded(self.order.epoch, "DiskFull", cause))
+        self.say(epochs.NodeEnded(self.order.epoch, "DiskFull", cause))
 
     @property
     def released(self) -> list[int]:
-        return [message.epoch for message in self.heard if isinstance(message, Release)]
+        return [message.epoch for message in self.heard if isinstance(message, epochs.Release)]
 
 
 class FakeNode(_Player):
@@ -239,33 +185,37 @@ class FakeNode(_Player):
 
     def hello(self) -> None:
         self.joined = True
-        self.say(Hello(0, self.rank, 1, PROTOCOL, "0", 2, "cpu"))
+        self.say(control.Hello(0, self.rank, 1, PROTOCOL, "0", 2, "cpu"))
 
     def beat(self) -> None:
         if self.joined and not self.frozen:
-            self.say(Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
+            self.say(control.Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
 
     def answer(self, message: Message) -> None:
         match message:
-            case Assign(nodes=nodes, collective=collective):
+            case control.Assign(nodes=nodes, collective=collective):
                 self.size = len(nodes)
                 if listens(self.rank, len(nodes), collective):
-                    self.say(Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
+                    self.say(control.Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
                 if self.loads:
                     self.ready()
-            case AskStats():
+            case control.AskStats():
                 self.say(self.stats())
-            case Halt(following=following) if self.halts:
-                self.say(Halted(self.epoch, self.rank, following, self.left, "" if self.left else "no room"))
-            case Shutdown():
+            case control.Halt(following=following) if self.halts:
+                self.say(
+                    control.Halted(
+                        self.epoch, self.rank, following, self.left, "" if self.left else "no room"
+                    )
+                )
+            case control.Shutdown():
                 self.frozen = True
 
-    def stats(self) -> Stats:
+    def stats(self) -> control.Stats:
         return structs.replace(
             STATS,
             epoch=self.epoch,
             rank=self.rank,
-            peak_rss_bytes=self.count(AskStats),  # grows without any progress
+            peak_rss_bytes=self.count(control.AskStats),  # grows without any progress
             compute_s=self.compute_s,
             ffn_s=self.ffn_s,
             steps=self.steps,
@@ -273,32 +223,28 @@ class FakeNode(_Player):
         )
 
     def ready(self) -> None:
-        """Rank 0 has chosen for those beside it."""
         ways = ("mesh", "two-shot", "measured") if self.rank == 0 and self.size > 1 else ("", "", "")
-        self.say(Ready(self.epoch, self.rank, 1, 0.1, *ways))
+        self.say(control.Ready(self.epoch, self.rank, 1, 0.1, *ways))
 
     @property
     def asked(self) -> list[str]:
-        """Ids of the requests that it got."""
-        return [message.request.id for message in self.heard if isinstance(message, Generate)]
+        return [message.request.id for message in self.heard if isinstance(message, control.Generate)]
 
     def order(self, name: str = "r-1") -> GenerationRequest:
-        """The request as it got it."""
         (found,) = [
             message.request
             for message in self.heard
-            if isinstance(message, Generate) and message.request.id == name
+            if isinstance(message, control.Generate) and message.request.id == name
         ]
         return found
 
     def token(self, name: str = "r-1", token: int = 5) -> None:
-        """The next one of its answer."""
         self.told[name] += 1
-        self.say(Token(self.epoch, name, self._tokens(name) - 1, token, ()))
+        self.say(control.Token(self.epoch, name, self._tokens(name) - 1, token, ()))
 
     def finish(self, name: str = "r-1", reason: str = "stop") -> None:
         tokens = self._tokens(name)
-        self.say(Finished(self.epoch, name, reason, 3, tokens, 0, self.told[name]))  # type: ignore[arg-type]
+        self.say(control.Finished(self.epoch, name, reason, 3, tokens, 0, self.told[name]))  # type: ignore[arg-type]
 
     def _tokens(self, name: str) -> int:
         """Of the answer, those of earlier epochs included."""
@@ -306,4 +252,4 @@ class FakeNode(_Player):
         return before + self.told[name]
 
     def fail(self, kind: str, message: str, name: str = "") -> None:
-        self.say(Failed(self.epoch, self.rank, name, kind, message))
+        self.say(control.Failed(self.epoch, self.rank, name, kind, message))

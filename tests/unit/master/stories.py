@@ -8,7 +8,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.inprocess import InProcessHub
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
-from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
+from tpiedge.master.assignments import Assignment, Assignments, Served
 from tpiedge.master.journal import Paused, PendingAnswer
 from tpiedge.master.master import Master
 from tpiedge.master.roster import Machine
@@ -32,7 +32,6 @@ def request(name: str = "r-1") -> GenerationRequest:
 
 
 def assignments_of(*machines: str) -> tuple[Assignment, ...]:
-    """Equal shares for the master and `machines`."""
     return tuple(
         Assignment(
             machine,
@@ -70,7 +69,6 @@ class Story:
         queue_limit: int = 4,
         known: Sequence[str] = (),
     ) -> None:
-        """A new master's process, with nobody connected."""
         self.hub = InProcessHub("master", CONTROL, Admission({}))
         self.rank_zero = FakeRankZero()
         self.master = Master(
@@ -84,7 +82,7 @@ class Story:
             known=known,
         )
 
-    def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+    def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
         planned = len(self.planned)
         try:
             found = self.plan(machines)
@@ -93,7 +91,7 @@ class Story:
                 self.foreseen += self.planned[planned:]
                 del self.planned[planned:]
         if isinstance(found, str):
-            return NoPlan(found, self.spare)
+            return Assignments((), self.spare, reason=found)
         return Assignments(found, self.spare, self.step_s(machines))
 
     def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:
@@ -103,7 +101,6 @@ class Story:
         return assignments_of(*(machine.name for machine in machines))
 
     def join(self, name: str) -> FakeAgent:
-        """A member connects and makes its offer."""
         self.hub.admission.admit(CurveKeys.generate().public, name)
         self.door.members.add(name)
         agent = self.agents[name] = FakeAgent(self, name)
@@ -111,7 +108,6 @@ class Story:
         return agent
 
     def freeze(self, name: str = "w-1", rank: int = 1) -> None:
-        """The machine falls silent, agent and node."""
         self.agents[name].frozen = self.node(rank, self.epoch).frozen = True
 
     def node(self, rank: int, epoch: int) -> FakeNode:
@@ -141,12 +137,10 @@ class Story:
             self.turn(3)
 
     def settle(self) -> None:
-        """As long as joining, planning, preparing and loading take."""
         self.wait(1.0)
         self.turn()
 
     def answer(self, name: str = "r-1") -> None:
-        """A request is served."""
         answering = self.submit(name)
         self.turn()
         self.root.finish(name)
@@ -154,21 +148,13 @@ class Story:
         assert isinstance(outcome(answering), list)
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-        """Time passes until `condition` holds."""
         for _ in range(round(limit_s / _BEAT_S)):
             if condition():
                 return
             self.wait(_BEAT_S)
         raise AssertionError(f"not within {limit_s} s: {self.master.status}")
 
-    def try_again(self, *names: str) -> None:
-        """An administrator ends the waits of workers that failed."""
-        for name in names or ("w-1",):
-            self.master.clear_worker(name)
-        self.settle()
-
     def worker(self, name: str = "w-1") -> NodeStatus:
-        """What is said of it."""
         (found,) = [node for node in self.master.status.nodes if node.name == name]
         return found
 
@@ -185,17 +171,14 @@ class Story:
 
     @property
     def root(self) -> FakeNode:
-        """Rank 0 of the epoch that is served."""
         return self.nodes[0, self.epoch]
 
     def members(self) -> tuple[str, ...]:
-        """Names of the machines of the serving plan, in rank order."""
         assigned = [node for node in self.master.status.nodes if node.rank is not None]
         return tuple(node.name for node in sorted(assigned, key=lambda node: node.rank or 0))
 
 
 def outcome(answering: PendingAnswer) -> list[Token | Finished] | TpiedgeError:
-    """All events of an answer that has ended, or the error that ended it."""
     try:
         return list(answering.events())  # type: ignore[arg-type]
     except TpiedgeError as error:
@@ -225,7 +208,6 @@ def paused(answering: PendingAnswer) -> str:
 
 
 def two_machines(story: Story) -> FakeAgent:
-    """The master and one worker serve."""
     agent = story.join("w-1")
     story.settle()
     assert story.ready

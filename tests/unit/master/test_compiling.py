@@ -10,8 +10,6 @@ from tpiedge.wire.requests import GenerationRequest, Grammar
 
 
 class Compiler(Book):
-    """Rank 0 as a queue sees it that compiles two grammars at a time."""
-
     def __init__(self, parallel: int = 4, compiles: int = 2) -> None:
         super().__init__(limit=64, parallel=parallel, compiles=compiles)
         self.groups: dict[str, str] = {}
@@ -22,7 +20,6 @@ class Compiler(Book):
         return self.requests.submit(GenerationRequest(name, (1, 2), 9, grammar=grammar), client)
 
     def prepare(self) -> list[str]:
-        """The requests whose grammars rank 0 is to compile now."""
         asked: list[str] = []
 
         def take(request: GenerationRequest, group: str) -> None:
@@ -34,7 +31,6 @@ class Compiler(Book):
         return asked
 
     def begin(self) -> list[str]:
-        """The requests that start now."""
         started: list[str] = []
         while (name := self.start()) is not None:
             started.append(name)

@@ -11,7 +11,6 @@ from tpiedge.wire.epochs import Leaving, Prepare, Spare
 
 
 def refusal(ordered: Future[str]) -> str:
-    """Why it was not carried out."""
     error = ordered.exception(0.0)
     assert isinstance(error, CannotDrain)
     return str(error)

@@ -40,8 +40,6 @@ def at(rank: int) -> str:
 
 
 class Nodes:
-    """An epoch of `count` nodes, and what went out."""
-
     def __init__(self, count: int = 2, collective: CollectiveChoice = "auto") -> None:
         self.collective = collective
         self.clock = ManualClock()
@@ -82,11 +80,9 @@ class Nodes:
         self.epoch.handle(rank, Listening(3, rank, at(rank)))
 
     def assigned(self) -> list[int]:
-        """Who has its part of the plan."""
         return [rank for rank, message in self.posted if isinstance(message, Assign)]
 
     def connected(self) -> dict[int, dict[int, str]]:
-        """Who was told where others listen."""
         told = [(rank, message) for rank, message in self.posted if isinstance(message, Connect)]
         assert len({rank for rank, _ in told}) == len(told), "told twice"
         return {rank: dict(message.endpoints) for rank, message in told}
@@ -134,7 +130,7 @@ def test_where_a_node_listens_is_checked(rank: int, endpoint: str, words: str) -
     error = nodes.error()
     assert isinstance(error, PeerLost)
     assert (error.rank, words in str(error)) == (rank, True)
-    assert rank in nodes.epoch.breaches
+    assert nodes.epoch.members[rank].breach
     assert 2 not in nodes.connected()
 
 
@@ -186,7 +182,7 @@ def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_en
     assert nodes.events == []
     nodes.epoch.ended(1, "status 3")
     assert "it gave up, because node 0 was silent" in str(nodes.error())
-    assert set(nodes.epoch.gave_up) == {1}
+    assert [bool(one.gave_up) for one in nodes.epoch.members] == [False, True]
 
 
 def test_rank_0_is_believed_whom_it_gave_up_over() -> None:
@@ -271,4 +267,4 @@ def test_who_accuses_the_masters_own_node_disputes_nothing(message: str, dispute
     nodes = Nodes(3)
     nodes.start()
     nodes.epoch.handle(2, Failed(3, 2, "", "Misconduct", message))
-    assert nodes.epoch.disputing == ({2} if disputes else set())
+    assert [one.disputes for one in nodes.epoch.members] == [False, False, disputes]

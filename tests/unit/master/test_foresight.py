@@ -5,7 +5,7 @@ import pytest
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, assignments_of, two_machines
 from tests.unit.master.test_placement import machine, placement
-from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.assignments import Assignments
 from tpiedge.master.foresight import Foresight, what_if
 from tpiedge.master.roster import Machine
 from tpiedge.units import MIB
@@ -19,11 +19,13 @@ class Ahead:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+    def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
         assert serving == (), "by then nobody serves"
         names = "".join(machine.name for machine in machines)
         self.asked.append(names)
-        return Assignments(assignments_of(*names)) if names else NoPlan("too little memory")
+        return Assignments(
+            assignments_of(*names) if names else (), reason="" if names else "too little memory"
+        )
 
 
 def machines(names: str) -> list[Machine]:
@@ -38,7 +40,7 @@ def shares(*places: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
 def look(foresight: Foresight, names: str, serving: str) -> None:
     """As often as there are plans to be made."""
     for _ in range(1 + len(serving)):
-        foresight.look(machines(names), tuple(serving))
+        foresight.look(machines(names), tuple(serving), 0)
 
 
 def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() -> None:
@@ -47,10 +49,10 @@ def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() ->
     told: dict[str, Stock] = {}
     foresight = Foresight(plan, lambda stock, name: told.__setitem__(name, stock), "p1", stock=True)
     for so_far in (["abc"], ["abc", "bc"]):
-        foresight.look(machines("abc"), ("a", "b"))
+        foresight.look(machines("abc"), ("a", "b"), 0)
         assert (plan.asked, told) == (so_far, {})
     for _ in range(2):
-        foresight.look(machines("abc"), ("a", "b"))
+        foresight.look(machines("abc"), ("a", "b"), 0)
         assert plan.asked == ["abc", "bc", "ac"], "the node alone, then the loss of each that serves"
     assert told == {
         "a": Stock(0, 1, "p1", shares(1)),

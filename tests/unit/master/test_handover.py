@@ -1,6 +1,5 @@
 """Stories of plans that change while requests run: what was computed for them travels, where that is faster."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,16 +9,7 @@ from tests.unit.master.stories import SERVED, Story, paused
 from tpiedge.master.journal import Resumed
 from tpiedge.wire.control import Assign, Carried, Halt, Halted, Resume, Shutdown, Token
 
-#: Bytes of a KV head for each position.
-LITTLE, MUCH = 1024.0, 1e9
-
-
-@pytest.fixture
-def story(request: pytest.FixtureRequest) -> Iterator[Story]:
-    found = Story(replace(SERVED, kv_head_bytes=getattr(request, "param", LITTLE)))
-    yield found
-    found.master.close()
-    found.hub.close()
+pytestmark = pytest.mark.parametrize("story", [replace(SERVED, kv_head_bytes=1024.0)], indirect=True)
 
 
 def ask(story: Story):

@@ -18,8 +18,6 @@ from tpiedge.master.workers import WorkerEvent
 
 
 class Book:
-    """The history of a roster whose machines are called like their names."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.roster = Roster(1.5)
@@ -29,7 +27,6 @@ class Book:
         self.roster.offered(name, structs.replace(offer(nonce=nonce), host=f"{name}'s"), self.now)
 
     def new(self) -> list[tuple[str, str, str]]:
-        """What is new with a look, the earliest first."""
         before = len(self.history.events)
         self.history.look()
         found = self.history.events[: len(self.history.events) - before]
@@ -115,11 +112,11 @@ def test_a_loss_and_the_way_back() -> None:
     [
         (None, False, "other"),
         (FAILURE, False, "other"),
-        (replace(FAILURE, crashed="ann"), False, "node"),
-        (replace(FAILURE, crashed="ann"), True, "protocol"),
+        (replace(FAILURE, worker="ann"), False, "node"),
+        (replace(FAILURE, worker="ann"), True, "protocol"),
         (replace(FAILURE, machine_lost=True, intended=True), False, "stopped"),
         (replace(FAILURE, machine_lost=True), False, "machine"),
-        (replace(FAILURE, crashed="ann", disputed="silent"), False, "dispute"),
+        (replace(FAILURE, worker="ann", disputed="silent"), False, "dispute"),
     ],
 )
 def test_causes(failure: Failure | None, breached: bool, cause: LossCause) -> None:
@@ -134,7 +131,6 @@ def test_causes(failure: Failure | None, breached: bool, cause: LossCause) -> No
 
 
 def said(answering: PendingAnswer) -> list[str]:
-    """What it was told since the last look."""
     found: list[str] = []
     while True:
         try:
@@ -146,7 +142,6 @@ def said(answering: PendingAnswer) -> list[str]:
 
 
 def test_what_is_told_follows_what_happens(story: Story) -> None:
-    """The worker without which nothing can serve is lost, and comes back."""
     agent = two_machines(story)
     running, unasked = story.submit("r-1"), story.submit("r-2")
     story.turn()
@@ -189,11 +184,7 @@ def test_a_worker_that_fetches_shows_how_far_it_is(story: Story) -> None:
     agent.preparing(done=4)
     story.turn()
     found = worker(story)
-    assert (found.state, found.fetched_bytes, found.fetch_total_bytes, found.fetch_bytes_per_s) == (
-        "fetching",
-        4,
-        10,
-        1.0,
-    )
+    assert found.state == "fetching"
+    assert (found.fetched_bytes, found.fetch_total_bytes, found.fetch_bytes_per_s) == (4, 10, 1.0)
     assert found.host == "pi"
     assert found.rank is None

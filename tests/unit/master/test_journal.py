@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.master.stories import request
-from tpiedge.master.journal import GUILTY, SUSPECT, Journal
+from tpiedge.master.journal import GUILTY, SUSPECT, PendingAnswer
 from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 SAMPLED = GenerationRequest("r-1", (1, 2, 3), 8, Sampling(temperature=1.0, seed=7), (9,))
+
+
+def accepted(request: GenerationRequest) -> PendingAnswer:
+    return PendingAnswer(request, "", lambda _: None, lambda: None)
 
 
 def token(index: int, token_id: int = 5) -> Token:
@@ -20,7 +24,7 @@ def token(index: int, token_id: int = 5) -> Token:
 
 @given(st.lists(st.integers(0, 6), max_size=40))
 def test_tokens_come_once_and_in_their_order_whatever_is_said(indices: list[int]) -> None:
-    journal = Journal(SAMPLED)
+    journal = accepted(SAMPLED)
     passed = [new.index for index in indices if isinstance(new := journal.take(token(index)), Token)]
     assert passed == list(range(len(passed)))
     assert journal.answer_ids == [5] * len(passed)
@@ -29,7 +33,7 @@ def test_tokens_come_once_and_in_their_order_whatever_is_said(indices: list[int]
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 4)), max_size=30))
 def test_scores_come_once_and_in_their_order_whatever_is_said(said: list[tuple[int, int]]) -> None:
     """The score of a position is its number."""
-    journal = Journal(replace(SAMPLED, prompt_scores=True))
+    journal = accepted(replace(SAMPLED, prompt_scores=True))
     passed: list[float] = []
     for first, count in said:
         scores = tuple(float(first + n) for n in range(count))
@@ -55,10 +59,10 @@ def test_scores_come_once_and_in_their_order_whatever_is_said(said: list[tuple[i
 def test_an_answer_is_complete_where_no_token_can_follow(
     tokens: tuple[int, ...], ignore_eos: bool, reason: str | None
 ) -> None:
-    journal = Journal(replace(SAMPLED, ignore_eos=ignore_eos))
+    journal = accepted(replace(SAMPLED, ignore_eos=ignore_eos))
     for index, token_id in enumerate(tokens):
         journal.take(token(index, token_id))
-    assert journal.complete == reason
+    assert journal.finish_reason == reason
 
 
 @given(st.lists(st.booleans(), max_size=8))
@@ -68,7 +72,7 @@ def test_what_an_earlier_master_passed_on_is_not_passed_on_again(scores: list[bo
     for one in scores:
         known = sum(isinstance(part, PromptScores) for part in said)
         said.append(PromptScores(0, "r-1", known + 1, (0.5,)) if one else token(len(said) - known))
-    journal = Journal(replace(SAMPLED, prompt_scores=True))
+    journal = accepted(replace(SAMPLED, prompt_scores=True))
     journal.restore(said, 3.0)
     assert journal.answer_ids == [5] * scores.count(False)
     assert journal.rest.answer_ids == tuple(journal.answer_ids)
@@ -78,7 +82,7 @@ def test_what_an_earlier_master_passed_on_is_not_passed_on_again(scores: list[bo
     assert not journal.suspect
 
 
-def dies(journal: Journal, *, tokens: int, alone: bool = True) -> None:
+def dies(journal: PendingAnswer, *, tokens: int, alone: bool = True) -> None:
     """An epoch in which it gains so many tokens ends, because a node died."""
     for _ in range(tokens):
         journal.take(token(len(journal.answer_ids)))
@@ -87,7 +91,7 @@ def dies(journal: Journal, *, tokens: int, alone: bool = True) -> None:
 
 
 def test_a_request_is_guilty_after_deaths_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
-    journal = Journal(request())
+    journal = accepted(request())
     for number in range(1, 3 * GUILTY):
         dies(journal, tokens=0, alone=False)
         assert journal.suspect == (number >= SUSPECT)
@@ -97,7 +101,7 @@ def test_a_request_is_guilty_after_deaths_in_a_row_of_which_one_came_while_it_ra
 
 
 def test_a_token_between_deaths_is_progress() -> None:
-    journal = Journal(request())
+    journal = accepted(request())
     for _ in range(GUILTY - 1):
         dies(journal, tokens=0)
     assert journal.suspect

@@ -9,28 +9,7 @@ from tpiedge.errors import Cancelled
 from tpiedge.master.assignments import Assignment
 from tpiedge.master.reconciler import NotServing
 from tpiedge.planner.capacity import MOST_MACHINES
-from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.epochs import Release
-
-
-def test_a_master_alone_serves(story: Story) -> None:
-    assert not story.ready
-    story.settle()
-    assert story.ready
-    assert story.members() == ("master",)
-    answering = story.submit()
-    story.turn()
-    assert story.root.asked == ["r-1"]
-    story.root.token()
-    story.root.finish()
-    story.turn()
-    found = outcome(answering)
-    assert isinstance(found, list)
-    assert [type(event) for event in found] == [Token, Finished]
-    assert story.master.requests.idle
-
-
-# --- cancelling, draining, closing
 
 
 def test_a_drained_master_serves_what_it_has_accepted(story: Story) -> None:
@@ -47,15 +26,6 @@ def test_a_drained_master_serves_what_it_has_accepted(story: Story) -> None:
     assert isinstance(outcome(running), list)
     assert isinstance(outcome(waiting), list)
     assert story.master.requests.idle
-
-
-def test_the_epoch_of_a_revoked_worker_ends(story: Story) -> None:
-    two_machines(story)
-    story.door.members.discard("w-1")
-    story.master.forget("w-1")
-    story.settle()
-    assert story.members() == ("master",)
-    assert [node.name for node in story.master.status.nodes] == ["master"]
 
 
 def test_closing_ends_requests_nodes_and_agents(story: Story) -> None:
@@ -85,7 +55,6 @@ GIB = 1 << 30
 
 
 def of_own(story: Story, planned_bytes: int) -> tuple[Assignment, ...]:
-    """A plan that gives the master's node so much."""
     own, *others = assignments_of(*story.agents)
     return replace(own, planned_bytes=planned_bytes, weight_bytes=planned_bytes), *others
 

@@ -92,7 +92,6 @@ def away(story: Story, harm: Callable[[], None], up_s: float = 1.0) -> float:
 
 
 def kill(story: Story, name: str) -> Callable[[], None]:
-    """Its node."""
     return lambda: story.agents[name].failed("its process was killed by SIGKILL")
 
 

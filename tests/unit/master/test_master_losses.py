@@ -20,7 +20,8 @@ def test_the_user_is_told_of_a_loss_in_plain_words(story: Story, caplog: pytest.
     agent.prepares = False
     story.node(1, serving).fail("ProtocolError", "a part is missing")
     story.settle()
-    story.try_again()
+    story.master.clear_worker("w-1")
+    story.settle()
     agent.failed("the disk is full")
     story.turn()
     told = [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
@@ -88,7 +89,6 @@ def node_freezes(story: Story) -> None:
 
 
 def is_stopped(story: Story) -> None:
-    """And started again."""
     agent = story.agents["w-1"]
     agent.say(Leaving(0))
     story.turn()
@@ -99,7 +99,6 @@ def is_stopped(story: Story) -> None:
 def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
     story: Story, harm: Callable[[Story], None]
 ) -> None:
-    """However often it comes before the first token."""
     story.min_workers = 1
     two_machines(story)
     answering = story.submit()

@@ -1,6 +1,5 @@
 """Stories of a master that has several requests answered at once."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,15 +12,7 @@ from tpiedge.wire.requests import GenerationRequest, Sampling
 PARALLEL = replace(SERVED, capacity_tokens=256, sequences=3, speculate=4)
 
 
-@pytest.fixture
-def story() -> Iterator[Story]:
-    """A story in which three requests run at once."""
-    found = Story(PARALLEL, queue_limit=8)
-    yield found
-    found.master.close()
-    found.hub.close()
-
-
+@pytest.mark.parametrize("story", [PARALLEL], indirect=True)
 def test_what_is_wrong_with_a_request_is_its_own_end_alone(story: Story) -> None:
     story.settle()
     unsent = story.master.submit(GenerationRequest("r-0", (1,), 4, Sampling(temperature=float("nan"))))

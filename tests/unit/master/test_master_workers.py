@@ -85,7 +85,6 @@ def told(agent: FakeAgent) -> list[tuple[str, str]]:
 
 
 def test_a_worker_without_a_part_is_told_why_and_again_when_that_changes(story: Story) -> None:
-    """Taken in, and then a spare once more."""
     story.plan = lambda machines: assignments_of()
     story.spare = {"w-1": SpareReason("slower", "2 s with it,\n1 s without it")}
     agent = story.join("w-1")
@@ -120,7 +119,6 @@ def test_everybody_hears_of_the_master(story: Story) -> None:
 
 
 def cut(story: Story, name: str = "w-1") -> None:
-    """The link breaks; the worker is there again at once."""
     story.hub.deliver(name, None)
     story.wait(3.0)
 
@@ -144,7 +142,6 @@ def test_a_worker_that_is_lost_is_left_out_for_a_while_each_time_for_twice_as_lo
 
 @pytest.mark.fault("P5", "taken where nothing serves without it")
 def test_a_worker_that_was_lost_is_better_than_none(story: Story) -> None:
-    """Where there is no plan without it; and what serves is not ended for it."""
     story.min_workers = 1
     two_machines(story)
     for _ in range(5):

@@ -23,7 +23,6 @@ def test_they_are_asked_again_and_again_until_no_client_looks_any_more(story: St
 
 
 def asked_for_steps(story: Story) -> list[int]:
-    """How often each node was asked to have a step recorded."""
     return [
         sum(isinstance(one, AskStats) and one.timeline for one in node.heard) for node in story.nodes.values()
     ]

@@ -7,12 +7,11 @@ from msgspec import structs
 
 from tests.unit.master.players import offer
 from tpiedge.kernels.shared_library import NO_ISA
-from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.assignments import Assignments
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.roster import Machine
 from tpiedge.planner import prediction
 from tpiedge.planner.needs import LayerShape, ModelFacts
-from tpiedge.planner.prediction import Demand
 from tpiedge.planner.solve import ShareWeight, parse_shares
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.epochs import Capacity
@@ -30,7 +29,7 @@ def placement(
     model: ModelFacts = MODEL,
 ) -> NodePlacement:
     own = prediction.MachineFacts(1e9, memory_bytes, name=OWN_NAME)
-    return NodePlacement(Demand(model, 64, min_workers), lambda: own, 2, weights)
+    return NodePlacement(replace(model, capacity_tokens=64), lambda: own, 2, weights, min_workers)
 
 
 def machine(
@@ -49,18 +48,17 @@ def machine(
     return Machine(name, given_offer, 0.0, 0.0, link=link)
 
 
-def arranged(found: Assignments | NoPlan) -> Assignments:
-    assert isinstance(found, Assignments), found
+def arranged(found: Assignments) -> Assignments:
+    assert found.assignments, found
     return found
 
 
-def refused(found: Assignments | NoPlan) -> str:
-    assert isinstance(found, NoPlan), found
+def refused(found: Assignments) -> str:
+    assert not found.assignments, found
     return found.reason
 
 
-def spare(found: Assignments | NoPlan) -> dict[str, tuple[str, str]]:
-    """(kind, words) of each machine without a part."""
+def spare(found: Assignments) -> dict[str, tuple[str, str]]:
     return {name: (reason.kind, reason.why) for name, reason in found.spare.items()}
 
 
@@ -129,12 +127,11 @@ def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:
 def test_a_worker_whose_memory_holds_no_share_is_told_so_whatever_becomes_of_the_plan(
     min_workers: int, weights: str | None
 ) -> None:
-    """It does not count as a worker either."""
     small = machine("w-1")
     small = replace(small, offer=structs.replace(small.offer, memory_bytes=100 * MIB))
     place = placement(min_workers=min_workers, weights=parse_shares(weights, 2) if weights else None)
     found = place((small,), ())
-    assert isinstance(found, NoPlan) == bool(min_workers)
+    assert bool(found.reason) == bool(min_workers)
     ((kind, why),) = spare(found).values()
     assert kind == "too small"
     assert "the least that works for the model is" in why

@@ -22,8 +22,6 @@ WAIT_S = 10.0
 
 
 class Book:
-    """A queue and what it called."""
-
     def __init__(self, limit: int = 3, parallel: int = 1, compiles: int = 1) -> None:
         self.cancelled: list[str] = []
         self.submitted = 0
@@ -43,19 +41,16 @@ class Book:
         return self.requests.resume(request(name), [token(name, index) for index in range(tokens)], "again")
 
     def start(self) -> str | None:
-        """The name of the request that starts."""
         started = self.order()
         return started.id if started is not None else None
 
     def order(self) -> GenerationRequest | None:
-        """The request that starts, as rank 0 gets it."""
         asked: list[GenerationRequest] = []
         started = self.requests.start(asked.append)
         assert started == bool(asked)
         return asked[0] if asked else None
 
     def lose(self, why: str = "gone") -> None:
-        """The epoch ends, because a node died."""
         error = PeerLost(1, "the work", why)
         self.requests.interrupt(str(error), error, died=True)
 
@@ -69,7 +64,6 @@ def finished(name: str = "r-1", tokens: int = 0) -> Finished:
 
 
 def events(answering: PendingAnswer) -> list[object]:
-    """What came, the error that ended it included."""
     found: list[object] = []
     try:
         found.extend(answering.events())
@@ -96,13 +90,8 @@ def test_what_became_of_the_requests_is_counted() -> None:
     book = Book(limit=2)
     book.submit("r-1")
     book.start()
-    for message in (
-        PromptScores(1, "r-1", 1, (0.5,)),
-        token(),
-        token(index=1),
-        finished(tokens=2),
-        token(index=2),
-    ):
+    said = token(), token(index=1), finished(tokens=2), token(index=2)
+    for message in (PromptScores(1, "r-1", 1, (0.5,)), *said):
         book.requests.tell(message)
     book.submit("r-2")
     book.start()
@@ -122,17 +111,8 @@ def test_what_became_of_the_requests_is_counted() -> None:
     with pytest.raises(QueueFull):
         book.submit("r-8")
     book.requests.fail_all(InternalError("the end"))
-    assert book.requests.totals == Totals(
-        finished=1,
-        failed=4,
-        cancelled=2,
-        refused=1,
-        prompt_tokens=6,
-        cached_tokens=2,
-        tokens=3,
-        resumed=1,
-        paused_s=2.5,
-    )
+    ended = {"finished": 1, "failed": 4, "cancelled": 2, "refused": 1, "resumed": 1, "paused_s": 2.5}
+    assert book.requests.totals == Totals(**ended, prompt_tokens=6, cached_tokens=2, tokens=3)
 
 
 def test_no_cancellation_overtakes_its_request() -> None:
@@ -455,9 +435,8 @@ def test_how_each_request_gets_on() -> None:
     assert (lines["r-3"].tokens, lines["r-3"].prompt_tokens, lines["r-3"].tokens_per_s) == (0, 3, 0.0)
     book.lose("w-1 is gone")
     book.clock.advance(2.0)
-    assert [line.id for line in book.requests.lines] == ["r-2", "r-1", "r-3"], (
-        "first the one that did not get on"
-    )
+    in_order = [line.id for line in book.requests.lines]
+    assert in_order == ["r-2", "r-1", "r-3"], "first the one that did not get on"
     second = book.requests.lines[1]
     assert (second.state, second.paused_s, "w-1 is gone" in second.why) == ("paused", 2.0, True)
 
@@ -484,7 +463,6 @@ def test_an_administrator_ends_requests_that_run_wait_or_pause() -> None:
 
 
 def reads(book: Book, **done: int) -> None:
-    """Rank 0 says how far it has read the prompts."""
     book.requests.tell(
         Heartbeat(1, 0, 1, 0, 0, tuple((name.replace("_", "-"), count) for name, count in done.items()))
     )

@@ -23,7 +23,7 @@ def test_the_life_of_a_request() -> None:
     times.started(line, 12.0)
     times.token(line, 15.0)
     times.token(line, 16.0)
-    times.resumed("loss", 4.0)
+    times.pauses["loss"].observe(4.0)
     times.started(line, 17.0)  # again, after a loss
     times.token(line, 20.0)
     times.finished(line, 21.0, 30, 3)
@@ -45,15 +45,8 @@ def test_of_an_earlier_masters_request_only_what_is_seen_here_counts() -> None:
     times.finished(line, 3.0, 30, 40)
     found = times
     assert (count(found.between_tokens), found.between_tokens.total) == (1, 0.5)
-    for none in (
-        found.queue,
-        found.first_token,
-        found.prefill,
-        found.decode,
-        found.latency,
-        found.answer_tokens,
-    ):
-        assert count(none) == 0
+    starts = found.queue, found.first_token, found.prefill
+    assert not any(map(count, (*starts, found.decode, found.latency, found.answer_tokens)))
 
 
 @given(st.lists(st.floats(0.0, 1e6)))
@@ -69,7 +62,6 @@ def test_every_value_is_counted_below_its_bound(values: list[float]) -> None:
 
 
 def rate_of(*readings: tuple[float, tuple[int, ...]]) -> float:
-    """After times with prompts: the seconds of each, and the tokens of the prompts."""
     rate, now = ReadingRate(), 0.0
     for seconds, prompts in readings:
         for _ in prompts:

@@ -14,7 +14,6 @@ def members(block: int = 0) -> list[Member]:
 
 
 def running() -> RequestWatch:
-    """A request began at 0."""
     watch = RequestWatch()
     watch.look(members(), 0.0)
     watch.begin("r-1", 0.0)

@@ -25,9 +25,10 @@ def test_a_machine_is_present_from_its_offer_on() -> None:
     roster.offered("w-1", offer(), 1.0)
     assert roster.heard("w-1", 2.0)
     assert names(roster) == ["w-1"]
-    assert roster.tick(3.5) == ()
-    assert roster.tick(3.6) == (("w-1", "silent for 1.6 s (killed, frozen or cut off)"),)
-    assert roster.tick(9.0) == ()
+    assert roster.silent(3.5) == []
+    assert roster.silent(3.6) == [("w-1", "silent for 1.6 s (killed, frozen or cut off)")]
+    roster.lose("w-1", "silent", 3.6)
+    assert roster.silent(9.0) == []
     assert names(roster) == []
 
 
@@ -59,8 +60,6 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
         (lambda roster: roster.lose("w-9", "x", 0.0), False),
         (lambda roster: roster.forget("w-1"), True),
         (lambda roster: roster.forget("w-9"), False),
-        (lambda roster: roster.tick(2.0), False),
-        (lambda roster: roster.tick(99.0), True),
     ],
 )
 def test_the_generation_tells_of_what_plans_depend_on(

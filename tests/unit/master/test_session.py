@@ -12,6 +12,7 @@ from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.assignments import Assignments, Served
 from tpiedge.master.blame import Failure
 from tpiedge.master.session import Phase, Session
+from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import (
@@ -33,12 +34,9 @@ KEYS = [CurveKeys.generate().public for _ in range(3)]
 
 
 class Run:
-    """A session of rank 0 and `workers`, and what went out."""
-
     def __init__(self, *workers: str, served: Served = SERVED) -> None:
         self.clock = ManualClock()
-        self.to_agents: list[tuple[str, Message]] = []
-        self.to_nodes: list[tuple[int, Message]] = []
+        self.sent: list[tuple[str, Message]] = []
         self.told: list[Message] = []
         self.session = Session(
             EPOCH,
@@ -46,19 +44,14 @@ class Run:
             served,
             Timing(),
             self.clock,
-            lambda message, machine: self.to_agents.append((machine, message)),
-            lambda message, rank: self.to_nodes.append((rank, message)),
+            lambda message, peer: self.sent.append((peer, message)),
             self.told.append,
         )
-        self.workers = workers
+        self.workers, self.collective = workers, served.collective
 
     @property
     def failure(self) -> Failure:
-        """The session's failure, or a stand-in without a worker if there is none."""
         return self.session.failure or Failure(PeerError("it has not failed"))
-
-    def prepare(self) -> None:
-        self.session.prepare()
 
     def prepared(self) -> None:
         self.session.prepare()
@@ -77,11 +70,17 @@ class Run:
         for rank in range(len(self.workers) + 1):
             self.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
 
-    def ready(self) -> None:
+    def started(self) -> None:
+        """Every node has its part of the plan, and none has loaded its weights."""
         self.launched()
         self.hello()
-        for rank in range(len(self.workers)):
-            self.node(rank, Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"))
+        size = len(self.workers) + 1
+        for rank in range(size):
+            if listens(rank, size, self.collective):
+                self.node(rank, Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"))
+
+    def ready(self) -> None:
+        self.started()
         for rank in range(len(self.workers) + 1):
             self.node(rank, Ready(EPOCH, rank, 1, 0.1))
 
@@ -89,8 +88,8 @@ class Run:
 def test_the_phases_of_a_good_epoch() -> None:
     run = Run("w-1", "w-2")
     session = run.session
-    run.prepare()
-    orders = [(machine, message.rank) for machine, message in run.to_agents if isinstance(message, Prepare)]
+    run.session.prepare()
+    orders = [(machine, message.rank) for machine, message in run.sent if isinstance(message, Prepare)]
     assert orders == [("w-1", 1), ("w-2", 2)]
     session.heard("w-1", Preparing(EPOCH, 1, 2, 3.0))
     assert session.fetching["w-1"].done_bytes == 1
@@ -102,11 +101,11 @@ def test_the_phases_of_a_good_epoch() -> None:
     assert session.keys == {1: KEYS[0], 2: KEYS[1]}
 
     session.launch(KEYS[2])
-    assert [machine for machine, message in run.to_agents if isinstance(message, Launch)] == ["w-1", "w-2"]
+    assert [machine for machine, message in run.sent if isinstance(message, Launch)] == ["w-1", "w-2"]
     for rank in range(3):
         run.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
     run.node(0, Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
-    parts = {rank: message for rank, message in run.to_nodes if isinstance(message, Assign)}
+    parts = {message.rank: message for _, message in run.sent if isinstance(message, Assign)}
     assert {part.peer_keys for part in parts.values()} == {((0, KEYS[2]), (1, KEYS[0]), (2, KEYS[1]))}
     assert [part.pack for part in parts.values()] == [str(SERVED.pack), "", ""]
     assert {(part.collective, part.wire) for part in parts.values()} == {("auto", "f32")}
@@ -164,12 +163,12 @@ def test_what_ends_a_preparation(
     event: Callable[[Session], None], unfit: str | None, words: str, others_ready: bool
 ) -> None:
     run = Run("w-1", "w-2")
-    run.prepare()
+    run.session.prepare()
     if others_ready:
         run.session.heard("w-2", Prepared(EPOCH, KEYS[1]))
     event(run.session)
     assert run.session.phase is Phase.ENDED
-    assert run.failure.unfit == unfit
+    assert (run.failure.worker, run.failure.fault) == (unfit, "unfit" if unfit else "")
     assert isinstance(run.failure.error, PeerLost)
     assert words in str(run.failure.error)
 
@@ -194,7 +193,7 @@ def test_whose_node_failed_by_itself_and_whether_it_died(
     event(run)
     run.session.heard("w-1", NodeEnded(EPOCH, "", "later"))
     assert run.session.phase is Phase.ENDED
-    assert (run.failure.crashed, run.failure.died) == (crashed, died)
+    assert (run.failure.worker, run.failure.died) == (crashed, died)
 
 
 @pytest.mark.parametrize(("stands_s", "died"), [(1.0, False), (Timing().stall_s, True)])
@@ -207,12 +206,12 @@ def test_a_node_that_hangs_counts_as_one_that_died(stands_s: float, died: bool) 
     cause = str(PeerLost(1, "the all-reduce of step 1", "it does not get on"))
     run.node(0, Failed(EPOCH, 0, "", "PeerLost", cause))
     run.session.epoch.ended(0, "status 3")
-    assert (run.failure.crashed, run.failure.died) == ("w-1", died)
+    assert (run.failure.worker, run.failure.died) == ("w-1", died)
 
 
 def test_numbers_that_go_back_and_forth_are_no_progress() -> None:
     fetching, loading = Run("w-1"), Run("w-1")
-    fetching.prepare()
+    fetching.session.prepare()
     loading.launched()
     loading.hello()
     for second in range(400):
@@ -229,7 +228,7 @@ def test_numbers_that_go_back_and_forth_are_no_progress() -> None:
 def test_a_session_is_proven_by_an_answer_or_by_time() -> None:
     by_time, by_answer, by_refusal, failed = (Run(), Run(), Run(), Run())
     for run in (by_time, by_answer, by_refusal, failed):
-        run.prepare()
+        run.session.prepare()
         assert not run.session.proven
         run.ready()
         assert not run.session.proven

@@ -13,8 +13,6 @@ LIMIT = 8
 
 
 class Desk:
-    """A queue; the answers that run, the first one first; and by client what has begun."""
-
     def __init__(self, limit: int = LIMIT, parallel: int = 1) -> None:
         self.requests = RequestQueue(limit, parallel, lambda _name: None, lambda: None)
         self.running: deque[GenerationRequest] = deque()
@@ -27,7 +25,6 @@ class Desk:
         self.requests.submit(GenerationRequest(name, (5,) * prompt, 1000), client)
 
     def start(self) -> None:
-        """As many as may."""
         while self.requests.start(self.running.append):
             self.begun.append(self.running[-1].id.partition(" ")[0])
 

@@ -24,7 +24,6 @@ from tpiedge.master.workers import (
 
 E, S = WorkerEvent, WorkerState
 PRESENT = Standing(S.PRESENT)
-SERVING = Standing(S.SERVING)
 
 
 def test_every_state_but_away_can_be_left_and_every_state_is_reached() -> None:
@@ -55,7 +54,7 @@ def diagrams() -> tuple[str, str]:
         arrows: dict[tuple[str, str], list[str]] = {}
         for state, moves in table.items():
             for event, move in moves.items():
-                to = move[0] if isinstance(move, tuple) else move
+                to, event = (move[0], event) if isinstance(move, tuple) else (event, move)
                 if to is not state:
                     arrows.setdefault((state, to), []).append(event)
         lines = [f"    {state} --> {to}: {', '.join(events)}" for (state, to), events in arrows.items()]
@@ -73,16 +72,14 @@ def test_the_page_shows_the_tables() -> None:
 STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
     "it serves, its node dies, it waits, and is tried again": [
         (0.0, E.OFFERED, "", S.PRESENT),
-        (0.0, E.ASKED, "", S.FETCHING),
-        (1.0, E.PREPARED, "", S.READY),
-        (1.0, E.LAUNCHED, "", S.SERVING),
+        (0.0, E.ENGAGED, "", S.ENGAGED),
         (5.0, E.FAILED, "died", S.WAITING),
         (5.1, E.RELEASED, "", S.WAITING),
         (35.0, E.OVER, "", S.PRESENT),
     ],
     "its machine went with its node, which counts once": [
         (0.0, E.OFFERED, "", S.PRESENT),
-        (0.0, E.LAUNCHED, "", S.SERVING),
+        (0.0, E.ENGAGED, "", S.ENGAGED),
         (5.0, E.FAILED, "died", S.WAITING),
         (5.1, E.LOST, "lost", S.AWAY),
         (6.0, E.OFFERED, "", S.WAITING),
@@ -92,16 +89,11 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
         (0.0, E.OFFERED, "", S.PRESENT),
         (1.0, E.LOST, "lost", S.AWAY),
         (2.0, E.OFFERED, "", S.WAITING),
-        (2.0, E.ASKED, "", S.FETCHING),
-        (3.0, E.UNPREPARED, "unfit", S.WAITING),
+        (2.0, E.ENGAGED, "", S.ENGAGED),
+        (3.0, E.UNPREPARED, "unfit", S.ENGAGED),
+        (3.0, E.RELEASED, "", S.WAITING),
         (50.0, E.OVER, "", S.WAITING),
         (63.0, E.OVER, "", S.PRESENT),
-    ],
-    "it serves, and cannot prepare another part": [
-        (0.0, E.OFFERED, "", S.PRESENT),
-        (0.0, E.LAUNCHED, "", S.SERVING),
-        (1.0, E.UNPREPARED, "unfit", S.SERVING),
-        (2.0, E.RELEASED, "", S.WAITING),
     ],
     "an administrator ends its wait; the next one is longer": [
         (0.0, E.OFFERED, "", S.PRESENT),
@@ -113,7 +105,7 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
     ],
     "its user stops it: what was seen of its end is no failure": [
         (0.0, E.OFFERED, "", S.PRESENT),
-        (0.0, E.LAUNCHED, "", S.SERVING),
+        (0.0, E.ENGAGED, "", S.ENGAGED),
         (5.0, E.FAILED, "died", S.WAITING),
         (5.1, E.STOPPED, "", S.AWAY),
         (6.0, E.OFFERED, "", S.PRESENT),
@@ -126,8 +118,8 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
     ],
     "it is drained in an answer, switched off, and taken back in": [
         (0.0, E.OFFERED, "", S.PRESENT),
-        (0.0, E.LAUNCHED, "", S.SERVING),
-        (1.0, E.DRAINED, "", S.SERVING),
+        (0.0, E.ENGAGED, "", S.ENGAGED),
+        (1.0, E.DRAINED, "", S.ENGAGED),
         (2.0, E.RELEASED, "", S.DRAINED),
         (3.0, E.LOST, "lost", S.AWAY),
         (4.0, E.OFFERED, "", S.DRAINED),

@@ -102,14 +102,11 @@ def test_tiles_of_a_head(
                 assert np.array_equal(found, quantised(rows_OI[start : start + 128], precision.bits))
 
 
-def tied_pack(make_pack: MakePack, precision: Precision) -> Pack:
-    return make_pack(Storage.of(Precision.Q4, tied=True, head=precision), tied=True)
-
-
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_rows_of_a_quantised_embedding(make_pack: MakePack, precision: Precision) -> None:
     ids = [0, 1002, 127, 128, 15, 16, 5, 5, *range(900, 1003)]
-    with loaded(tied_pack(make_pack, precision)) as weights:
+    storage = Storage.of(Precision.Q4, tied=True, head=precision)
+    with loaded(make_pack(storage, tied=True)) as weights:
         found_TH = weights.embedding_rows(ids)
         assert weights.embedding_rows([]).shape == (0, HIDDEN)
         for row in (VOCABULARY, -1):

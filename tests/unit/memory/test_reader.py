@@ -6,14 +6,10 @@ from pathlib import Path
 import pytest
 
 from tpiedge.errors import ReadFault
-from tpiedge.memory.arena import Arena, Extent
-from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
+from tpiedge.memory.arena import Arena
+from tpiedge.memory.reader import DirectFile, DirectReader
 
 SIZE = 64 * 4096
-
-
-def accept(data: memoryview) -> None:
-    pass
 
 
 @pytest.fixture
@@ -30,11 +26,10 @@ def path(tmp_path: Path, content: bytes) -> Path:
 
 def read_all(path: Path, *, direct: bool = True) -> bytes:
     arena = Arena(SIZE)
-    into = arena.buffer(Extent(0, SIZE))
+    into = arena.buffer(0, SIZE)
     quarter = SIZE // 4
     with DirectReader(3) as reader, DirectFile(path, direct=direct) as file:
-        jobs = [ReadJob(file, at, into[at : at + quarter], accept) for at in range(0, SIZE, quarter)]
-        read = [reader.submit(job) for job in jobs]
+        read = [reader.submit(file, at, into[at : at + quarter]) for at in range(0, SIZE, quarter)]
         assert sum(job.result() for job in read) == reader.bytes_read == SIZE
     return bytes(into)
 

@@ -172,7 +172,7 @@ class Schedules(RuleBasedStateMachine):
     def the_laws_hold(self) -> None:
         if not hasattr(self, "machine"):
             return
-        assert self.machine.ring_used_bytes <= self.ring_bytes
+        assert sum(entry.nbytes for entry in self.machine._ring) <= self.ring_bytes
         assert self.machine.idle == (not self.under_way)
         assert self.own <= self.allowed
         reading = {read.piece for read in self.under_way if read.offset is None}
@@ -189,7 +189,7 @@ class Schedules(RuleBasedStateMachine):
             if isinstance(instruction, Drop):
                 self.own.remove(instruction.piece)
             elif isinstance(instruction, ReleasePages):
-                assert not self.machine.ring_used_bytes
+                assert not self.machine._ring
                 assert not [read for read in self.under_way if read.offset is not None]
                 self.ring.clear()
             else:

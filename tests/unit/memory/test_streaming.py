@@ -11,7 +11,7 @@ import torch
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, TpiedgeError
 from tpiedge.memory.residency import Read, Residency, smallest_ring
 from tpiedge.memory.scheduler import Scheduler
-from tpiedge.memory.sweep import Block, Placement, Sweep
+from tpiedge.memory.sweep import Placement, Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
@@ -42,7 +42,7 @@ def stream(make_pack: MakePack) -> Iterator[Callable[..., NodeWeights]]:
 def sweep_through(weights: NodeWeights) -> list[torch.Tensor]:
     found = []
     for block in weights.sweep.blocks:
-        if isinstance(block, Block):
+        if block.kind != "head":
             with weights.resident(block) as held:
                 found += [matrix.clone() for matrix in held.matrices.values()]
     return found + [tile.clone() for _, tile in weights.head_tiles()]

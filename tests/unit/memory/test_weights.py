@@ -66,15 +66,12 @@ def test_a_share_of_a_block(
 
 
 def test_what_a_share_lacks_is_absent(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
-    weights = load(make_pack(), NodeShare(Share(0, 0), Share(0, 1)))
+    share = NodeShare(Share(0, 0), Share(0, 1))
+    weights = load(make_pack(), share)
     with weights.resident(Block(0, "attention")) as block:
         assert not block.matrices
         assert set(block.vectors) == {"attention_norm", "q_bias"}
-    assert weights.weight_bytes == sum(weights._pack.share_bytes(layer, weights_share()) for layer in (0, 1))
-
-
-def weights_share() -> NodeShare:
-    return NodeShare(Share(0, 0), Share(0, 1))
+    assert weights.weight_bytes == sum(weights._pack.share_bytes(layer, share) for layer in (0, 1))
 
 
 def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:

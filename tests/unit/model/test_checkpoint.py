@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,6 @@ def tensors(spec: ModelSpec) -> Tensors:
     return {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in sources_of(spec)}
 
 
-def write_index(folder: Path, weight_map: Mapping[str, object]) -> None:
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
-
-
 @pytest.fixture
 def whole(folder: Path, tensors: Tensors, make_safetensors: Callable[..., bytes]) -> Path:
     """A folder with one weights file."""
@@ -50,14 +46,8 @@ def sharded(folder: Path, tensors: Tensors, make_safetensors: Callable[..., byte
         shard = f"model-0000{number}-of-00002.safetensors"
         (folder / shard).write_bytes(make_safetensors({name: tensors[name] for name in part}))
         weight_map |= dict.fromkeys(part, shard)
-    write_index(folder, weight_map)
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     return folder
-
-
-def refuse(folder: Path, named: str) -> None:
-    with pytest.raises(UserError, match=named) as raised:
-        Checkpoint.open(folder)
-    assert str(raised.value).isprintable()
 
 
 def test_shards_are_joined(sharded: Path, spec: ModelSpec, tensors: Tensors) -> None:
@@ -67,89 +57,84 @@ def test_shards_are_joined(sharded: Path, spec: ModelSpec, tensors: Tensors) -> 
     assert len({info.file for info in checkpoint.tensors.values()}) == 2
 
 
-class TestFingerprint:
-    def test_follows_config_time_and_size(self, whole: Path, small_config: dict[str, Any]) -> None:
-        seen = {Checkpoint.open(whole).fingerprint}
-        os.utime(whole / "model.safetensors", ns=(1, 1))
+def test_the_fingerprint_follows_config_time_and_size(whole: Path, small_config: dict[str, Any]) -> None:
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: os.utime(whole / "model.safetensors", ns=(1, 1)),
+        lambda: (whole / "config.json").write_text(json.dumps(small_config | {"rope_theta": 5e5})),
+        lambda: (whole / "generation_config.json").write_text("{}"),
+    ]
+    seen = set()
+    for change in changes:
+        change()
         seen.add(Checkpoint.open(whole).fingerprint)
-        (whole / "config.json").write_text(json.dumps(small_config | {"rope_theta": 5e5}))
-        seen.add(Checkpoint.open(whole).fingerprint)
-        (whole / "generation_config.json").write_text("{}")
-        seen.add(Checkpoint.open(whole).fingerprint)
-        assert len(seen) == 4
-
-
-class TestCheck:
-    def write(self, folder: Path, data: bytes) -> Checkpoint:
-        (folder / "model.safetensors").write_bytes(data)
-        return Checkpoint.open(folder)
-
-    @pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
-    def test_missing_tensor_is_named(
-        self, folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any, name: str
-    ) -> None:
-        del tensors[name]
-        with pytest.raises(UserError, match=f"tensor {name} is missing"):
-            self.write(folder, make_safetensors(tensors)).check(spec)
-
-    def test_wrong_shape_is_named(
-        self, folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any
-    ) -> None:
-        tensors["model.norm.weight"] = ("F32", [15], 60)
-        with pytest.raises(UserError, match=r"model\.norm\.weight has shape 15, config\.json asks for 16"):
-            self.write(folder, make_safetensors(tensors)).check(spec)
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(
-    ("shard", "named"),
+    ("name", "tensor", "named"),
     [
-        ("../model.safetensors", "not a plain file name"),
-        ("/etc/passwd.safetensors", "not a plain file name"),
-        ("a/../../x.safetensors", "not a plain file name"),
-        ("a\\b.safetensors", "not a plain file name"),
-        ("x\0.safetensors", "not a plain file name"),
-        ("x\n.safetensors", "not a plain file name"),
-        ("a" * 300 + ".safetensors", "not a plain file name"),
-        ("pytorch_model.bin", "not a .safetensors file"),
-        ("..", "not a .safetensors file"),
-        (7, "not a .safetensors file"),
-        (None, "not a .safetensors file"),
-        ("absent.safetensors", "has no absent.safetensors"),
+        ("lm_head.weight", None, "tensor lm_head.weight is missing"),
+        (
+            "model.layers.1.mlp.down_proj.weight",
+            None,
+            "tensor model.layers.1.mlp.down_proj.weight is missing",
+        ),
+        (
+            "model.norm.weight",
+            ("F32", [15], 60),
+            r"model\.norm\.weight has shape 15, config\.json asks for 16",
+        ),
     ],
 )
-def test_hostile_shard_names_are_refused(folder: Path, shard: object, named: str) -> None:
-    write_index(folder, {"model.norm.weight": shard})
-    refuse(folder, named)
+def test_a_tensor_that_does_not_fit_is_named(
+    folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any, name: str, tensor: Any, named: str
+) -> None:
+    found = {one: value for one, value in (tensors | {name: tensor}).items() if value}
+    (folder / "model.safetensors").write_bytes(make_safetensors(found))
+    with pytest.raises(UserError, match=named):
+        Checkpoint.open(folder).check(spec)
+
+
+def index_of(shard: object) -> str:
+    return json.dumps({"weight_map": {"model.norm.weight": shard}})
+
+
+PICKLE = "cos\nsystem\n(S'touch /tmp/x'\ntR."
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("name", "text", "named"),
     [
-        ("{}", "weight_map is missing"),
-        ('{"weight_map": {}}', "weight_map is missing"),
-        ('{"weight_map": []}', "weight_map is missing"),
-        ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "occurs twice"),
-        ("{", "not valid JSON"),
+        (INDEX, index_of("../model.safetensors"), "not a plain file name"),
+        (INDEX, index_of("/etc/passwd.safetensors"), "not a plain file name"),
+        (INDEX, index_of("a/../../x.safetensors"), "not a plain file name"),
+        (INDEX, index_of("a\\b.safetensors"), "not a plain file name"),
+        (INDEX, index_of("x\0.safetensors"), "not a plain file name"),
+        (INDEX, index_of("x\n.safetensors"), "not a plain file name"),
+        (INDEX, index_of("a" * 300 + ".safetensors"), "not a plain file name"),
+        (INDEX, index_of("pytorch_model.bin"), "not a .safetensors file"),
+        (INDEX, index_of(".."), "not a .safetensors file"),
+        (INDEX, index_of(7), "not a .safetensors file"),
+        (INDEX, index_of(None), "not a .safetensors file"),
+        (INDEX, index_of("absent.safetensors"), "has no absent.safetensors"),
+        (INDEX, "{}", "weight_map is missing"),
+        (INDEX, '{"weight_map": {}}', "weight_map is missing"),
+        (INDEX, '{"weight_map": []}', "weight_map is missing"),
+        (INDEX, '{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "occurs twice"),
+        (INDEX, "{", "not valid JSON"),
+        ("pytorch_model.bin", PICKLE, "pickle"),
+        ("consolidated.00.pth", PICKLE, "pickle"),
+        ("model-q4.gguf", PICKLE, "GGUF"),
+        ("MODEL-Q4.GGUF", PICKLE, "GGUF"),
+        ("README.md", PICKLE, "neither"),
     ],
 )
-def test_broken_index_is_refused(folder: Path, text: str, named: str) -> None:
-    (folder / INDEX).write_text(text)
-    refuse(folder, named)
-
-
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("pytorch_model.bin", "pickle"),
-        ("consolidated.00.pth", "pickle"),
-        ("model-q4.gguf", "GGUF"),
-        ("MODEL-Q4.GGUF", "GGUF"),
-        ("README.md", "neither"),
-    ],
-)
-def test_other_formats_are_refused_with_advice(folder: Path, name: str, named: str) -> None:
-    (folder / name).write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
-    refuse(folder, named)
+def test_hostile_and_other_files_are_refused(folder: Path, name: str, text: str, named: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(UserError, match=named) as raised:
+        Checkpoint.open(folder)
+    assert str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize("change", [None, 0, 16 * 300 * 4 - 1])

@@ -17,7 +17,7 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 
@@ -88,7 +88,7 @@ def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
 def test_no_name_of_a_tensor_becomes_a_path(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("out") / "packs" / "pack"
     checkpoint = Checkpoint.open(whole)
-    source = CheckpointSource(checkpoint.tensors)
+    source = TensorSource(checkpoint.tensors)
     write_pack(model_spec(checkpoint.config), source, Precision.F32, out)
     source.close()
     made = [str(path.relative_to(out)) for path in out.rglob("*")]

@@ -15,7 +15,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 
@@ -28,7 +28,7 @@ def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, Mapp
     assert checkpoint.quantisation is not None
     spec = model_spec(checkpoint.config)
     checkpoint.check(spec)
-    with closing(CheckpointSource(checkpoint.tensors)) as source:
+    with closing(TensorSource(checkpoint.tensors)) as source:
         write_pack(spec, source, precision or checkpoint.quantisation.precision, folder / "pack")
     pack = Pack.open(folder / "pack")
     return pack, exported(pack.path, folder / "back")
@@ -151,10 +151,10 @@ def test_groups_that_are_not_there(tmp_path: Path) -> None:
     tensors = load_file(path)
     save_file(tensors | {f"{_UP}.g_idx": np.full(64, 9, np.int32)}, path)
     with (
-        closing(CheckpointSource(Checkpoint.open(tmp_path / "m").tensors)) as source,
+        closing(TensorSource(Checkpoint.open(tmp_path / "m").tensors)) as source,
         pytest.raises(UserError, match="g_idx names a group that is not there"),
     ):
-        source.read_rows(f"{_UP}.weight", 0, 8)
+        source.read(f"{_UP}.weight")
     save_file(without(tensors, f"{_UP}.g_idx"), path)
     with pytest.raises(UserError, match="no usable 'model"):
         Checkpoint.open(tmp_path / "m")

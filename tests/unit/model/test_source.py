@@ -35,7 +35,11 @@ def test_anything_else_is_refused_in_one_line(name: str, named: str) -> None:
     assert str(raised.value).isprintable()
 
 
-def test_folder_without_a_config_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_config_hides_no_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tinyllama").mkdir()
+    with pytest.raises(UserError, match="tpiedge pull tinyllama"):
+        source.resolve_model("tinyllama")
     with pytest.raises(UserError, match="give 'demo', a folder with config"):
         source.resolve_model(str(tmp_path))
 
@@ -44,13 +48,6 @@ def test_a_folder_wins_over_a_model_of_the_same_name(folder: Path, monkeypatch: 
     monkeypatch.chdir(folder.parent)
     folder.rename(folder.parent / "tinyllama")
     assert source.resolve_model("tinyllama") == Path("tinyllama")
-
-
-def test_a_folder_without_a_config_hides_no_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tinyllama").mkdir()
-    with pytest.raises(UserError, match="tpiedge pull tinyllama"):
-        source.resolve_model("tinyllama")
 
 
 @pytest.mark.parametrize("given", ["m.gguf", "M.GGUF", "two words.gguf"])

@@ -356,35 +356,17 @@ def test_a_text_that_is_cut_is_told_to_its_end(form: CallForm, text: str) -> Non
 
 
 PARTS = [
-    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<think>", "</think>", ";", " ", "\n"),
-    *('{"name": "weather", "arguments": {"city": "Paris"}}', '[{"name": "add", "parameters": {}}]', "{", "}"),
-    *(
-        '"',
-        "\\",
-        "[",
-        "]",
-        "text",
-        "<",
-        "[TOOL",
-        "é",
-        "[ARGS]",
-        "[CALL_ID]",
-        "weather",
-        "1.5e",
-        "tru",
-        ">",
-        ": ",
-        ",",
-    ),
-    *("<function=", "<parameter=city>", "<parameter=", "</parameter>", "</function>", "```json", "function"),
-    *(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁sep｜>",
-        '{"city": ',
-        '{"name": "weather", "arguments": ',
-    ),
-]
+    "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<think>", "</think>", ";", " ", "\n",
+    '{"name": "weather", "arguments": {"city": "Paris"}}', '[{"name": "add", "parameters": {}}]', "{", "}", '"', "\\",
+    "[", "]", "text", "<", "[TOOL", "é", "[ARGS]", "[CALL_ID]", "weather", "1.5e", "tru", ">", ": ", ",", "<function=",
+    "<parameter=city>", "<parameter=", "</parameter>", "</function>", "```json", "function", "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", '{"city": ', '{"name": "weather", "arguments": ',
+]  # fmt: skip
+
+
+def cut_anywhere(text: str, data: st.DataObject) -> list[str]:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 @given(
@@ -398,8 +380,7 @@ def test_any_cut_says_the_same(
     calls: CallForm, thinking: Thinking, several: bool, parts: list[str], data: st.DataObject
 ) -> None:
     form, text = SpeechForm(calls, TOOLS, several, thinking), "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    pieces = cut_anywhere(text, data)
     assert read(form, pieces) == read(form, [text]) == read(form, list(text))
     if not calls and not thinking:
         assert "".join(one.text for one in read(form, pieces) if isinstance(one, SpokenText)) == text
@@ -418,8 +399,7 @@ def test_whole_calls_have_the_arguments_that_were_written(
     spaces = data.draw(st.sampled_from([None, 1]))
     written = [json.dumps(arguments, ensure_ascii=ascii_only, indent=spaces) for arguments in every]
     text = f"Text.{WRITTEN[form](written)}" if form not in ("llama3", "mistral") else WRITTEN[form](written)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    pieces = cut_anywhere(text, data)
     calls = [one for one in read(SpeechForm(form, TOOLS), pieces) if isinstance(one, Call)]
     assert calls == [Call(index, "weather", arguments) for index, arguments in enumerate(written)]
 
@@ -430,43 +410,16 @@ def test_texts_between_tags_are_those_that_were_written(values: dict[str, str], 
     tool = ReadTool("weather", tuple(values))
     parameters = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()]
     text = f"<tool_call>\n<function=weather>\n{''.join(parameters)}</function>\n</tool_call>"
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    pieces = cut_anywhere(text, data)
     (only,) = read(SpeechForm("qwen-xml", (tool,)), pieces)
     assert only == Call(0, "weather", json.dumps(values, ensure_ascii=False))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "{}",
-            "[]",
-            '{"a": [1, -2.5e+7, 0, true, false, null, "\\u00e9\\n"]}',
-            '""',
-            "[[[]]]",
-            "1 ",
-            "1.7e308 ",
-        ),
-        *(
-            "",
-            "{",
-            "[1,]",
-            "[,1]",
-            "{,}",
-            '{"a"}',
-            '{"a": 1,}',
-            "01 ",
-            "1. ",
-            "+1 ",
-            "1e ",
-            "NaN",
-            "tru ",
-            '"\n"',
-        ),
-        *('"\\x"', '"\\u12g4"', "{1: 2}", "[1 2]", '{"a" 1}', "]", "[}", "." + "1" * 9, "٣ ", "'a'", "nulll"),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "{}", "[]", '{"a": [1, -2.5e+7, 0, true, false, null, "\\u00e9\\n"]}', '""', "[[[]]]", "1 ", "1.7e308 ", "", "{",
+    "[1,]", "[,1]", "{,}", '{"a"}', '{"a": 1,}', "01 ", "1. ", "+1 ", "1e ", "NaN", "tru ", '"\n"', '"\\x"',
+    '"\\u12g4"', "{1: 2}", "[1 2]", '{"a" 1}', "]", "[}", "." + "1" * 9, "٣ ", "'a'", "nulll",
+])  # fmt: skip
 def test_json_is_what_json_is(text: str) -> None:
     """The scan says the same as Python's reader."""
     for pieces in ([text], list(text)):
@@ -500,20 +453,19 @@ def test_json_that_python_cannot_read_or_write_again_is_broken() -> None:
         assert scan.broken
 
 
+FORMS: dict[str, CallForm] = {
+    "{{ '<tool_call>' }}{{ tools }}": "hermes",
+    "[AVAILABLE_TOOLS]{{ tools }} [TOOL_CALLS]": "mistral",
+    '{"name": function name, "parameters": dictionary of argument name and its value}': "llama3",
+    "{{ '[TOOL_CALLS]' + name + '[ARGS]' }}": "mistral-args",
+    "<tool_call>\\n<function=' + name + '>\\n<parameter=": "qwen-xml",
+    "'<｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n```json\\n'": "deepseek-v3",
+    "'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments": "deepseek-v31",
+    "{{ tools }} <function=name>{": "",
+    "{{ tools }} <tool_call>name<arg_key>": "",
+    "{{ tools }}": "",
+}
+
+
 def test_forms_follow_from_templates() -> None:
-    assert call_form("{{ '<tool_call>' }}{{ tools }}") == "hermes"
-    assert call_form("[AVAILABLE_TOOLS]{{ tools }} [TOOL_CALLS]") == "mistral"
-    assert (
-        call_form('{"name": function name, "parameters": dictionary of argument name and its value}')
-        == "llama3"
-    )
-    assert call_form("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}") == "mistral-args"
-    assert call_form("<tool_call>\\n<function=' + name + '>\\n<parameter=") == "qwen-xml"
-    assert (
-        call_form("'<｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n```json\\n'")
-        == "deepseek-v3"
-    )
-    assert call_form("'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments") == "deepseek-v31"
-    assert call_form("{{ tools }} <function=name>{") == ""
-    assert call_form("{{ tools }} <tool_call>name<arg_key>") == ""
-    assert call_form("{{ tools }}") == ""
+    assert {template: call_form(template) for template in FORMS} == FORMS

@@ -12,7 +12,7 @@ import pytest
 
 from tpiedge.api.errors import of_exception
 from tpiedge.errors import ChildLost, UserError
-from tpiedge.model.template import ChatTemplate, RenderLimits
+from tpiedge.model.template import ChatTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHAT = [
@@ -52,7 +52,7 @@ TOOLS = """{% set ns = namespace(found=false) %}{% for message in messages %}
 
 
 def template(text: str, **limits: Any) -> ChatTemplate:
-    return ChatTemplate({"default": text}, TOKENS, RenderLimits(**limits))
+    return ChatTemplate({"default": text}, TOKENS, **limits)
 
 
 def render(text: str, **limits: Any) -> str:

@@ -1,7 +1,5 @@
 """A node whose trace cannot be written ends as it would have ended."""
 
-from pathlib import Path
-
 import pytest
 
 from tpiedge.launch.bootstrap import NodeBootstrap, Timing
@@ -10,9 +8,7 @@ from tpiedge.transport.keys import CurveKeys
 
 
 @pytest.mark.parametrize("trace", ["", "missing/part"])
-def test_a_trace_that_cannot_be_written(
-    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_that_cannot_be_written(trace, tmp_path, capsys):
     keys, path = CurveKeys.generate(), str(tmp_path / trace) if trace else ""
     node = Node(NodeBootstrap(1, 1, "tcp://127.0.0.1:9", keys.public, keys, 1, Timing(), trace=path))
     node.close()

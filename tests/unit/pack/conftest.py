@@ -10,7 +10,7 @@ from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import RowLayout
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.source import SourceTensor, TensorSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 from tpiedge.pack.writer import write_pack
 
@@ -71,15 +71,15 @@ def make_pack(tmp_path: Path) -> Callable[..., Pack]:
 
 
 @pytest.fixture
-def make_checkpoint(tmp_path: Path) -> Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]]:
+def make_checkpoint(tmp_path: Path) -> Callable[..., tuple[TensorSource, dict[str, np.ndarray]]]:
     """A file with every tensor of a spec in a dtype, and the tensors."""
 
-    def make(spec: ModelSpec, dtype: str = "F32") -> tuple[CheckpointSource, dict[str, np.ndarray]]:
+    def make(spec: ModelSpec, dtype: str = "F32") -> tuple[TensorSource, dict[str, np.ndarray]]:
         random = RandomSource.for_spec(3, spec, dtype)  # type: ignore[arg-type]
         arrays: dict[str, np.ndarray] = {}
         for blob in (spec.embedding, *spec.layers, spec.head):
-            arrays |= {m.source: random.read_rows(m.source, 0, m.source_shape[0]) for m in blob.matrices}
-            arrays |= {v.source: random.read_vector(v.source) for v in blob.vectors}
+            arrays |= {m.source: random.read(m.source) for m in blob.matrices}
+            arrays |= {v.source: random.read(v.source)[0] for v in blob.vectors}
         table, file, offset = {}, tmp_path / "weights", 13
         with file.open("wb") as out:
             out.write(b"x" * offset)
@@ -87,7 +87,7 @@ def make_checkpoint(tmp_path: Path) -> Callable[..., tuple[CheckpointSource, dic
                 table[name] = SourceTensor(file, dtype, array.shape, offset, array.nbytes)
                 out.write(array.tobytes())
                 offset += array.nbytes
-        return CheckpointSource(table), arrays
+        return TensorSource(table), arrays
 
     return make
 

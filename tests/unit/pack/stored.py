@@ -5,9 +5,14 @@ import numpy as np
 from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.layout import HashedRange, PanelLayout, RowLayout
+from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import LayerRanges, ShardCopy
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import MatrixSpec
+from tpiedge.pack.store import ShardStore
+
+ALL = NodeShare(Share(0, 6), Share(0, 2))
 
 
 def as_f32(array: np.ndarray) -> np.ndarray:
@@ -32,6 +37,25 @@ def check_matrix(pack: Pack, key: int | str, spec: MatrixSpec, values_OI: np.nda
         offset, length = matrix.span(unit, unit + 1)
         np.testing.assert_array_equal(blob[offset : offset + len(expected)], expected)
         assert not blob[offset + len(expected) : offset + length].any()
+
+
+def adopt(store: ShardStore, pack: Pack, share: NodeShare | None = ALL) -> ShardCopy:
+    """An empty copy of `pack`, in use, with the tables of hashes that `share` needs."""
+    manifest = manifest_bytes(pack.path)
+    store.adopt_manifest(manifest, pack_id(manifest))
+    copy = store.open(pack_id(manifest))
+    for layer in copy.missing_tables(share) if share else []:
+        copy.adopt_table(layer, table_of(pack, layer))
+    return copy
+
+
+def table_of(pack: Pack, layer: int) -> bytes:
+    return pack.blob_path(layer).with_suffix(".hashes").read_bytes()
+
+
+def content(pack: Pack, layer: int, item: HashedRange) -> memoryview:
+    data = pack.blob_path(layer).read_bytes()
+    return memoryview(data)[item.offset : item.offset + item.length]
 
 
 def write(copy: ShardCopy, layer: int, item: HashedRange, data: memoryview) -> bool:

@@ -134,9 +134,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path, long_request: PackRequest)
 @pytest.mark.parametrize(
     ("kind", "expected"), [("DiskFull", DiskFull), ("IntegrityError", ResourceError), ("Odd", InternalError)]
 )
-def test_errors_keep_their_kind(
-    tmp_path: Path, spec: ModelSpec, kind: str, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_keep_their_kind(tmp_path, spec, kind, expected, monkeypatch):
     def tell(child: object, request: object) -> list[dict[str, str]]:
         return [{"event": "error", "kind": kind, "message": "one line"}]
 

@@ -9,25 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.pack.stored import write
+from tests.unit.pack.stored import ALL, adopt, content, write
 from tpiedge.errors import DiskFull, ReadFault, ResourceError, TpiedgeError, UserError
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.manifest import MANIFEST_NAME, load_manifest, manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.shard_copy import ShardCopy
-from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.source import CheckpointSource
-from tpiedge.pack.specs import ModelSpec, Precision
+from tpiedge.pack.source import TensorSource
+from tpiedge.pack.specs import Precision
 from tpiedge.pack.store import ShardStore
 from tpiedge.pack.writer import write_pack
 
 MakePack = Callable[..., Pack]
-MakeCheckpoint = Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]]
+MakeCheckpoint = Callable[..., tuple[TensorSource, dict[str, np.ndarray]]]
 
 #: A regular file whose first byte cannot be read: nothing is mapped there.
 BROKEN = Path("/proc/self/mem")
-SHARE = NodeShare(Share(0, 6), Share(0, 2))
 FAULTS = [
     (errno.ENOSPC, DiskFull, "is full"),
     (errno.EDQUOT, DiskFull, "is full"),
@@ -68,28 +66,20 @@ def test_any_file_of_a_pack_on_a_disk_that_fails(make_pack: MakePack, part: str)
     assert isinstance(caught.value, UserError if part == "manifest" else ReadFault)
 
 
-def test_short_reads_give_the_same_bytes(
-    spec: ModelSpec, make_pack: MakePack, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_reads_give_the_same_bytes(spec, make_pack, make_checkpoint, monkeypatch):
     pack = make_pack()
     source, arrays = make_checkpoint(spec)
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, into, at: preadv(fd, [into[0][:1009]], at))
     verify_pack(pack)
     name = "model.layers.0.q_proj.weight"
-    np.testing.assert_array_equal(source.read_rows(name, 0, 120), arrays[name])
-    np.testing.assert_array_equal(source.read_columns(name, 7, 20), arrays[name][:, 7:27])
+    np.testing.assert_array_equal(source.read(name), arrays[name])
+    np.testing.assert_array_equal(source.read(name, cols=range(7, 27)), arrays[name][:, 7:27])
     source.close()
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 20])
-def test_a_checkpoint_whose_disk_fails_leaves_no_pack(
-    tmp_path: Path,
-    spec: ModelSpec,
-    make_checkpoint: MakeCheckpoint,
-    monkeypatch: pytest.MonkeyPatch,
-    after: int,
-) -> None:
+def test_a_checkpoint_whose_disk_fails_leaves_no_pack(tmp_path, spec, make_checkpoint, monkeypatch, after):
     source, _ = make_checkpoint(spec)
     fail(monkeypatch, "preadv", errno.EIO, after)
     with pytest.raises(ReadFault, match=r"at offset \d+ of .*weights: Input/output error"):
@@ -99,9 +89,7 @@ def test_a_checkpoint_whose_disk_fails_leaves_no_pack(
 
 
 @pytest.mark.parametrize("act", ["truncated", "touched", "replaced", "deleted"])
-def test_a_checkpoint_that_changes_while_it_is_packed_leaves_no_pack(
-    tmp_path: Path, spec: ModelSpec, make_checkpoint: MakeCheckpoint, act: str
-) -> None:
+def test_a_checkpoint_that_changes_while_it_is_packed_leaves_no_pack(tmp_path, spec, make_checkpoint, act):
     source, _ = make_checkpoint(spec)
     weights, other = tmp_path / "weights", tmp_path / "other"
     other.write_bytes(b"x" * weights.stat().st_size)
@@ -119,15 +107,13 @@ def test_a_checkpoint_that_changes_while_it_is_packed_leaves_no_pack(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_file_cut_under_its_reader_names_the_first_byte_that_is_gone(
-    spec: ModelSpec, make_checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
-    source, arrays = make_checkpoint(spec)
+def test_a_file_cut_under_its_reader_names_the_first_byte_that_is_gone(spec, make_checkpoint, tmp_path):
+    source, _ = make_checkpoint(spec)
     name = "model.embed_tokens.weight"
-    source.read_rows(name, 0, 1)
+    source.read(name, range(1))
     os.truncate(tmp_path / "weights", 13 + 100)
     with pytest.raises(ReadFault, match="the file ends before") as caught:
-        source.read_rows(name, 0, len(arrays[name]))
+        source.read(name)
     assert f"at offset 113 of {tmp_path / 'weights'}" in str(caught.value)
     source.close()
 
@@ -139,15 +125,8 @@ def test_a_file_cut_under_its_reader_names_the_first_byte_that_is_gone(
 @pytest.mark.parametrize("call", ["write", "fsync"])
 @pytest.mark.parametrize(("code", "kind", "words"), FAULTS)
 def test_a_pack_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path,
-    spec: ModelSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    kind: type[TpiedgeError],
-    words: str,
-    call: str,
-    after: int,
-) -> None:
+    tmp_path, spec, monkeypatch, code, kind, words, call, after
+):
     fail(monkeypatch, call, code, after)
     source = RandomSource.for_spec(7, spec, "F32")
     with pytest.raises(kind, match=words) as caught:
@@ -161,38 +140,26 @@ def test_a_pack_that_cannot_be_written_leaves_nothing(
 def copy(make_pack: MakePack, tmp_path: Path) -> Iterator[tuple[ShardCopy, Pack]]:
     """An empty copy in a shard store, and its original."""
     pack = make_pack()
-    store = ShardStore(tmp_path / "store")
-    manifest = manifest_bytes(pack.path)
-    store.adopt_manifest(manifest, pack_id(manifest))
-    with store.open(pack_id(manifest)) as opened:
-        for layer in opened.missing_tables(SHARE):
-            opened.adopt_table(layer, pack.blob_path(layer).with_suffix(".hashes").read_bytes())
+    with adopt(ShardStore(tmp_path / "store"), pack) as opened:
         yield opened, pack
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
 @pytest.mark.parametrize(("code", "kind", "words"), FAULTS)
-def test_a_shard_that_cannot_be_written_is_not_there(
-    copy: tuple[ShardCopy, Pack],
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    kind: type[TpiedgeError],
-    words: str,
-    call: str,
-) -> None:
+def test_a_shard_that_cannot_be_written_is_not_there(copy, monkeypatch, code, kind, words, call):
     """Above all: bytes that never became durable do not count."""
     shards, pack = copy
-    before = shards.missing(SHARE)
+    before = shards.missing(ALL)
     item = before[0].ranges[0]
-    data = memoryview(pack.blob_path(0).read_bytes())[item.offset : item.offset + item.length]
+    data = content(pack, 0, item)
     with monkeypatch.context() as patch:
         fail(patch, call, code)
         with pytest.raises(kind, match=words) as caught:
             write(shards, 0, item, data)
     assert type(caught.value) is kind
-    assert shards.missing(SHARE) == before
+    assert shards.missing(ALL) == before
     assert write(shards, 0, item, data)
-    assert shards.missing(SHARE) != before
+    assert shards.missing(ALL) != before
 
 
 @pytest.fixture
@@ -207,9 +174,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_and_one_that_is_read_only(
-    disk: Path, spec: ModelSpec, make_pack: MakePack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_and_one_that_is_read_only(disk, spec, make_pack, monkeypatch):
     source = RandomSource.for_spec(7, spec, "F32")
     monkeypatch.setattr("tpiedge.pack.writer.check_free_space", lambda folder, needed: None)
     write_pack(spec, source, Precision.F32, disk / "pack")

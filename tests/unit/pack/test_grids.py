@@ -31,9 +31,7 @@ def make(tmp_path: Path) -> MakePack:
 
 @pytest.mark.parametrize("std", [0.004, 0.02, 0.5])
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_steps_are_about_sixteen_bits_below_an_output(
-    make: MakePack, precision: Precision, std: float
-) -> None:
+def test_steps_are_about_sixteen_bits_below_an_output(make, precision, std):
     for layer in grid_exponents(make(precision, std)):
         for exponent, rows in zip(layer, ROWS.values(), strict=True):
             assert abs(exponent + 16 - math.log2(std * math.sqrt(rows))) <= 1.5

@@ -45,16 +45,7 @@ F32, BF16 = Precision.F32, Precision.BF16
         (64, 64, 128, F32, 256, 128, 1, 64 * 256),  # one tile, shorter than a tile
     ],
 )
-def test_matrix_layout_by_hand(
-    rows: int,
-    cols: int,
-    per_unit: int,
-    precision: Precision,
-    stride: int,
-    padded: int,
-    units: int,
-    nbytes: int,
-) -> None:
+def test_matrix_layout_by_hand(rows, cols, per_unit, precision, stride, padded, units, nbytes):
     layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit),)), precision)
     matrix = layout.matrix("q")
     assert isinstance(matrix, RowLayout)
@@ -78,9 +69,7 @@ def test_matrix_layout_by_hand(
         (8640, 3200, 128, True, Precision.Q4, 68, 67 * 57 * 4096 + 29 * 4096),
     ],
 )
-def test_panels_by_hand(
-    rows: int, cols: int, per_unit: int, transposed: bool, precision: Precision, units: int, nbytes: int
-) -> None:
+def test_panels_by_hand(rows, cols, per_unit, transposed, precision, units, nbytes):
     layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit, transposed),)), precision)
     matrix = layout.matrix("q")
     assert isinstance(matrix, PanelLayout)
@@ -131,9 +120,7 @@ def test_ranges_tile_the_blob_without_gap_or_overlap(spec: BlobSpec, precision: 
 
 
 @given(matrices, st.sampled_from(Precision), st.data())
-def test_any_share_is_one_aligned_range_of_its_units(
-    spec: MatrixSpec, precision: Precision, data: st.DataObject
-) -> None:
+def test_any_share_is_one_aligned_range_of_its_units(spec, precision, data):
     matrix = BlobLayout.of(BlobSpec((spec,), (VectorSpec("n", "s", 5),)), precision).matrix("q")
     start = data.draw(st.integers(0, matrix.units))
     stop = data.draw(st.integers(start, matrix.units))

@@ -29,7 +29,7 @@ def test_the_quality_is_that_of_the_stored_numbers(make_pack: MakePack) -> None:
         "lm_head.weight"
     }
     for m in pack.spec.layers[1].matrices:
-        values = source.read_rows(m.source, 0, m.source_shape[0]).astype(np.float64)
+        values = source.read(m.source).astype(np.float64)
         found = by_name[m.source]
         matrix = pack.layout(1).matrix(m.name)
         assert isinstance(matrix, PanelLayout)

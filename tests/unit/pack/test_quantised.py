@@ -18,14 +18,14 @@ from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.panel_writer import QUALITY_NAME, load_quality
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.pack.writer import write_pack
 
 F32, BF16, Q8, Q4 = Precision
 MakePack = Callable[..., Pack]
 MakeSpec = Callable[..., ModelSpec]
-MakeCheckpoint = Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]]
+MakeCheckpoint = Callable[..., tuple[TensorSource, dict[str, np.ndarray]]]
 
 
 # Everything at once; units one by one; single panels; whatever is left over. A job is a quarter of a piece.
@@ -34,15 +34,8 @@ MakeCheckpoint = Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]]
 @pytest.mark.parametrize("precision", [Q8, Q4])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_every_unit_is_quantised_alone(
-    tmp_path: Path,
-    make_spec: MakeSpec,
-    make_checkpoint: MakeCheckpoint,
-    dtype: str,
-    precision: Precision,
-    tied: bool,
-    piece_bytes: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, make_spec, make_checkpoint, dtype, precision, tied, piece_bytes, monkeypatch
+):
     monkeypatch.setattr(panel_writer, "PIECE_BYTES", piece_bytes)
     spec = make_spec(layers=1, tied=tied)
     source, arrays = make_checkpoint(spec, dtype)
@@ -77,9 +70,7 @@ def test_a_tied_matrix_is_stored_once_as_the_head(make_pack: MakePack) -> None:
 
 
 @pytest.mark.parametrize("precision", [F32, BF16])
-def test_a_pack_that_is_not_quantised_has_the_manifest_of_before(
-    make_pack: MakePack, precision: Precision
-) -> None:
+def test_a_pack_that_is_not_quantised_has_the_manifest_of_before(make_pack, precision):
     pack = make_pack(precision)
     manifest = json.loads((pack.path / MANIFEST_NAME).read_text())["manifest"]
     assert list(manifest) == ["format", "version", "precision", "source", "distinct_layers", "spec", "blobs"]
@@ -102,15 +93,12 @@ def test_another_storage_is_another_pack(tmp_path: Path, spec: ModelSpec) -> Non
 class WrongSource(RandomSource):
     """One number of one tensor is another."""
 
-    def __init__(self, spec: ModelSpec, name: str, row: int, col: int, number: float) -> None:
-        super().__init__(7, RandomSource.for_spec(7, spec, "F32")._shapes, "F32")
-        self.name, self.row, self.col, self.number = name, row, col, number
+    wrong: tuple[str, int, int, float]
 
-    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> np.ndarray:
-        values = super().read_block(name, first_row, rows, first_col, cols)
-        row, col = self.row - first_row, self.col - first_col
-        if name == self.name and 0 <= row < rows and 0 <= col < cols:
-            values[row, col] = self.number
+    def read(self, name: str, *part: range) -> np.ndarray:
+        values, (wrong, row, col, number) = super().read(name, *part), self.wrong
+        if name == wrong and part and row in part[0] and col in part[1]:
+            values[row - part[0].start, col - part[1].start] = number
         return values
 
 
@@ -128,19 +116,13 @@ class WrongSource(RandomSource):
     [(math.nan, "has a weight that is not a finite number"), (1e30, r"has a weight of 1e\+30, too large")],
 )
 def test_a_number_that_cannot_be_quantised_is_named(
-    tmp_path: Path,
-    spec: ModelSpec,
-    name: str,
-    row: int,
-    col: int,
-    number: float,
-    reason: str,
-    piece_bytes: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, spec, name, row, col, number, reason, piece_bytes, monkeypatch
+):
     monkeypatch.setattr(panel_writer, "PIECE_BYTES", piece_bytes)
+    source = WrongSource.for_spec(7, spec, "F32")
+    source.wrong = name, row, col, number
     with pytest.raises(UserError, match=f"^tensor {re.escape(name)}, row {row} {reason}") as caught:
-        write_pack(spec, WrongSource(spec, name, row, col, number), Q4, tmp_path / "pack")
+        write_pack(spec, source, Q4, tmp_path / "pack")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     assert [t.name for t in threading.enumerate() if t.name.startswith("tpiedge")] == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.pack.stored import write
+from tests.unit.pack.stored import ALL, adopt, content, table_of, write
 from tpiedge.errors import DiskFull, ProtocolError, UserError
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.manifest import MANIFEST_NAME, manifest_bytes, pack_id
@@ -23,32 +23,11 @@ from tpiedge.pack.writer import write_pack
 
 SHARE = NodeShare(Share(2, 4), Share(0, 1))
 OTHER = NodeShare(Share(0, 3), Share(1, 2))
-ALL = NodeShare(Share(0, 6), Share(0, 2))
 
 
 @pytest.fixture
 def pack(make_pack) -> Pack:
     return make_pack()
-
-
-def adopt(store: ShardStore, pack: Pack, tables: bool = True) -> ShardCopy:
-    """An empty copy of `pack`, in use."""
-    manifest = manifest_bytes(pack.path)
-    store.adopt_manifest(manifest, pack_id(manifest))
-    copy = store.open(pack_id(manifest))
-    for layer in copy.missing_tables(ALL) if tables else []:
-        copy.adopt_table(layer, table_of(pack, layer))
-    return copy
-
-
-def table_of(pack: Pack, layer: int) -> bytes:
-    path = pack.blob_path(layer)
-    return (path.parent / f"{path.name}.hashes").read_bytes()
-
-
-def content(pack: Pack, layer: int, item) -> memoryview:
-    data = pack.blob_path(layer).read_bytes()
-    return memoryview(data)[item.offset : item.offset + item.length]
 
 
 def fill(copy: ShardCopy, pack: Pack, share: NodeShare) -> None:
@@ -100,7 +79,7 @@ def test_forged_manifests_and_tables_are_refused(pack, tmp_path):
     with pytest.raises(ProtocolError, match="not the id"):
         store.open("../../etc")
     assert store.pack_ids == ()
-    with adopt(store, pack, tables=False) as copy:
+    with adopt(store, pack, share=None) as copy:
         assert copy.missing_tables(SHARE) == [0, 1]
         table = bytearray(table_of(pack, 0))
         table[0] ^= 1
@@ -188,7 +167,7 @@ def test_files_that_vanish_or_shrink_are_made_anew(pack, tmp_path):
 def test_a_local_pack_is_linked_and_never_changed(pack, tmp_path):
     store = ShardStore(tmp_path / "store")
     original = pack.blob_path(0).read_bytes()
-    with adopt(store, pack, tables=False) as copy:
+    with adopt(store, pack, share=None) as copy:
         assert copy.import_from(pack) == 2
         assert copy.import_from(pack) == 0
         assert copy.missing(ALL) == copy.verify(ALL) == []
@@ -287,14 +266,3 @@ def test_a_manifest_that_is_not_its_name_s_is_fetched_again(pack, make_spec, tmp
         assert store.has(healed.id)
         fill(healed, pack, SHARE)
         assert healed.missing(SHARE) == healed.verify(SHARE) == []
-
-
-@pytest.fixture
-def two_packs(make_spec, tmp_path) -> list[Pack]:
-    sources = [RandomSource.for_spec(seed, make_spec(), "F32") for seed in range(2)]
-    folders = [tmp_path / f"pack-{seed}" for seed in range(2)]
-    reports = [
-        write_pack(make_spec(), source, Precision.F32, folder)
-        for source, folder in zip(sources, folders, strict=True)
-    ]
-    return [Pack.open(report.path) for report in reports]

@@ -41,9 +41,7 @@ def test_what_is_usual(layers: Precision, tied: bool, embedding: Precision, head
         (True, Q8, Q8, True, "q4"),
     ],
 )
-def test_what_was_asked_for(
-    tied: bool, embedding: Precision | None, head: Precision | None, search: bool, label: str
-) -> None:
+def test_what_was_asked_for(tied, embedding, head, search, label):
     storage = Storage.of(Q4, tied=tied, embedding=embedding, head=head, search=search)
     assert storage.label(tied=tied) == label
     assert embedding in (None, storage.embedding)

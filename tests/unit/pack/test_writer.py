@@ -14,7 +14,6 @@ from tpiedge.pack import writer
 from tpiedge.pack.dtypes import STORED, convert
 from tpiedge.pack.layout import RowLayout
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.pack.writer import BlobSink, write_pack
 
@@ -31,15 +30,8 @@ def random_source(spec: ModelSpec, precision: Precision = F32) -> RandomSource:
 @pytest.mark.parametrize("precision", [F32, BF16])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_every_number_arrives_in_its_place(
-    tmp_path: Path,
-    make_spec: MakeSpec,
-    make_checkpoint: Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]],
-    read_matrix: ReadMatrix,
-    dtype: str,
-    precision: Precision,
-    tile_bytes: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, make_spec, make_checkpoint, read_matrix, dtype, precision, tile_bytes, monkeypatch
+):
     monkeypatch.setattr(writer, "TILE_BYTES", tile_bytes)
     monkeypatch.setattr(writer, "STRIP_BYTES", tile_bytes)
     spec = make_spec(layers=1)
@@ -69,9 +61,7 @@ def test_all_that_is_not_data_is_zero(make_pack: Callable[..., Pack]) -> None:
     assert not blob.any()
 
 
-def test_repeated_layers_are_stored_once(
-    tmp_path: Path, make_spec: MakeSpec, read_matrix: ReadMatrix
-) -> None:
+def test_repeated_layers_are_stored_once(tmp_path, make_spec, read_matrix):
     spec = make_spec(layers=5)
     write_pack(spec, random_source(spec), BF16, tmp_path / "pack", distinct_layers=2)
     pack = Pack.open(tmp_path / "pack")
@@ -88,10 +78,9 @@ def test_a_second_pack_of_the_same_is_reused(tmp_path: Path, spec: ModelSpec) ->
     second = write_pack(spec, random_source(spec), F32, out)
     assert (second.reused, second.nbytes) == (True, first.nbytes)
     assert (out / "manifest.json").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="holds a pack of something else"):
-        write_pack(spec, random_source(spec, BF16), BF16, out)
-    with pytest.raises(UserError, match="holds a pack of something else"):
-        write_pack(spec, RandomSource.for_spec(8, spec, "F32"), F32, out)
+    for other, precision in ((random_source(spec, BF16), BF16), (RandomSource.for_spec(8, spec, "F32"), F32)):
+        with pytest.raises(UserError, match="holds a pack of something else"):
+            write_pack(spec, other, precision, out)
 
 
 def test_wrong_shapes_are_named_before_anything_is_written(tmp_path: Path, spec: ModelSpec) -> None:
@@ -118,12 +107,12 @@ def test_the_second_packer_waits_and_finds_it_done(tmp_path: Path, spec: ModelSp
     in_source, go_on = threading.Event(), threading.Event()
 
     class SlowSource(RandomSource):
-        def read_vector(self, name: str) -> np.ndarray:
+        def read(self, *args: object, **named: object) -> np.ndarray:
             in_source.set()
             assert go_on.wait(30)
-            return super().read_vector(name)
+            return super().read(*args, **named)
 
-    slow = SlowSource(7, random_source(spec)._shapes, "F32")
+    slow = SlowSource.for_spec(7, spec, "F32")
     first = threading.Thread(target=write_pack, args=(spec, slow, F32, out))
     first.start()
     assert in_source.wait(30)
@@ -139,9 +128,7 @@ def test_the_second_packer_waits_and_finds_it_done(tmp_path: Path, spec: ModelSp
     assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
 
 
-def test_too_little_space_is_said_before_writing(
-    tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_said_before_writing(tmp_path, spec, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(DiskFull, match=r"is full: 2\.2 MB are needed in all, 1\.0 kB are free"):

@@ -8,37 +8,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.unit.planner.test_solve import MODEL as WITH_HEAD
 from tpiedge.planner import solve as solve_module
 from tpiedge.planner.capacity import MOST_MACHINES, Allocation, allocate, master_too_small, too_small
-from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, LayerShape, ModelFacts, node_need
+from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, node_need
 from tpiedge.planner.prediction import (
-    Demand,
     MachineFacts,
-    Prediction,
     least_step_s,
     machine_bounds,
     measured,
     predict,
 )
-from tpiedge.planner.solve import ShareWeight
+from tpiedge.planner.solve import Plan, ShareWeight
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.fields import Keeping
 
 # 32 layers of 96 MiB: 3 GiB; 64 allreduces per step. No head, to make the numbers plain.
-MODEL = ModelFacts(
-    shape=LayerShape(heads=32, kv_heads=8, ffn_tiles=64),
-    num_layers=32,
-    query_unit_bytes=(MIB // 4, MIB // 4),
-    kv_unit_bytes=(MIB, MIB),
-    ffn_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
-    last_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
-    resident_bytes=0,
-    head_bytes=0,
-    kv_part_bytes=8192,
-    kv_page_tokens=8,
-    row_bytes=8192,
-)
-DEMAND = Demand(MODEL, capacity_tokens=100)
+MODEL = replace(WITH_HEAD, resident_bytes=0, head_bytes=0, row_bytes=8192)
 MASTER = MachineFacts(3 * GIB, name="laptop")
 ALL = Keeping("all")
 
@@ -54,7 +40,7 @@ def allocated(found: Allocation | Infeasible) -> Allocation:
 
 def reasons(machines: list[MachineFacts]) -> dict[str, str]:
     """What is said of each machine."""
-    found = allocated(allocate(DEMAND, machines))
+    found = allocated(allocate(MODEL, machines))
     why = dict(zip(found.members, found.reasons, strict=True)) | {
         at: one.why for at, one in found.spare.items()
     }
@@ -67,16 +53,16 @@ def kinds(found: Allocation | Infeasible) -> list[str]:
 
 
 def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
-    demand = replace(DEMAND, model=replace(MODEL, quantised=True, head_bytes=GIB))
+    model = replace(MODEL, quantised=True, head_bytes=GIB)
     apart = replace(MASTER, head_speed=GIB / 2)
     for machine, head_s in ((MASTER, 1 / 3), (apart, 2.0)):
-        found = allocated(allocate(demand, [machine, worker("pi", GIB)]))
+        found = allocated(allocate(model, [machine, worker("pi", GIB)]))
         assert found.plan.head_s == pytest.approx(head_s)
-        assert found.prediction.step_s == pytest.approx(0.75 + head_s)
+        assert found.plan.step_s == pytest.approx(0.75 + head_s)
         assert [len(share.ffn) for share in found.plan.shares] == [48, 16]
         machines = [machine, worker("pi", GIB)]
-        least_s = least_step_s(demand, machines, machine_bounds(demand, machines))
-        assert least_s == pytest.approx(found.prediction.step_s)
+        least_s = least_step_s(model, machines, machine_bounds(model, machines))
+        assert least_s == pytest.approx(found.plan.step_s)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +76,7 @@ def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
     ],
 )
 def test_a_worker_that_costs_more_than_it_computes_is_left_out(round_trip_s, takes_part):
-    found = allocated(allocate(DEMAND, [MASTER, worker("pi", GIB, round_trip_s)]))
+    found = allocated(allocate(MODEL, [MASTER, worker("pi", GIB, round_trip_s)]))
     assert found.members == ((0, 1) if takes_part else (0,))
 
 
@@ -100,12 +86,12 @@ def test_who_is_left_out_is_told_the_numbers():
         "a token takes about 1.4 s with it and 1.0 s without it (64 exchanges a token; its link's round trip takes "
         "20 ms); the master's --min-workers 1 takes it in"
     )
-    assert kinds(allocate(DEMAND, machines)) == ["slower"]
+    assert kinds(allocate(MODEL, machines)) == ["slower"]
     assert reasons(machines)["laptop"] == "3.2 GB/s of weights, 100% of the cluster"
 
 
 def test_min_workers_are_waited_for():
-    found = allocate(replace(DEMAND, min_workers=2), [MASTER, worker("pi", GIB)])
+    found = allocate(MODEL, [MASTER, worker("pi", GIB)], min_workers=2)
     assert found == Infeasible("1 of 2 workers here: waiting for 1 more")
 
 
@@ -115,18 +101,18 @@ def test_a_model_larger_than_all_memories_streams():
         replace(MASTER, memory_bytes=memory, disk_bytes_per_s=GIB),
         worker("pi", GIB, memory_bytes=memory, disk_bytes_per_s=GIB / 4),
     ]
-    found = allocated(allocate(DEMAND, machines))
+    found = allocated(allocate(MODEL, machines))
     laptop, pi = found.plan.needs
     # Disks decide, not processors: the laptop's reads four times as fast.
     assert 3.5 < laptop.streamed_bytes / pi.streamed_bytes < 5
-    assert found.prediction.plan.layers_s == pytest.approx(laptop.streamed_bytes / GIB, rel=0.05)
+    assert found.plan.layers_s == pytest.approx(laptop.streamed_bytes / GIB, rel=0.05)
     assert reasons(machines)["pi"].endswith("MB of them stream from its disk")
     assert all(need.total_bytes <= memory for need in found.plan.needs)
 
 
 @pytest.mark.fault("P15", "refused with what is needed and where")
 def test_the_least_that_works_is_named():
-    found = allocate(DEMAND, [replace(MASTER, memory_bytes=NODE_BASE_BYTES + 50 * MIB)])
+    found = allocate(MODEL, [replace(MASTER, memory_bytes=NODE_BASE_BYTES + 50 * MIB)])
     # The FFN block of 64 MiB, and a third of it that may stay empty.
     assert found == Infeasible(
         "laptop needs at least 462 MB (weights 89.5 MB of 3.2 GB, KV cache 27.3 MB, program 344.8 MB) but may use "
@@ -139,17 +125,17 @@ def test_the_least_that_works_is_named():
 )
 @pytest.mark.parametrize("resident_bytes", [0, MIB])
 def test_the_least_memory_that_a_worker_is_told_works_and_less_does_not(keeping, resident_bytes):
-    demand = Demand(replace(MODEL, resident_bytes=resident_bytes), 100, min_workers=1, model_name="demo")
-    refusal = too_small(demand, worker("tiny", GIB, memory_bytes=100 * MIB, keeping=keeping))
+    model = replace(MODEL, resident_bytes=resident_bytes, name="demo")
+    refusal = too_small(model, worker("tiny", GIB, memory_bytes=100 * MIB, keeping=keeping))
     assert refusal is not None
     assert refusal.kind == "too small"
     (least,) = re.findall(r"the least that works for demo is (\d+) MB: .* --memory \1MB or more", refusal.why)
     enough = worker("tiny", GIB, memory_bytes=int(least) * 10**6, keeping=keeping)
-    assert too_small(demand, enough) is None
-    found = allocated(allocate(demand, [MASTER, enough]))
+    assert too_small(model, enough) is None
+    found = allocated(allocate(model, [MASTER, enough], min_workers=1))
     assert found.members == (0, 1)
     assert found.plan.shares[1].ffn, "it works, and is not merely there"
-    assert too_small(demand, replace(enough, memory_bytes=(int(least) - 1) * 10**6)) is not None
+    assert too_small(model, replace(enough, memory_bytes=(int(least) - 1) * 10**6)) is not None
 
 
 def test_a_worker_too_slow_for_one_unit_is_left_out():
@@ -158,18 +144,18 @@ def test_a_worker_too_slow_for_one_unit_is_left_out():
         "a token takes about 1.0 s with it and 1.0 s without it (64 exchanges a token; its link's round trip takes "
         "0 ms); the master's --min-workers 1 takes it in"
     )
-    assert kinds(allocate(DEMAND, machines)) == ["slower"]
+    assert kinds(allocate(MODEL, machines)) == ["slower"]
 
 
 def test_a_worker_whose_disk_holds_no_share_is_told_so():
     machines = [MASTER, worker("pi", GIB, free_disk_bytes=MIB)]
     assert reasons(machines)["pi"] == "its disk has 1.0 MB for weights, which is too little for any share"
-    assert kinds(allocate(DEMAND, machines)) == ["no room"]
+    assert kinds(allocate(MODEL, machines)) == ["no room"]
 
 
 def test_given_shares_override_the_measurement():
     machines = [MASTER, worker("spare", GIB), worker("pi", GIB, 0.9)]
-    found = allocated(allocate(DEMAND, machines, [ShareWeight(1, 1), ShareWeight(0, 0), ShareWeight(3, 3)]))
+    found = allocated(allocate(MODEL, machines, [ShareWeight(1, 1), ShareWeight(0, 0), ShareWeight(3, 3)]))
     assert found.members == (0, 2)
     assert [len(share.ffn) for share in found.plan.shares] == [16, 48]
     assert kinds(found) == ["shares"]
@@ -180,7 +166,7 @@ def test_what_was_not_measured_is_assumed():
         reasons([MASTER, worker("new", 0.0)])["new"]
         == "3.2 GB/s of weights (assumed, not measured), 50% of the cluster"
     )
-    nobody = allocated(allocate(DEMAND, [worker("a", 0.0), worker("b", 0.0)]))
+    nobody = allocated(allocate(MODEL, [worker("a", 0.0), worker("b", 0.0)]))
     assert [len(share.ffn) for share in nobody.plan.shares] == [32, 32]
 
 
@@ -204,8 +190,7 @@ def _machines(count: st.SearchStrategy[int], speeds: list[float]) -> st.SearchSt
 
 @given(_machines(st.integers(1, 6), [0.0, *SPEEDS]), st.integers(0, 3))
 def test_any_machines_are_refused_or_get_a_plan_that_holds(machines, min_workers):
-    demand = replace(DEMAND, min_workers=min_workers)
-    found = allocate(demand, machines)
+    found = allocate(MODEL, machines, min_workers=min_workers)
     if isinstance(found, Infeasible):
         assert found.reason
         return
@@ -231,13 +216,13 @@ def test_any_machines_are_refused_or_get_a_plan_that_holds(machines, min_workers
     ]
 )
 def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
-    found = allocate(DEMAND, machines)
+    found = allocate(MODEL, machines)
     if isinstance(found, Infeasible):
         return
     for index in set(range(len(machines))) - set(found.members):
-        wider = predict(DEMAND, measured([machines[member] for member in sorted({*found.members, index})]))
-        if isinstance(wider, Prediction):
-            assert wider.step_s >= found.prediction.step_s * (1 - 1e-9)
+        wider = predict(MODEL, measured([machines[member] for member in sorted({*found.members, index})]))
+        if isinstance(wider, Plan):
+            assert wider.step_s >= found.plan.step_s * (1 - 1e-9)
 
 
 @given(_machines(st.integers(2, 5), SPEEDS))
@@ -251,10 +236,10 @@ def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
     ]
 )
 def test_another_machine_is_never_a_loss(machines):
-    fewer, more = allocate(DEMAND, machines[:-1]), allocate(DEMAND, machines)
+    fewer, more = allocate(MODEL, machines[:-1]), allocate(MODEL, machines)
     if isinstance(fewer, Allocation):
         assert isinstance(more, Allocation)
-        assert more.prediction.step_s <= fewer.prediction.step_s * (1 + 1e-9)
+        assert more.plan.step_s <= fewer.plan.step_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("number", "most"), [(16, 2000), (MOST_MACHINES, 6000)])
@@ -272,7 +257,7 @@ def test_a_plan_of_many_streaming_machines_costs_little(monkeypatch, number, mos
         MachineFacts(GIB * (1 + at % 3), memory, None, 1e8 * (1 + at % 5), round_trip_s=2e-4 * at)
         for at in range(number)
     ]
-    assert isinstance(allocate(DEMAND, machines), Allocation)
+    assert isinstance(allocate(MODEL, machines), Allocation)
     assert next(calls) < most
 
 
@@ -281,7 +266,7 @@ def test_a_plan_of_many_streaming_machines_costs_little(monkeypatch, number, mos
 def test_the_least_that_a_refusal_names_works(count_of_machines, keeping):
     def allocated_with(memory):
         machine = replace(MASTER, memory_bytes=memory, keeping=keeping)
-        return allocate(replace(DEMAND, min_workers=count_of_machines - 1), [machine] * count_of_machines)
+        return allocate(MODEL, [machine] * count_of_machines, min_workers=count_of_machines - 1)
 
     refusal = allocated_with(200 * MIB)
     assert isinstance(refusal, Infeasible)
@@ -299,8 +284,8 @@ def test_the_least_that_a_refusal_names_works(count_of_machines, keeping):
 )
 def test_a_master_is_too_small_only_where_no_worker_helps(memory, head_bytes, keeping, weights):
     """And one that is not, can serve with a worker that holds everything else."""
-    demand = replace(DEMAND, model=replace(MODEL, head_bytes=head_bytes, head_tile_bytes=head_bytes // 8))
+    model = replace(MODEL, head_bytes=head_bytes, head_tile_bytes=head_bytes // 8)
     own = replace(MASTER, memory_bytes=memory, keeping=keeping)
-    found = allocate(demand, [own, worker("large", GIB, memory_bytes=64 * GIB)], weights)
-    small = master_too_small(demand, own, weights)
+    found = allocate(model, [own, worker("large", GIB, memory_bytes=64 * GIB)], weights)
+    small = master_too_small(model, own, weights)
     assert isinstance(found, Infeasible) == (small is not None), (found, small)

@@ -71,8 +71,6 @@ def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[KVHolder
         ([("", 0, 1), ("ann", 1, 2)], [("", 0, 1), ("ann", 1, 2)], 2 * 1e6 / 200e6),
     ],
 )
-def test_the_time_that_it_takes(
-    old: Sequence[tuple[str, int, int]], new: Sequence[tuple[str, int, int]], seconds: float
-) -> None:
+def test_the_time_that_it_takes(old, new, seconds):
     before, after = holders(*old), holders(*new)
     assert carriage_s(carriage(before, after), before, after, 1e6) == pytest.approx(seconds)

@@ -16,7 +16,9 @@ PRECISIONS: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
 
 def facts(kv: KVPrecision, head_dim: int = 128) -> ModelFacts:
     stored = KVFormat(kv, head_dim)
-    return replace(MODEL, kv_part_bytes=stored.part_nbytes, kv_page_tokens=stored.page_positions)
+    return replace(
+        MODEL, kv_part_bytes=stored.part_nbytes, kv_page_tokens=stored.page_positions, capacity_tokens=1000
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 100, 128])
@@ -24,7 +26,7 @@ def facts(kv: KVPrecision, head_dim: int = 128) -> ModelFacts:
 def test_what_is_planned_is_what_the_cache_reserves(kv: KVPrecision, head_dim: int) -> None:
     model = facts(kv, head_dim)
     share = NodeShare(Share(0, 3), Share(0, 2))
-    need = whole_need(model, 1, share, NodeFacts(1.0), 1000)
+    need = whole_need(model, 1, share, NodeFacts(1.0))
     cache = KVCache(
         num_layers=model.num_layers,
         kv_heads=len(kv_share(share.attention, model.shape.group_size)),

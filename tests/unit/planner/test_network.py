@@ -191,9 +191,7 @@ def test_a_slow_worker_decides():
 
 
 @given(st.integers(1, 128), st.sampled_from(get_args(CollectiveChoice)))
-def test_those_listen_to_whom_somebody_connects_and_every_pair_has_one_link(
-    size: int, collective: CollectiveChoice
-) -> None:
+def test_those_listen_to_whom_somebody_connects_and_every_pair_has_one_link(size, collective):
     links = [(other, rank) for rank in range(size) for other in connects_to(rank, size, collective)]
     assert len(set(links)) == len(links)
     assert {low for low, _ in links} == {rank for rank in range(size) if listens(rank, size, collective)}

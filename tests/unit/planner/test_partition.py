@@ -84,9 +84,7 @@ def test_bad_shares_are_refused_in_words(text: str, nodes: int, complaint: str) 
     caps=st.lists(st.integers(0, 50), min_size=6, max_size=6),
     units=st.integers(1, 100),
 )
-def test_caps_are_kept_and_refused_only_where_they_leave_units_over(
-    weights: list[float], caps: list[int], units: int
-) -> None:
+def test_caps_are_kept_and_refused_only_where_they_leave_units_over(weights, caps, units):
     caps = caps[: len(weights)]
     counts = apportion_within(weights, units, lambda index, count: min(count, caps[index]))
     room = sum(cap for weight, cap in zip(weights, caps, strict=True) if weight > 0)

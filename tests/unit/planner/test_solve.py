@@ -20,6 +20,7 @@ MODEL = ModelFacts(
     head_bytes=GIB,
     kv_part_bytes=8192,
     kv_page_tokens=8,
+    capacity_tokens=100,
 )
 
 
@@ -32,7 +33,7 @@ MODEL = ModelFacts(
 )
 def test_a_refusal_says_what_to_do(smaller: str, remedies: str) -> None:
     model = replace(MODEL, smaller_precision=smaller)
-    plan = solve(model, [NodeFacts(1.0, memory_bytes=2 * GIB), NodeFacts(1.0, memory_bytes=GIB)], 100)
+    plan = solve(model, [NodeFacts(1.0, memory_bytes=2 * GIB), NodeFacts(1.0, memory_bytes=GIB)])
     assert isinstance(plan, Infeasible)
     assert plan.reason.endswith(f"too little; {remedies}")
 
@@ -67,7 +68,7 @@ def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) ->
 def test_whole_units_are_fitted_where_fractions_overshoot(model: ModelFacts, shares_mib: list[int]) -> None:
     own = 4 * MIB  # resident
     nodes = [NodeFacts(1.0, NODE_BASE_BYTES + own + mib * MIB) for mib in shares_mib]
-    plan = solve(model, nodes, 0)
+    plan = solve(model, nodes)
     assert isinstance(plan, Plan), plan
     assert sum(len(share.attention) for share in plan.shares) == model.shape.heads
     assert sum(len(share.ffn) for share in plan.shares) == model.shape.ffn_tiles

@@ -46,17 +46,17 @@ MODEL = ModelFacts(
     head_bytes=0,
     kv_part_bytes=8192,
     kv_page_tokens=8,
+    capacity_tokens=10,
 )
-TOKENS = 10
 NODE = NodeFacts(1.0)
 
 
 def fits(pieces: int | None) -> NodeNeed:
     """What rank 1 keeps with room for so many pieces."""
-    whole = whole_need(MODEL, 1, SHARE, NODE, TOKENS)
+    whole = whole_need(MODEL, 1, SHARE, NODE)
     other = whole.kv_bytes + whole.base_bytes
     limit = None if pieces is None else other + pieces * PIECE
-    need = node_need(MODEL, 1, SHARE, NodeFacts(1.0, limit, disk_bytes_per_s=1.0), TOKENS)
+    need = node_need(MODEL, 1, SHARE, NodeFacts(1.0, limit, disk_bytes_per_s=1.0))
     assert isinstance(need, NodeNeed), need
     return need
 
@@ -78,9 +78,9 @@ def test_what_does_not_fit_streams_within_the_limit(pieces: int) -> None:
 @pytest.mark.parametrize("keeping", [Keeping(), Keeping("all"), Keeping("none")])
 def test_the_least_is_enough_and_a_byte_less_is_not(keeping: Keeping) -> None:
     node = NodeFacts(1, disk_bytes_per_s=1, keeping=keeping)
-    least = smallest_bytes(MODEL, 1, SHARE, node, TOKENS)
+    least = smallest_bytes(MODEL, 1, SHARE, node)
     for nbytes, found in ((least, NodeNeed), (least - 1, Infeasible)):
-        assert isinstance(node_need(MODEL, 1, SHARE, replace(node, memory_bytes=nbytes), TOKENS), found)
+        assert isinstance(node_need(MODEL, 1, SHARE, replace(node, memory_bytes=nbytes)), found)
 
 
 def write(
@@ -109,11 +109,9 @@ def write(
     ("heads", "kv_heads", "ffn", "hidden", "vocab"),
     [(4, 2, 384, 256, 512), (4, 4, 300, 200, 1000), (6, 1, 130, 1024, 64), (2, 2, 1000, 96, 70000)],
 )
-def test_the_planner_s_sizes_are_the_pack_s(
-    tmp_path: Path, precision: Precision, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int
-) -> None:
+def test_the_planner_s_sizes_are_the_pack_s(tmp_path, precision, heads, kv_heads, ffn, hidden, vocab):
     pack = write(tmp_path / "pack", precision, heads, kv_heads, ffn, hidden, vocab)
-    model = model_facts(pack, head_dim=64, kv="f32")
+    model = replace(model_facts(pack, head_dim=64, kv="f32"), capacity_tokens=10)
     assert model.smaller_precision == ("" if precision is Precision.Q4 else "q4")
     tiles = -(-ffn // 128)
     shares = [NodeShare(Share(0, heads), Share(0, tiles)), NodeShare(Share(1, heads), Share(1, tiles))]
@@ -129,10 +127,10 @@ def test_the_planner_s_sizes_are_the_pack_s(
 def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]) -> None:
     """With every limit the node can do what the planner says, and streams no more."""
     pieces = [size for block in sizes for size in block]
-    least = smallest_bytes(model, rank, share, NODE, TOKENS)
-    whole = whole_need(model, rank, share, NODE, TOKENS).total_bytes
+    least = smallest_bytes(model, rank, share, NODE)
+    whole = whole_need(model, rank, share, NODE).total_bytes
     for limit in range(least, whole, max(1, (whole - least) // 7)):
-        need = node_need(model, rank, share, NodeFacts(1, limit, None, 1), TOKENS)
+        need = node_need(model, rank, share, NodeFacts(1, limit, None, 1))
         assert isinstance(need, NodeNeed)
         placement = place(sizes, need.weights.nbytes, "auto", need.weights.ring_bytes or None)
         assert isinstance(placement, Placement)
@@ -157,7 +155,7 @@ def _nodes(count: int) -> st.SearchStrategy[list[NodeFacts]]:
 
 @given(_nodes(4), st.integers(0, 5000))
 def test_a_plan_with_streaming_keeps_every_limit(nodes: list[NodeFacts], tokens: int) -> None:
-    plan = solve(LARGE, nodes, tokens)
+    plan = solve(replace(LARGE, capacity_tokens=tokens), nodes)
     if isinstance(plan, Infeasible):
         assert plan.reason
         return

@@ -59,7 +59,7 @@ def master() -> Master:
 
 
 def stream(master: Master, total: int, stopped: Callable[[], bool] = lambda: False) -> Iterator[ArrivedBytes]:
-    window = RequestWindow(master, "p", master.clock, 10.0, stopped)  # type: ignore[arg-type]
+    window = RequestWindow(master, "p", master.clock, stopped)  # type: ignore[arg-type]
     return window.stream(iter([RequestedBytes("blob", 3, "b", 0, total)]))
 
 

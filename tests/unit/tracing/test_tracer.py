@@ -24,17 +24,7 @@ def test_what_is_recorded_comes_back_in_the_order_of_the_starts(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["part"]
 
 
-def test_what_has_no_room_is_counted(tmp_path: Path) -> None:
-    tracer = Tracer(2)
-    for number in range(5):
-        tracer.add(COMPUTE, tracer.name("ffn"), number + 1.0, number + 1.5)
-    tracer.write(tmp_path / "part", 0)
-    part = read_part(tmp_path / "part")
-    assert [event.start_s for event in part.events] == [1.0, 2.0]
-    assert part.dropped == 3
-
-
-def test_threads_record_at_the_same_time(tmp_path: Path) -> None:
+def test_threads_record_at_the_same_time_and_what_has_no_room_is_counted(tmp_path: Path) -> None:
     threads, events = 4, 500
     tracer = Tracer(threads * events - 100)
     names = [tracer.name(f"thread {number}") for number in range(threads)]

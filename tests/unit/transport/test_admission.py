@@ -54,9 +54,7 @@ def test_places_are_limited_altogether_and_per_address(admission: Admission, clo
     assert "w1" not in admission.admitted
 
 
-def test_time_is_limited_and_not_renewed_by_connecting_again(
-    admission: Admission, clock: ManualClock
-) -> None:
+def test_time_is_limited_and_not_renewed_by_connecting_again(admission, clock):
     admission.judge(KEYS[1])
     clock.advance(15.0)
     admission.judge(KEYS[1])

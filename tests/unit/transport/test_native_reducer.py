@@ -286,9 +286,7 @@ LATE = st.sampled_from([False, False, False, True])
 
 
 @given(st.lists(st.tuples(ORDERS, EXTRAS, LATE), min_size=1, max_size=20))
-def test_nothing_is_lost_and_nothing_heard_in_another_order(
-    calls: list[tuple[list[int], str | bytes, bool]],
-) -> None:
+def test_nothing_is_lost_and_nothing_heard_in_another_order(calls):
     mesh = Mesh()
     for block, (order, extra, late) in enumerate(calls):
         for peer in order[:2]:

@@ -22,8 +22,8 @@ def test_the_bytes_of_some_messages_are_fixed() -> None:
 
 
 def test_every_message_is_in_the_list_and_has_a_tag_of_its_own() -> None:
+    # A class with the tag of another would be missing in TAGS.
     assert {type(message) for message in MESSAGES} == set(TAGS.values())
-    assert len(set(TAGS.values())) == len(TAGS)
 
 
 def test_every_message_but_those_of_joining_begins_with_its_epoch() -> None:

@@ -135,9 +135,7 @@ def test_the_sender_refuses_what_the_receiver_would(message: Message, cause: str
 
 
 @pytest.mark.parametrize("rate", [1e-300, 0.999])
-def test_a_rate_that_would_overflow_a_plan_is_refused_where_it_is_made_and_where_it_is_read(
-    rate: float,
-) -> None:
+def test_a_rate_that_would_overflow_a_plan_is_refused_where_it_is_made_and_where_it_is_read(rate):
     for make in (
         lambda: Capacity(1, rate, 0.0),
         lambda: MeasuredLink(0, 0.1, rate),
@@ -155,9 +153,7 @@ def test_a_rate_that_would_overflow_a_plan_is_refused_where_it_is_made_and_where
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8),
     cut=st.floats(0, 1),
 )
-def test_damaged_messages_are_refused_or_valid(
-    source: bytes, changes: list[tuple[float, int]], cut: float
-) -> None:
+def test_damaged_messages_are_refused_or_valid(source, changes, cut):
     data = bytearray(source)
     for position, value in changes:
         data[min(int(position * len(data)), len(data) - 1)] = value

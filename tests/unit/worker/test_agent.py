@@ -259,7 +259,6 @@ class Worker:
         self.expect(Echo)
 
     def says_in_silence(self) -> str:
-        """What it tells its user while it hears nothing."""
         for _ in range(20):
             if not self.said.empty():
                 break
@@ -549,7 +548,6 @@ def test_a_limit_that_is_lowered_is_offered_without_being_asked(worker: Worker) 
 def test_the_master_hears_what_to_plan_with_before_it_hears_that_a_node_ran_out_of_memory(
     worker: Worker, seen_by: str
 ) -> None:
-    """Of which the plan may not have said how much it takes, and whose process takes long to end."""
     node = worker.launched(5)
     node.out_of_memory, node.cause, node.lingers = True, "it ran out of memory", 2
     if seen_by == "the agent":
@@ -678,7 +676,6 @@ def test_a_silent_master_is_waited_for_and_preparing_goes_on(worker: Worker) -> 
 
 
 def test_a_worker_that_was_itself_held_up_does_not_blame_the_master(worker: Worker) -> None:
-    """What the master said meanwhile is still on its way."""
     worker.expect(AgentPulse)
     worker.clock.advance(5.0)
     worker.expect(AgentPulse)
@@ -752,7 +749,6 @@ def test_what_lies_in_the_locker_is_another_process_s_until_this_one_is_a_member
 
 @pytest.mark.parametrize("state", ["idle", "fetching", "prepared", "running"])
 def test_stopping_leaves_nothing_behind(worker: Worker, state: str) -> None:
-    """What is in use is checked by the fixture."""
     if state == "fetching":
         worker.say(order(5))
         worker.fetch.started.get(timeout=WAIT_S)

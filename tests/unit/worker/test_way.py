@@ -1,4 +1,4 @@
-"""Where a silent master is: what is looked at, and who is believed."""
+"""The search for a silent master: which answers are believed."""
 
 import threading
 from collections.abc import Iterator
@@ -40,7 +40,6 @@ def master(keys: CurveKeys) -> Iterator[Address]:
 def look(
     monkeypatch: pytest.MonkeyPatch, *found: Address, key: str = KEYS.public, known: Address = KNOWN
 ) -> WayState:
-    """Where the name means what was `found`."""
     monkeypatch.setattr(masters, "resolve_all", lambda _named: found)
     monkeypatch.setattr(masters, "_ANSWER_S", 1.0)
     return look_for_master(NAMED, known, key)

@@ -17,7 +17,7 @@ from torch import Tensor
 from tpiedge.errors import OutOfMemory
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
-from tpiedge.kernels.ffn import ffn
+from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
@@ -228,7 +228,12 @@ def _ffn(block: _Block) -> MakeCase:
         x_TH = torch.randn(tokens, block.hidden)
 
         def run(linear: Linear, copy: int) -> object:
-            return ffn(x_TH, norm_H, _EPS, gates[copy], ups[copy], downs[copy], linear, grid=GRID)
+            matrices = gates[copy], ups[copy], downs[copy]
+            if linear.pool is not None and linear.arithmetic is Arithmetic.INT8:
+                gate, up, down = (w for w in matrices if isinstance(w, PanelMatrix))
+                return FusedFFN(norm_H, _EPS, (gate, up, down), linear.pool, GRID).run(x_TH)
+            gate_FH, up_FH, down_FO = (w for w in matrices if isinstance(w, Tensor))
+            return ffn(x_TH, norm_H, _EPS, gate_FH, up_FH, down_FO, linear)
 
         nbytes = _nbytes(gates[0]) + _nbytes(ups[0]) + _nbytes(downs[0]) + 8 * tokens * block.hidden
         return block.case("ffn", tokens, (nbytes, 6 * tokens * block.hidden * block.ffn), run, len(gates))

@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
-        self._probes = None if library is None else Probes.create(library, buffer_bytes)
+        self._probes = None if library is None else Probes(library, buffer_bytes)
         self._say = say
 
     def measure(
@@ -73,7 +73,7 @@ class Bench:
         samples = _Samples()
         with ExitStack() as pools:
             own = pools.enter_context(Linear(case.arithmetic, threads, self._library))
-            native = own.native and _is_native(case)
+            native = own.pool is not None and _is_native(case)
             own_timer, peer_timer = _CallTimer(case, own), None
             if not case.quantised:
                 peer_timer = _CallTimer(case, pools.enter_context(Linear(case.arithmetic, threads, None)))

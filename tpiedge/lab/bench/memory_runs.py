@@ -20,7 +20,7 @@ from tpiedge.launch.child import Place
 from tpiedge.local.cluster import launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
+from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.memory.sweep import Placement, Sweep, placed
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.solve import Plan
@@ -144,7 +144,7 @@ def measure_sweep(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> DiskSpeed:
                 if last - started >= seconds:
                     break
             at = number % _IN_FLIGHT * _READ_BYTES
-            waiting.append(reader.submit(ReadJob(files[path], offset, view[at : at + length], _unchecked)))
+            waiting.append(reader.submit(files[path], offset, view[at : at + length]))
         is_direct = all(file.is_direct for file in files.values())
     return DiskSpeed(done / (last - started), is_direct)
 
@@ -155,10 +155,6 @@ def _reads(pack: Pack, sweep: Sweep) -> Iterator[tuple[Path, int, int]]:
         offset, length = pack.layout(piece.key).matrix(piece.matrix).span(piece.units.start, piece.units.stop)
         for start in range(0, length, _READ_BYTES):
             yield pack.blob_path(piece.key), offset + start, min(_READ_BYTES, length - start)
-
-
-def _unchecked(_data: memoryview) -> None:
-    """Ignores what is read."""
 
 
 #: A node's figure -> the counter of which it is the difference per step.

@@ -1,12 +1,10 @@
 """Translates the keys of a GGUF file to a config.json, which is then checked like any other."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
 from tpiedge.model.named_tokens import ending_ids
@@ -33,18 +31,6 @@ _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10
 _FREQUENCIES = "rope_freqs.weight"
 
 
-def gguf_config(header: GgufHeader, values: Mapping[str, object]) -> ModelConfig:
-    """Reads the result of `huggingface_config`. Raises UserError that names the file and the key."""
-
-    def biased(part: str) -> bool:
-        return f"blk.0.{part}.bias" in header.tensors
-
-    config = ModelConfig.from_huggingface(values, f"{header.path}, as config.json")
-    return replace(
-        config, qkv_bias=biased("attn_q"), o_bias=biased("attn_output"), mlp_bias=biased("ffn_down")
-    )
-
-
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
     """Returns the object of a config.json. Raises UserError that names the file and the key."""
     name = _architecture(header)
@@ -53,10 +39,12 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
     head_dim = _size(keys, f"{name}.attention.key_length", max(1, hidden // heads))
     _refuse_unsupported(keys, name, head_dim)
     context = _size(keys, f"{name}.context_length")
-    rows = _vocabulary(header)
-    named = (named_id(header, end, rows) for end in _ENDS)
-    known = (token for token in marked_end_ids(header) if token < rows)
-    ends = list(dict.fromkeys((*(token for token in named if token is not None), *known)))
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise UserError(f"{header.path}: the tensor token_embd.weight is missing; download the file again")
+    rows = embedding.shape[0]
+    ends = (*(named_id(header, end, rows) for end in _ENDS), *marked_end_ids(header))
+    known = dict.fromkeys(token for token in ends if token is not None and token < rows)
     return {
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
@@ -75,8 +63,8 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "hidden_act": "silu",
         "bos_token_id": named_id(header, "bos", rows),
-        "eos_token_id": ends,
-        "dtype": "bfloat16" if header.tensors["token_embd.weight"].kind == "BF16" else "float32",
+        "eos_token_id": list(known),
+        "dtype": "bfloat16" if embedding.kind == "BF16" else "float32",
     }
 
 
@@ -116,13 +104,6 @@ def _refuse_unsupported(keys: ConfigFields, name: str, head_dim: int) -> None:
             keys.refuse(key, "is set, which is not supported")
 
 
-def _vocabulary(header: GgufHeader) -> int:
-    table = header.tensors.get("token_embd.weight")
-    if table is None:
-        raise UserError(f"{header.path}: the tensor token_embd.weight is missing; download the file again")
-    return table.shape[0]
-
-
 def _rope(
     header: GgufHeader, keys: ConfigFields, name: str, head_dim: int, context: int
 ) -> dict[str, object]:
@@ -148,7 +129,17 @@ def _rope(
     if kind != "yarn":
         keys.refuse(f"{scaling}.type", f"is {quote(kind)}; supported are none, linear, yarn")
     factor = _single(keys.number(f"{scaling}.factor", 1e-3, 1e6))
-    return theta | {"rope_type": kind, "factor": factor} | _yarn(keys, scaling, context)
+    for key in ("attn_factor", "yarn_attn_factor", "yarn_log_multiplier"):
+        if keys.optional_number(f"{scaling}.{key}", -_MAX, _MAX) not in (None, 1):
+            keys.refuse(f"{scaling}.{key}", "is set, which is not supported")
+    original = keys.integer(f"{scaling}.original_context_length", 1, _MAX, context)
+    return theta | {
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "beta_fast": keys.number(f"{scaling}.yarn_beta_fast", 0, 1e6, 32.0),
+        "beta_slow": keys.number(f"{scaling}.yarn_beta_slow", 0, 1e6, 1.0),
+    }
 
 
 def _linear_factor(keys: ConfigFields, name: str) -> float:
@@ -156,19 +147,6 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
         if keys.optional_number(f"{name}.rope.{key}", 0, 1e6):  # 0 says nothing
             return _single(keys.number(f"{name}.rope.{key}", 1e-3, 1e6))
     return 1.0
-
-
-def _yarn(keys: ConfigFields, scaling: str, context: int) -> dict[str, object]:
-    for key in ("attn_factor", "yarn_attn_factor", "yarn_log_multiplier"):
-        if keys.optional_number(f"{scaling}.{key}", -_MAX, _MAX) not in (None, 1):
-            keys.refuse(f"{scaling}.{key}", "is set, which is not supported")
-    return {
-        "original_max_position_embeddings": keys.integer(
-            f"{scaling}.original_context_length", 1, _MAX, context
-        ),
-        "beta_fast": keys.number(f"{scaling}.yarn_beta_fast", 0, 1e6, 32.0),
-        "beta_slow": keys.number(f"{scaling}.yarn_beta_slow", 0, 1e6, 1.0),
-    }
 
 
 def _llama3(

@@ -18,11 +18,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, NoReturn
 
+import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
-from tpiedge.pack.quantised import BLOCKS
+from tpiedge.pack.quantised import BLOCKS, BlockTensor
 from tpiedge.sanitise import quote
 from tpiedge.units import MIB, format_bytes
 
@@ -45,23 +46,13 @@ _TYPES = {
 
 
 @dataclass(frozen=True)
-class GgufTensor:
-    """`shape` is row-major, unlike in the file; `offset` counts from the file's start."""
-
-    kind: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class GgufHeader:
     """Arrays of numbers in `values` are numpy arrays, of texts lists. `digest` changes with the header and the file's
     size and modification time."""
 
     path: Path
     values: Mapping[str, object]
-    tensors: Mapping[str, GgufTensor]
+    tensors: Mapping[str, BlockTensor]
     digest: str
 
 
@@ -141,9 +132,9 @@ class _Parser:
         dtype = np.dtype("<" + _SCALARS.get(kind, "B"))
         return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
 
-    def _described(self, count: int) -> dict[str, tuple[int, tuple[int, ...], int]]:
-        """Returns name -> (type, row-major shape, offset from the first tensor)."""
-        found: dict[str, tuple[int, tuple[int, ...], int]] = {}
+    def _described(self, count: int) -> dict[str, BlockTensor]:
+        """Returns name -> tensor, with offsets from the first tensor."""
+        found: dict[str, BlockTensor] = {}
         for _ in range(count):
             name = self._name(256)
             if name in found:
@@ -151,40 +142,39 @@ class _Parser:
             dimensions = self._number("I")
             if not 1 <= dimensions <= 4:
                 self.refuse(f"the tensor {quote(name)} has {dimensions} dimensions")
-            sizes = tuple(self._number("Q") for _ in range(dimensions))
-            found[name] = self._number("I"), sizes[::-1], self._number("Q")
+            shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]  # row-major
+            number = self._number("I")
+            kind = _TYPES.get(number, str(number))
+            if kind not in BLOCKS:
+                raise UserError(
+                    f"{self._path}: the tensor {quote(name)} is of the type {kind}; can be read: {', '.join(BLOCKS)}: "
+                    "get the model in one of these"
+                )
+            per_block, _ = BLOCKS[kind]
+            if min(shape) < 1 or shape[-1] % per_block:
+                self.refuse(
+                    f"the tensor {quote(name)} has the shape {shape}, not whole blocks of {per_block}"
+                )
+            found[name] = BlockTensor(kind, shape, self._path, self._number("Q"))
         return found
 
-    def _placed(
-        self, described: Mapping[str, tuple[int, tuple[int, ...], int]], align: int
-    ) -> dict[str, GgufTensor]:
+    def _placed(self, described: Mapping[str, BlockTensor], align: int) -> dict[str, BlockTensor]:
         start = -(-self._at // align) * align
-        tensors: dict[str, GgufTensor] = {}
+        tensors: dict[str, BlockTensor] = {}
         end, before = start, ""
-        for name, (kind, shape, offset) in sorted(described.items(), key=lambda item: item[1][2]):
-            place = start + offset
-            if offset % align or place < end:
+        for name, tensor in sorted(described.items(), key=lambda item: item[1].offset):
+            place = start + tensor.offset
+            if tensor.offset % align or place < end:
                 self.refuse(
                     f"the tensor {quote(name)} lies in the way of {quote(before) if before else 'another'}"
                 )
-            end, before = place + self._nbytes(name, kind, shape), name
+            end, before = place + math.prod(tensor.shape[:-1]) * tensor.row_nbytes, name
             if end > self._stat.st_size:
                 self.refuse(
                     f"the tensor {quote(name)} ends at byte {end}, but the file has {self._stat.st_size}"
                 )
-            tensors[name] = GgufTensor(_TYPES[kind], shape, place, end - place)
+            tensors[name] = msgspec.structs.replace(tensor, offset=place)
         return tensors
-
-    def _nbytes(self, name: str, kind: int, shape: tuple[int, ...]) -> int:
-        if kind not in _TYPES or _TYPES[kind] not in BLOCKS:
-            raise UserError(
-                f"{self._path}: the tensor {quote(name)} is of the type {_TYPES.get(kind, kind)}; can be read: "
-                f"{', '.join(BLOCKS)}: get the model in one of these"
-            )
-        per_block, block_nbytes = BLOCKS[_TYPES[kind]]
-        if min(shape) < 1 or shape[-1] % per_block:
-            self.refuse(f"the tensor {quote(name)} has the shape {shape}, not whole blocks of {per_block}")
-        return math.prod(shape) // per_block * block_nbytes
 
     def _name(self, limit: int) -> str:
         name = self._text()

@@ -146,13 +146,9 @@ def _byte_level(vocabulary: _Vocabulary, merges: Sequence[object], cut: _Cut) ->
     ids = ids_of(vocabulary.tokens)
     pairs = ((merge, *merge.partition(" ")[::2]) for merge in merges if isinstance(merge, str))
     known = [merge for merge, left, right in pairs if left in ids and right in ids and left + right in ids]
-    steps: list[dict[str, object]] = []
-    if cut.digits:
-        steps.append({"type": "Digits", "individual_digits": True})
-    if cut.pattern is not None:
-        steps.append(
-            {"type": "Split", "pattern": {"Regex": cut.pattern}, "behavior": "Isolated", "invert": False}
-        )
+    digits = {"type": "Digits", "individual_digits": True}
+    split = {"type": "Split", "pattern": {"Regex": cut.pattern}, "behavior": "Isolated", "invert": False}
+    steps = [*([digits] if cut.digits else []), *([split] if cut.pattern is not None else [])]
     steps.append(_bytes(use_regex=cut.pattern is None))
     return _tokenizer(
         vocabulary,
@@ -224,15 +220,11 @@ def _tokenizer(vocabulary: _Vocabulary, model: Mapping[str, object], **steps: ob
 
 
 def _config(header: GgufHeader, vocabulary: _Vocabulary, adds_bos: bool) -> dict[str, object]:
-    config: dict[str, object] = {}
-    for name, field in _SPECIAL.items():
-        index = named_id(header, name, len(vocabulary.tokens))
-        if index is not None:
-            config[field] = vocabulary.tokens[index]
-    for flag, default, token in (
-        ("add_bos_token", adds_bos, "bos_token"),
-        ("add_eos_token", False, "eos_token"),
-    ):
-        wanted = header.values.get(f"tokenizer.ggml.{flag}", default)
-        config[flag] = wanted is True and token in config
+    ids = {field: named_id(header, name, len(vocabulary.tokens)) for name, field in _SPECIAL.items()}
+    config: dict[str, object] = {
+        field: vocabulary.tokens[index] for field, index in ids.items() if index is not None
+    }
+    for token, default in (("bos_token", adds_bos), ("eos_token", False)):
+        wanted = header.values.get(f"tokenizer.ggml.add_{token}", default)
+        config[f"add_{token}"] = wanted is True and token in config
     return config
