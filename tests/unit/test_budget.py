@@ -39,14 +39,14 @@ SLACK_PART, SLACK = 0.02, 10
 
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
-    "loaded by master, worker and node": (42890, 256),
+    "loaded by master, worker and node": (42900, 256),
     # Of these 340 lines hold what lost its only test: a hostile page in a browser, the JavaScript client, a disk that
     # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
     # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says.
-    "tests": (61180, 542),
+    "tests": (61190, 542),
     # Raised for the check of words in docstrings and comments.
     "tools": (14090, 140),
-    "tpiedge": (55030, 317),
+    "tpiedge": (55050, 317),
     "tpiedge, modules of its own": (640, 10),
     "tpiedge.answers": (810, 5),
     "tpiedge.api": (7110, 35),
@@ -63,11 +63,11 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # imported in memory once.
     "tpiedge.launch": (690, 5),
     "tpiedge.local": (1190, 6),
-    "tpiedge.master": (4250, 21),
+    "tpiedge.master": (4260, 21),
     "tpiedge.memory": (1300, 8),
     "tpiedge.model": (4920, 24),
     "tpiedge.node": (1260, 8),
-    "tpiedge.pack": (3420, 18),
+    "tpiedge.pack": (3430, 18),
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
     "tpiedge.planner": (1470, 9),
     "tpiedge.shipping": (590, 4),

@@ -206,6 +206,7 @@ class AnthropicFormat(AnswerFormat):
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
         self._spoken = SpokenChoice(head.reply.speech)
+        self._whole = False
         self._blocks: list[Json] = []
         self._open = ""  # the type of the last block while it is being written
         self._ending = ""
@@ -230,6 +231,7 @@ class AnthropicFormat(AnswerFormat):
         return typed_event("error", error=anthropic_error(error)["error"])
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
+        self._whole = True
         (parts,), (only,) = pieces, transcripts
         for piece in parts:
             self._written(piece, self._spoken.take_objects(piece))
@@ -261,7 +263,8 @@ class AnthropicFormat(AnswerFormat):
             case SpokenText(text=text, thought=thought):
                 kind = "thinking" if thought else "text"
                 frames = self._begun(kind)
-                self._blocks[-1][kind] += text
+                if self._whole:  # a stream keeps no text
+                    self._blocks[-1][kind] += text
                 return [*frames, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def _begun_call(self, index: int, name: str) -> list[bytes]:

@@ -258,9 +258,10 @@ class ApiServer:
             self._server.should_exit = True
             self._over.wait(drain_s)
             for cancel in (self._api.abort, self._drop_connections):  # first, clients are told
-                if self._loop is not None and not self._over.is_set():
-                    with contextlib.suppress(RuntimeError):  # it ends at this moment
-                        self._loop.call_soon_threadsafe(cancel)
+                if not self._over.is_set():
+                    if self._loop is not None:  # it may be about to begin
+                        with contextlib.suppress(RuntimeError):  # it ends at this moment
+                            self._loop.call_soon_threadsafe(cancel)
                     self._over.wait(_ABORT_S)
         self._socket.close()
         self._api.close(_ABORT_S)

@@ -43,6 +43,8 @@ _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
 }
 """Failures of a node that the user sees as themselves, not as a lost node."""
 
+_UNSAID = "it did not say why"
+
 _OF_RANK_0 = control.AnswerPart | control.Finished | control.Compiled | control.Failed | control.Halted
 
 
@@ -125,7 +127,7 @@ class Epoch:
 
     def broke_protocol(self, rank: int, cause: str) -> None:
         self.fail(rank, cause)  # first: it checks the rank
-        self.members[rank].breach = self.members[rank].breach or sanitised_line(cause)
+        self.members[rank].breach = self.members[rank].breach or sanitised_line(cause) or _UNSAID
 
     def ended(self, rank: int, cause: str) -> None:
         """Loses a node whose process ended. Why it gave up explains more than its exit status. The word of rank 0,
@@ -250,7 +252,7 @@ class Epoch:
             self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
         elif failed.kind in ("PeerLost", "Misconduct"):
             # A node other than rank 0 may name any peer, so its report alone loses no other node.
-            member.gave_up = sanitised_line(failed.message)
+            member.gave_up = sanitised_line(failed.message) or _UNSAID
             missed = PeerLost.read(failed.message)
             of_rank_0 = re.match(r"node[- ]0\b", failed.message)  # which is the master's own, and trusted
             if member.rank and not of_rank_0 and (missed is None or missed.rank not in (0, member.rank)):
@@ -258,7 +260,7 @@ class Epoch:
         else:
             if failed.kind == "ProtocolError" and self._started:
                 # It was sent a wrong part to add up, and cannot tell by which node.
-                member.gave_up, member.disputes = sanitised_line(failed.message), True
+                member.gave_up, member.disputes = sanitised_line(failed.message) or _UNSAID, True
             self.fail(member.rank, failed.message)
 
     def _present(self) -> list[int]:

@@ -128,10 +128,8 @@ class History:
         if self._interrupted is None:
             self._add("serving")
             return
-        recoveries, took_s = (
-            deepcopy(self.so_far.recoveries),
-            now - self._interrupted,
-        )  # other threads read it
+        recoveries = deepcopy(self.so_far.recoveries)  # other threads read it
+        took_s = now - self._interrupted
         recoveries.observe(took_s)
         self.so_far, self._interrupted = replace(self.so_far, recoveries=recoveries), None
         self._add("recovered", detail=f"after {format_seconds(took_s)}")

@@ -154,9 +154,9 @@ class Reconciler:
         if idle and sessions.serving is not None and sessions.serving.served_s >= _SETTLED_S:
             self._foresight.look(self.selection.plannable(), sessions.serving.machines, own_bytes)
         stuck = self._failures >= 4 or (self._planless and sessions.serving is None)
-        if sessions.ready or not stuck:
+        if sessions.ready or (sessions.active and not stuck):
             self._stuck = None
-        elif self._stuck is None:
+        elif stuck and self._stuck is None:
             self._stuck = now
         self.hopeless = self._stuck is not None and not (self._served and now - self._stuck < self._grace_s)
         if self.hopeless:
@@ -233,7 +233,8 @@ class Reconciler:
             return  # it stays due, with more memory of the master's own machine
         self._planless, self._known, self._changed = bool(found.reason), self._roster.generation, None
         present = {machine.name for machine in self._roster.present}
-        departed = {name: reason for name, reason in self._spare.items() if name not in present}
+        gone = {machine.name for machine in self._roster.machines if not machine.present}
+        departed = {name: reason for name, reason in self._spare.items() if name in gone}
         if found.reason:  # a serving session goes on
             waiting = dict.fromkeys(present, SpareReason("no plan", found.reason))
             for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}

@@ -5,6 +5,7 @@ member may come with ever new keys. A drained machine stays so until its agent i
 drain is undone.
 """
 
+import logging
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,8 @@ from typing import Final
 from tpiedge.master.workers import Fault, Standing, WorkerAction, WorkerEvent, WorkerState, step
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
+
+_log = logging.getLogger(__name__)
 
 GONE: Final = 64
 SLOWED_S: Final = 600.0
@@ -135,10 +138,14 @@ class Roster:
         for one in self.present:
             found = [min(16.0, max(1 / 16, slowdown)) for slowdown in shown.get(one.name, (1.0,))]
             differs = (
-                min(found, default=1.0) >= 2 * one.slowdown or max(found, default=16.0) <= one.slowdown / 2
+                min(found, default=1.0) >= 2 * one.slowdown
+                or max(found, default=16.0) <= one.slowdown / 2
+                or (one.name not in shown and one.slowdown != 1)
             )
             if found and differs and now - one.slowed >= SLOWED_S:
-                self._machines[one.name] = replace(one, slowdown=statistics.median(found), slowed=now)
+                slowdown = statistics.median(found)
+                _log.info("%s takes %.1f times as long as it measured", one.offer.host, slowdown)
+                self._machines[one.name] = replace(one, slowdown=slowdown, slowed=now)
                 self.changed_beside()
 
     def changed_beside(self) -> None:

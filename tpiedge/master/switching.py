@@ -57,11 +57,14 @@ class Switching:
         limits = {"": own_bytes, **{name: one.offer.memory_bytes for name, one in usable.items()}}
         if any(one.planned_bytes > limits[one.machine] for one in serving.assignments):
             return True
+        # What serves was predicted with what was known then.
+        slower = [usable[one.machine].slowdown / one.slowdown for one in serving.assignments if one.machine]
+        step_s = serving.step_s * max([1.0, *slower])
         # The nodes of a new session take one and a half seconds to get ready at least.
         pause_s = max(1.5, serving.start_s) + self._outlook(serving, coming)[1]
         if self._waiting[0] != coming.number:
             self._waiting = coming.number, now
-        gain = 1 - coming.step_s / serving.step_s
+        gain = 1 - coming.step_s / step_s
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
     def _outlook(self, serving: Session, coming: Session) -> tuple[Carriage | None, float]:

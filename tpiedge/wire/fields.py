@@ -48,7 +48,7 @@ class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Message(Wire, frozen=True):
-    """A message with a tag in `codec.py`."""
+    """A message; its class names its tag."""
 
 
 @dataclass(frozen=True, slots=True)

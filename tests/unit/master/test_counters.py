@@ -186,6 +186,13 @@ def test_what_is_believed_changes_by_twice_or_more_up_to_sixteen(
     assert (found.generation != generation) == (slowdown != known)
 
 
+def test_a_machine_without_a_part_is_tried_again_at_its_measured_speed() -> None:
+    found = roster()
+    for time, shown in enumerate(({"w-1": (4.0,)}, {"w-1": (1.9,)}, {})):
+        found.slowed(shown, time * SLOWED_S)
+    assert machine(found).slowdown == 1.0
+
+
 def test_who_is_slow_now_and_then_changes_the_plan_once_in_ten_minutes() -> None:
     found, changed = roster(), []
     for second in range(4000):

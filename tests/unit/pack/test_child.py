@@ -105,7 +105,7 @@ def test_sigterm_leaves_nothing(tmp_path: Path, long_request: PackRequest, preci
         child.send_signal(signal.SIGTERM)
         out, _ = child.communicate(timeout=30)
     last = json.loads(out.splitlines()[-1])
-    assert (last["event"], last["kind"]) == ("error", "Cancelled")
+    assert (last["event"], last["kind"]) == ("error", "Cancelled"), last
     assert child.returncode == Cancelled.exit_code
     assert list(tmp_path.iterdir()) == []
 
