@@ -74,7 +74,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[t.JsonSchema]]] = {
         _parameter("starting_after", "query", _COUNT, f"In place of the header: {_AFTER}"),
     ),
 }
-"""By the end of the path of a GET."""
+"""Parameters, keyed by the end of a GET's path."""
 
 
 def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:

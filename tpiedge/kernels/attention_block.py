@@ -1,7 +1,7 @@
 """A node's attention block of quantised matrices as one native call, and all layers as one, with the bits of linear.py,
 elementwise.py and attention.py: between separate calls weights drive Python's code out of the CPU's caches.
 
-T tokens, H hidden size, n query heads, K KV heads, d head width, O outputs.
+T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ _LAYER = struct.Struct("=3qd")
 
 class FusedAttention:
     """One block on the pages of one cache: q, k, v and o of `matrices`, the `grid` of o, and where the model has them
-    `biases` of q, k and v and `head_norms_d` of queries and keys. Raises ValueError for what does not fit together. The
-    block's matrices must not move."""
+    `biases` of q, k and v and `head_norms_d` of queries and keys; `rotated`: columns of a head, by default all. Raises
+    ValueError for what does not fit together. The block's matrices must not move."""
 
     def __init__(
         self,
@@ -47,14 +47,18 @@ class FusedAttention:
         biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
         head_norms_d: tuple[Tensor, Tensor] | None = None,
         window: int | None = None,
+        rotated: int | None = None,
     ) -> None:
         q, k, v, o = matrices
-        width = self._width = layout.format.width
+        width = layout.format.width
+        self.rotated = width if rotated is None else rotated
         for w in (q, k, v):
             check_weight(w, input_dim=1)
         check_weight(o, input_dim=0)
-        if width > MAX_HEAD_WIDTH or width % 2:
-            raise ValueError(f"heads of {width} columns, not an even number of at most {MAX_HEAD_WIDTH}")
+        if width > MAX_HEAD_WIDTH:
+            raise ValueError(f"heads of {width} columns, more than {MAX_HEAD_WIDTH}")
+        if self.rotated % 2 or not 0 <= self.rotated <= width:
+            raise ValueError(f"{self.rotated} of {width} columns are to be rotated")
         if not (
             q.cols == k.cols == v.cols
             and q.rows == o.rows
@@ -78,7 +82,7 @@ class FusedAttention:
             (
                 *(pack_panels(w, bias_R=bias_R) for w, bias_R in zip((q, k, v), biases, strict=True)),
                 pack_row_parallel(o, grid.exponent, grid.most),
-                _BLOCK.pack(q.cols, norm_H.data_ptr(), q.rows // width, *norms, width),
+                _BLOCK.pack(q.cols, norm_H.data_ptr(), q.rows // width, *norms, self.rotated),
                 layout.packed,
                 _REST.pack(NO_WINDOW if window is None else window, eps, 1 / math.sqrt(width)),
                 head_starts(kv_of_head, q.rows // width, layout.kv_heads),
@@ -90,10 +94,10 @@ class FusedAttention:
         self._layout, self.positions = layout, layout.positions
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
-    def run(self, x_TH: Tensor, spans: Spans, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
+    def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
         """[T, O], sums of the grid: appends k and v to the cache and applies attention and o. A token's bits do not
         depend on the others."""
-        self.check(x_TH, spans, cos_Td, sin_Td)
+        self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
 
@@ -105,19 +109,19 @@ class FusedAttention:
                 sums_TO.data_ptr(),
                 spans.packed,
                 len(spans),
-                cos_Td.data_ptr(),
-                sin_Td.data_ptr(),
+                cos_Tr.data_ptr(),
+                sin_Tr.data_ptr(),
                 scratch.data_ptr(),
                 wide,
             )
 
         return sums_of((spans.tokens, self.outputs), compute)
 
-    def check(self, x_TH: Tensor, spans: Spans, cos_Td: Tensor, sin_Td: Tensor) -> None:
+    def check(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> None:
         spans.check_pages(self._layout)
         check_f32("activations", x_TH, (spans.tokens, self.hidden), contiguous=False)
-        check_f32("cosines", cos_Td, (spans.tokens, self._width))
-        check_f32("sines", sin_Td, (spans.tokens, self._width))
+        check_f32("cosines", cos_Tr, (spans.tokens, self.rotated))
+        check_f32("sines", sin_Tr, (spans.tokens, self.rotated))
 
 
 class FusedLayers:
@@ -125,10 +129,10 @@ class FusedLayers:
 
     def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
-        positions = {attention.positions for attention, _ in blocks}
-        if len(hidden) != 1 or len(positions) != 1:
+        alike = {(attention.positions, attention.rotated) for attention, _ in blocks}
+        if len(hidden) != 1 or len(alike) != 1:
             raise ValueError(
-                f"{len(blocks)} layers of hidden sizes {hidden}, with {positions} positions of a page"
+                f"{len(blocks)} layers of hidden sizes {hidden}, with positions of a page and rotated columns {alike}"
             )
         self._packed = b"".join(
             _LAYER.pack(_address(attention.packed), _address(ffn.packed), ffn.norm_H.data_ptr(), ffn.eps)
@@ -140,9 +144,9 @@ class FusedLayers:
         #: Tokens whose scratch stays within an FFN block's.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
-    def run(self, x_TH: Tensor, spans: Spans, cos_Td: Tensor, sin_Td: Tensor) -> tuple[float, float]:
+    def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
         """Adds every block's result to `x_TH`. Returns the seconds of attention and FFN blocks."""
-        self._blocks[0][0].check(x_TH, spans, cos_Td, sin_Td)
+        self._blocks[0][0].check(x_TH, spans, cos_Tr, sin_Tr)
         if not x_TH.is_contiguous():
             raise ValueError("activations to add to are not contiguous")
         scratch = torch.empty(spans.tokens * self._scratch)
@@ -154,8 +158,8 @@ class FusedLayers:
             x_TH.data_ptr(),
             spans.packed,
             len(spans),
-            cos_Td.data_ptr(),
-            sin_Td.data_ptr(),
+            cos_Tr.data_ptr(),
+            sin_Tr.data_ptr(),
             scratch.data_ptr(),
             ctypes.addressof(seconds),
         )

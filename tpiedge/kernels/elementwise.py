@@ -1,8 +1,8 @@
 """RMS norm, rotary positions in Hugging Face's half-split form, and SwiGLU. Natively a token's bits do not depend on
 others.
 
-T tokens, N heads, d head width. Sines and cosines are made of f64 additions and multiplications, because libraries
-differ in last bits between instruction sets.
+T tokens, N heads, d head width, r rotated width (r = d for all but partially rotating models). Sines and cosines are
+made of f64 additions and multiplications, because libraries differ in last bits between instruction sets.
 """
 
 import math
@@ -44,17 +44,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) ->
     return y
 
 
-def rope(x_TNd: Tensor, cos_Td: Tensor, sin_Td: Tensor, pool: Pool | None = None) -> Tensor:
-    """Rotates every head, of an even number of columns."""
-    tokens, _, width = x_TNd.shape
+def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
+    """Rotates the first r columns of every head; the others pass through."""
+    tokens, _, head_width = x_TNd.shape
+    width = cos_Tr.shape[-1]
     if pool is not None:
-        for table in (cos_Td, sin_Td):
+        if width % 2 or width > head_width:
+            raise ValueError(f"{width} of {head_width} columns are to be rotated")
+        for table in (cos_Tr, sin_Tr):
             check_f32("a table of rotations", table, (tokens, width))
         y_TNd = torch.empty(x_TNd.shape)
-        _by_rows(pool, "tpiedge_rope", x_TNd, y_TNd, cos_Td.data_ptr(), sin_Td.data_ptr(), width)
+        _by_rows(pool, "tpiedge_rope", x_TNd, y_TNd, cos_Tr.data_ptr(), sin_Tr.data_ptr(), width)
         return y_TNd
-    low, high = x_TNd.chunk(2, dim=-1)
-    return x_TNd * cos_Td[:, None, :] + torch.cat((-high, low), dim=-1) * sin_Td[:, None, :]
+    x = x_TNd[..., :width]
+    low, high = x.chunk(2, dim=-1)
+    rotated = x * cos_Tr[:, None, :] + torch.cat((-high, low), dim=-1) * sin_Tr[:, None, :]
+    return rotated if width == head_width else torch.cat((rotated, x_TNd[..., width:]), dim=-1)
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
@@ -69,17 +74,17 @@ def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
 
 
 def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, d] f32 of integer positions for d/2 inverse frequencies, times `scale`. Angles are f32, as
+    """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies, times `scale`. Angles are f32, as
     Hugging Face has them, and below 2**27."""
     positions_T1, inv_freq = positions_T.to(torch.float32)[:, None], inv_freq.to(torch.float32)
-    cos_Td, sin_Td = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
+    cos_Tr, sin_Tr = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
     for first in range(0, len(positions_T), _ROWS):
         rows = slice(first, first + _ROWS)
         angles = (positions_T1[rows] * inv_freq).numpy().astype(np.float64)
-        for table_Td, values in zip((cos_Td, sin_Td), _turned(angles), strict=True):
+        for table_Tr, values in zip((cos_Tr, sin_Tr), _turned(angles), strict=True):
             half = torch.from_numpy(values.astype(np.float32)) * scale
-            torch.cat((half, half), dim=-1, out=table_Td[rows])
-    return cos_Td, sin_Td
+            torch.cat((half, half), dim=-1, out=table_Tr[rows])
+    return cos_Tr, sin_Tr
 
 
 def _turned(angles: _F64) -> tuple[_F64, _F64]:

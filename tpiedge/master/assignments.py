@@ -53,7 +53,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """What each machine of a plan does, rank 0 first; `reason` says in one line why there is no plan. `spare` says why
+    """A plan: what each machine does, rank 0 first; `reason` says in one line why there is no plan. `spare` says why
     each other machine has no part. `step_s` is the predicted time of one token, 0 if not known."""
 
     assignments: tuple[Assignment, ...]
@@ -92,7 +92,7 @@ class Served:
 
     @property
     def split_shows(self) -> str:
-        """Why an answer's last bits may depend on the split; "" if they do not (docs/kernels.md)."""
+        """Says what makes an answer's last bits depend on the split; "" if nothing does (docs/kernels.md)."""
         if not self.quantised:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart

@@ -19,8 +19,9 @@ _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a session ended, and which worker caused it, if the master knows one. The worker is "unfit" if it could not
-    prepare its part or its node failed before all were ready: it would fail again. Else its node "died" by itself."""
+    """The end of a session: its cause, and the worker at fault if the master knows one. The worker is "unfit" if it
+    could not prepare its part or its node failed before all were ready: it would fail again. Else its node "died" by
+    itself."""
 
     error: TpiedgeError
     worker: str | None = None

@@ -49,7 +49,7 @@ class ClusterEvent:
 
 
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
-"""Why a serving plan ended: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
+"""The end of a serving plan: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
 another one, a worker's node failed by itself, or anything else."""
 
 PlanCause: TypeAlias = Literal["start", "loss", "plan"]

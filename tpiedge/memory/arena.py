@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from tpiedge.errors import OutOfMemory
+from tpiedge.errors import InternalError, OutOfMemory
 from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import Precision
 from tpiedge.units import format_bytes
@@ -47,11 +47,6 @@ class Arena:
     def buffer(self, offset: int, length: int) -> memoryview:
         return memoryview(self._map)[offset : offset + length]
 
-    def matrix(self, offset: int, rows: int, cols: int, row_stride: int, dtype: torch.dtype) -> torch.Tensor:
-        """Returns [rows, cols] from `offset` on, rows `row_stride` bytes apart, without a copy."""
-        stored = self.bytes(offset, rows * row_stride).view(dtype)
-        return stored.as_strided((rows, cols), (row_stride // dtype.itemsize, 1))
-
     def bytes(self, offset: int, length: int) -> torch.Tensor:
         # By way of numpy, whose array keeps the mapping open: torch.frombuffer would let `close` unmap it.
         return torch.from_numpy(np.frombuffer(self._map, np.uint8, length, offset))
@@ -75,3 +70,12 @@ def _anonymous(nbytes: int, flags: int, filled: bool) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without them
             found.madvise(mmap.MADV_HUGEPAGE if filled else mmap.MADV_NOHUGEPAGE)
     return found
+
+
+def as_matrix(
+    stored: torch.Tensor, rows: int, cols: int, row_stride: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns bytes as [rows, cols] with rows `row_stride` bytes apart, without a copy."""
+    if rows * row_stride > len(stored):
+        raise InternalError(f"{rows} rows of {row_stride} bytes in an extent of {len(stored)}")
+    return stored.view(dtype).as_strided((rows, cols), (row_stride // dtype.itemsize, 1))

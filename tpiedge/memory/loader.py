@@ -13,7 +13,7 @@ from tpiedge.errors import Cancelled, IntegrityError, InternalError, TpiedgeErro
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PANEL
 from tpiedge.kernels.quantise import dequantise_output
-from tpiedge.memory.arena import DTYPES, Arena
+from tpiedge.memory.arena import DTYPES, Arena, as_matrix
 from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Read
 from tpiedge.memory.sweep import Piece, Sweep
@@ -94,13 +94,14 @@ class PieceLoader:
         panels."""
         held = self._sweep.pieces[piece]
         arena, at, nbytes = self._place(piece, offset)
+        stored = arena.bytes(at, nbytes)
         layout, units = self._pack.layout(held.key).matrix(held.matrix), held.units
         if isinstance(layout, RowLayout):
             rows = layout.row_count(units.start, units.stop)
             dtype = DTYPES[layout.precision]
-            return arena.matrix(at, rows, layout.cols, layout.row_stride, dtype)
+            return as_matrix(stored, rows, layout.cols, layout.row_stride, dtype)
         return PanelMatrix(
-            arena.bytes(at, nbytes),
+            stored,
             layout.precision.bits,
             min(units.stop * layout.rows_per_unit, layout.rows) - units.start * layout.rows_per_unit,
             layout.cols,

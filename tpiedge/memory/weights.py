@@ -8,7 +8,7 @@ import torch
 
 from tpiedge.errors import InternalError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.memory.arena import DTYPES, Arena
+from tpiedge.memory.arena import DTYPES, Arena, as_matrix
 from tpiedge.memory.loader import EmbeddingTable, PieceLoader
 from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Residency
@@ -220,7 +220,7 @@ def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str
     vectors = {}
     for vector in layout.vectors:
         dtype, nbytes = DTYPES[vector.precision], vector.nbytes
-        stored = arena.matrix(vector.offset, 1, vector.length, nbytes, dtype)
+        stored = as_matrix(arena.bytes(vector.offset, nbytes), 1, vector.length, nbytes, dtype)
         vectors[vector.name] = stored[0].to(torch.float32, copy=True)
     arena.close()
     return vectors

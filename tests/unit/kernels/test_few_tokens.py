@@ -25,9 +25,10 @@ def test_rms_norm_equals_float64(pool: Pool, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rope_equals_the_definition(pool: Pool, width: int) -> None:
     x = torch.randn(4, 3, width + 5)[..., :width]
-    cos, sin = tables(torch.tensor([0, 7, 3, 5000]), torch.rand(width // 2))
-    expected = rope(x.double(), cos.double(), sin.double())
-    torch.testing.assert_close(rope(x, cos, sin, pool).double(), expected, rtol=1e-6, atol=1e-6)
+    for rotated in {width, max(2, width // 4 * 2)}:
+        cos, sin = tables(torch.tensor([0, 7, 3, 5000]), torch.rand(rotated // 2))
+        expected = rope(x.double(), cos.double(), sin.double())
+        torch.testing.assert_close(rope(x, cos, sin, pool).double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_swiglu_equals_float64_for_all_magnitudes(pool: Pool) -> None:

@@ -52,7 +52,7 @@ class Nodes:
     def window(
         self, paces: Sequence[float], steps: int = STEPS, tokens: int = 1, seconds: float = WINDOW_S
     ) -> dict[int, list[float]]:
-        """What the ranks show after it."""
+        """Ends a window; returns what it shows of each rank."""
         self.now += seconds
         for rank, pace in enumerate(paces):
             before = self.counters[rank]
