@@ -178,51 +178,59 @@ class ForkedProcess:
     """A process that a fork server forks, with the methods of subprocess.Popen; the server writes its pid and then its
     exit status to `told`, a line each.
 
-    Where the server ends first, so does the process, by SIGKILL. `pid` is 0 until the server has forked.
+    Where the server ends first, so does the process, by SIGKILL. `pid` is 0 until the server has forked. From any
+    thread.
     """
 
     stdout: IO[bytes] | None = None
 
     def __init__(self, told: int) -> None:
+        os.set_blocking(told, False)
         self._pid = 0
         self._told = told
-        self._poller = select.poll()  # select() takes no descriptor above 1023
-        self._poller.register(told, select.POLLIN)
         self._lines = b""
         self._status: int | None = None
+        self._lock = threading.Lock()
 
     @property
     def pid(self) -> int:
-        self._read(0.0)
+        self.poll()
         return self._pid
 
     def poll(self) -> int | None:
-        return self._read(0.0)
+        with self._lock:
+            while self._status is None:
+                try:
+                    data = os.read(self._told, 64)
+                except BlockingIOError:
+                    break
+                self._lines += data
+                pid, *status = self._lines.split(b"\n")[: self._lines.count(b"\n")] or [b"0"]
+                self._pid = int(pid)
+                if status or not data:
+                    self._end(int(status[0]) if status else -signal.SIGKILL)
+            return self._status
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while (status := self._read(min(1.0, max(0.0, deadline - time.monotonic())))) is None:
-            if time.monotonic() >= deadline:
+        while (status := self.poll()) is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 raise subprocess.TimeoutExpired("a node", timeout or 0.0)
+            poller = select.poll()  # select() takes no descriptor above 1023
+            poller.register(self._told, select.POLLIN)  # closed by another thread meanwhile: the next turn sees it
+            poller.poll(min(1.0, left_s) * 1000)
         return status
 
     def kill(self) -> None:
-        if self.poll() is None and self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-        elif self._status is None:  # not forked yet: its closed lifeline will end it
-            self._end(-signal.SIGKILL)
-
-    def _read(self, timeout_s: float) -> int | None:
-        while self._status is None and self._poller.poll(timeout_s * 1000):
-            data = os.read(self._told, 64)
-            self._lines += data
-            pid, *status = self._lines.split(b"\n")[: self._lines.count(b"\n")] or [b"0"]
-            self._pid = int(pid)
-            if status or not data:
-                self._end(int(status[0]) if status else -signal.SIGKILL)
-        return self._status
+        ended = self.poll() is not None
+        with self._lock:
+            if self._pid and not ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+            elif self._status is None:  # not forked yet: its closed lifeline will end it
+                self._end(-signal.SIGKILL)
 
     def _end(self, status: int) -> None:
         self._status = status

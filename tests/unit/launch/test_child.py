@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,15 @@ def test_a_forked_process_is_heard_beside_thousands_of_open_files() -> None:
     for file in (told, tells):
         os.close(file)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_forked_process_is_watched_from_several_threads_at_once() -> None:
+    told, tells = os.pipe()
+    process = ForkedProcess(told)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(process.wait, 60.0) for _ in range(3)]
+        assert [process.poll() for _ in range(2000)] == [None] * 2000
+        os.write(tells, b"4242\n7\n")
+        assert [one.result() for one in waiting] == [7, 7, 7]
+    assert (process.poll(), process.pid) == (7, 4242)
+    os.close(tells)
