@@ -39,14 +39,14 @@ SLACK_PART, SLACK = 0.02, 10
 
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
-    "loaded by master, worker and node": (42920, 256),
+    "loaded by master, worker and node": (42930, 256),
     # Of these 340 lines hold what lost its only test: a hostile page in a browser, the JavaScript client, a disk that
     # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
     # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says.
-    "tests": (61190, 542),
+    "tests": (61210, 542),
     # Raised for the check of words in docstrings and comments.
     "tools": (14090, 140),
-    "tpiedge": (55060, 317),
+    "tpiedge": (55070, 317),
     "tpiedge, modules of its own": (640, 10),
     "tpiedge.answers": (810, 5),
     "tpiedge.api": (7110, 35),
@@ -61,7 +61,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "tpiedge.lab": (8290, 43),
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
-    "tpiedge.launch": (690, 5),
+    "tpiedge.launch": (700, 5),
     "tpiedge.local": (1190, 6),
     "tpiedge.master": (4270, 21),
     "tpiedge.memory": (1310, 8),
@@ -85,7 +85,7 @@ COUNTS: Final[Mapping[str, int]] = {
     "classes with more than 8 attributes": 89,
     "private names of libraries": 0,
     # `python -m tools.check_words` shows where.
-    "words of docstrings": 58408,
+    "words of docstrings": 58411,
     "docstrings and comments with a denied first word": 330,
     "docstrings and comments with a denied phrase": 92,
     "docstrings and comments with a length beyond its limit": 92,
