@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 NATIVE := $(wildcard $(foreach kind,cpp h inl,tpiedge/*/native/*.$(kind) tpiedge/lab/*/native/*.$(kind)))
 
-.PHONY: setup demo test test-all test-lab check format clean
+.PHONY: setup demo test test-all test-lab check types layers format clean
 
 setup: $(STAMP)
 
 # Minutes pass here: every part says what it is. What `pip` says beside that are warnings and errors.
 STARTED := $(shell date +%s)
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# A tenth of the modules is ever imported: compiling them all would take a minute.
+PIP = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # The dependencies of tpiedge and of its extras, apart from tpiedge, so that downloading and compiling are told apart.
 DEPENDENCIES = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	lists = [project["dependencies"], *project["optional-dependencies"].values()]; \
@@ -33,6 +34,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 	echo "setup: tpiedge was not installed, as pip says above: make setup tries again" >&2; exit 1; }
 	@ls tpiedge/kernels/_native*.so >/dev/null 2>&1 || \
 	echo "setup: the native kernels did not compile (is there a C++ compiler?): no q8, no q4, slower f32 and bf16"
+	@$(BIN)/python -c 'import tpiedge.cli.master, tpiedge.cli.worker, tpiedge.node.process, torch'
 	@touch $@
 	@spent=$$(($$(date +%s) - $(STARTED))); \
 	echo "setup: done after $$((spent / 60)) min $$((spent % 60)) s: 'make demo' shows it"
@@ -49,35 +51,39 @@ export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(PYTEST) -m 'not slow and not alone and not lab'
 
-# Everything. What measures time or speed, or holds a promised deadline, runs afterwards, when no other test does.
+# What measures time or speed, or holds a promised deadline, runs afterwards, when no other test does.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
-# $(call whole,MARK): of the tests with that mark, or without it.
+# $(call whole,MARKS): of the tests with those marks.
 define whole
 	@mkdir -p build; rm -f build/failures; export FAILURES=build/failures; \
-	$(PYTEST) -m 'not alone and $(1)'; beside=$$?; \
-	$(BIN)/python -m pytest -m 'alone and $(1)' $(ALONE); alone=$$?; \
+	$(PYTEST) -m "not alone and ($(1))"; beside=$$?; \
+	$(BIN)/python -m pytest -m "alone and ($(1))" $(ALONE); alone=$$?; \
 	if test -s build/failures; then echo 'failed in one of the two parts:'; cat build/failures; fi; \
 	test $$beside -eq 0 -a $$alone -eq 0
 endef
 
+# Everything that may have changed since all tests passed.
 test-all: $(STAMP)
-	$(call whole,not lab)
+	@mkdir -p build; git rev-parse HEAD >build/tested || true; $(BIN)/python -m tools.touched >build/marks
+	$(call whole,$$(cat build/marks))
+	@$(BIN)/python -m tools.touched --passed "$$(cat build/tested)" || true
 
-# Of the laboratory and of tools; what passed here need not run again before something of it changes.
 test-lab: $(STAMP)
-	@mkdir -p build; git rev-parse HEAD >build/tested || true
 	$(call whole,lab)
-	@$(BIN)/python -m tools.lab_touched --passed "$$(cat build/tested)" || true
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --jobs 2 --output-sync types layers
+	$(MAKE) test-all
+
+types: $(STAMP)
 	$(BIN)/mypy
+
+layers: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_docs.py
-	$(MAKE) test-all
-	@$(BIN)/python -m tools.lab_touched; test $$? -eq 3 || $(MAKE) test-lab
 
 format: $(STAMP)
 	$(BIN)/ruff format .

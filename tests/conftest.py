@@ -18,6 +18,7 @@ from tests import patience as measured
 from tests.process.leaks import adopt_orphans, leak_check
 from tests.scheduling import Scheduler, order
 from tests.unit.kernels.instruction_sets import LACKING
+from tools.touched import PARTS
 
 if TYPE_CHECKING:
     from tests.reference import Reference
@@ -27,8 +28,6 @@ pytest_plugins = ["tests.browsing.fixtures", "tests.skips"]
 #: Where only tests marked `thin` are quick, and where every third of one function's is.
 _SLOW = ("tests/deploy/", "tests/native/", "tests/process/")
 _SAMPLED = ("tests/cluster/", "tests/contract/")
-#: Folders of tests that `make test-lab` runs, but for those of docs/faults.md.
-_LAB = frozenset({"lab", "tools"})
 
 # Examples take as long as other tests leave the processors to them. `--hypothesis-profile` comes after this.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -56,8 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = item.nodeid.partition("[")[0]
         if _only_in_all(item, seen[function]):
             item.add_marker(pytest.mark.slow)
-        if _LAB.intersection(function.split("/")[:-1]) and item.get_closest_marker("fault") is None:
-            item.add_marker(pytest.mark.lab)
+        if item.get_closest_marker("fault") is None:
+            for mark in (mark for mark, part in PARTS.items() if part.folders & {*function.split("/")[:-1]}):
+                item.add_marker(mark)
         seen[function] += 1
     items.sort(key=order)
 

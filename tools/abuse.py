@@ -54,7 +54,6 @@ _SHOWN = 4000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, abuse, and print what was found."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -105,7 +104,6 @@ def _phases(text: str) -> tuple[Phase, ...]:
 
 
 def _soak(options: argparse.Namespace, records: list[PhaseRecord]) -> None:
-    """Appends to `records`."""
     started = time.monotonic()
 
     def tell(words: str) -> None:
@@ -167,12 +165,7 @@ def _target(cluster: Serving, key: str, cache: Path) -> Target:
 
 
 def _write(options: argparse.Namespace, records: Sequence[PhaseRecord], faults: Sequence[str]) -> None:
-    found = {
-        "minutes": options.minutes,
-        "seed": options.seed,
-        "phases": records,
-        "faults": faults,
-    }
+    found = {"minutes": options.minutes, "seed": options.seed, "phases": records, "faults": faults}
     options.json.write_text(json.dumps(found, indent=2, default=_values) + "\n")
 
 

@@ -3,12 +3,9 @@
     .venv/bin/python -m tools.bench_api [MODEL] [--streams 16] [--tokens 400] [--requests 640] [--connections 1000]
         [--looks 500] [--repeats 5]
 
-A master runs alone on this computer, and its node is a process of its own. Printed: megabytes of memory that the new
-master takes for `--connections` that have asked for /health once and are kept open; and, as median, least and most of
-the repeats, milliseconds of processor time of the master's process, its control thread included, per token while
-`--streams` answers of `--tokens` are streamed, and per request of one token; and milliseconds that /health takes at the
-median and the 99th percentile of `--looks`, while as many answers are streamed and each core has a process beside that
-only computes. The same of a bare server, which answers each line alike, says how much of that is the computer's. Linux.
+Printed for a master with one node: memory for idle connections; the master's processor time per streamed token and per
+request of one token (median, least and most); and milliseconds of /health (median and 99th percentile of `--looks`)
+beside streams and busy cores. A bare server's figures tell the computer's part. Linux.
 """
 
 import argparse
@@ -51,7 +48,6 @@ asyncio.run(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -102,7 +98,6 @@ class _Api:
         await self._streams()
 
     async def round(self) -> dict[str, float]:
-        """One of each."""
         options = self._options
         per_token = await self._cpu_ms(self._streams()) / (options.streams * options.tokens)
         per_request = await self._cpu_ms(self._requests(options.requests)) / options.requests
@@ -129,7 +124,6 @@ class _Api:
         return (after.user + after.system - before.user - before.system) * 1000
 
     async def _streams(self) -> None:
-        """Streams all answers at once."""
         await asyncio.gather(
             *(self._ask(self._options.tokens, stream=True) for _ in range(self._options.streams))
         )
@@ -197,7 +191,6 @@ class _Api:
 
 
 async def _look(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
-    """Milliseconds that /health takes."""
     await asyncio.sleep(_LOOK_GAP_S)
     began = time.perf_counter()
     writer.write(f"GET /health HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())

@@ -2,12 +2,10 @@
 
     .venv/bin/python -m tools.bench_decode_cost [MODEL] [--tokens 80] [--rounds 14] [--starts 1] [--json]
 
-A master and two workers on this computer, four times: with `--spare off`; the same again, which shows how much two
-clusters that differ in nothing differ; with spare ranges; and with `--spare off --journal`. They answer the same in
-turn, `--tokens` each, in `--rounds` rounds. The first answers once more while somebody looks as the page does, and the
-last once more with `echo`, for such answers are not recorded: of these two the same processes are compared. Nobody
-drafts. All are begun anew `--starts` times. Printed: tokens per second of the first, and ratios of speeds of the same
-round; of all rounds median, least and most, and between which limits the median lies with 95 % certainty.
+Four clusters of a master and two workers answer in turn: two with `--spare off` (their difference is noise), one with
+spare ranges, one with `--spare off --journal`. The first also answers while its view is polled, the last with `echo`,
+which is not recorded. Printed: tokens per second of the first, and ratios within a round: median, least, most, and
+limits of the median at 95 % certainty.
 """
 
 import argparse
@@ -43,7 +41,6 @@ _PROMPT = 16
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

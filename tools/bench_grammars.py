@@ -3,12 +3,10 @@
     python -m tools.bench_grammars MODEL [--schemas 1000] [--seed 1] [--calls]
     python -m tools.bench_grammars MODEL --flood http://127.0.0.1:8080 [--answers 5]
 
-Draws answers at random from what is allowed, for JSON schemas at random, with the tokenizer of MODEL (a file, a folder
-or a name, as in `tpiedge run`). Prints what a schema takes until its first mask, what a token takes from the moment it
-is drawn until the next mask has come, and how many answers that ended by themselves are of their schemas. With --calls
-the schemas are those of tools that a model calls of its own accord: the tokenizer gets a token that opens a call, which
-is drawn after some tokens of free text. With --flood a server is measured that serves MODEL: what a client gets alone,
-beside another one that floods it, and beside one that floods it with slow grammars (`grammar_flood.py`).
+Draws answers for random JSON schemas with the tokenizer of MODEL. Prints times until a schema's first mask and from a
+token to the next mask, and the part of ended answers that fit their schemas. --calls takes schemas of tools that a
+model calls. --flood measures a server of MODEL: a client alone, beside a flood, and beside a flood of slow grammars
+(`grammar_flood.py`).
 """
 
 import argparse

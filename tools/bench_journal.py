@@ -14,11 +14,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tpiedge.answers.generation import AnswerEvent
 from tpiedge.answers.log import AnswerLog
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.records import AcceptedRequest, RecordFolder
+from tpiedge.master.journal import AnswerEvent
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -31,7 +32,6 @@ _GAP_S = 0.0005
 
 
 def main() -> int:
-    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -51,8 +51,6 @@ def main() -> int:
 
 
 class _Tokens:
-    """A `Generation` that says a token after the other."""
-
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
@@ -94,7 +92,8 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
     record = None if folder is None else folder.begin(_ACCEPTED)
     log = AnswerLog(_ACCEPTED.question(_ACCEPTED.choices, None), record, time.monotonic)
     reader = log.read()
-    log.follow({0: generation}, {}, lambda *_, **__: generation)
+    queue: Any = None  # no choice is left to submit
+    log.follow(({0: generation}, {}), queue)
     while True:
         event = await reader.next(_LATE_S)
         if event is not None and isinstance(event[1], Finished):

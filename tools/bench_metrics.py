@@ -34,7 +34,6 @@ _LOOKS = 50
 
 
 def main() -> int:
-    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -108,9 +107,7 @@ def _picture_us() -> float:
     status, requests = _status(), _running(1)
     events = (ClusterEvent(1.7e9, "joined", "attic", "a line"),) * EVENTS
     service: Any = SimpleNamespace(
-        model=lambda: ModelInfo("bench", 1024, 0),
-        request_lines=lambda: requests.lines,
-        events=lambda: events,
+        model=lambda: ModelInfo("bench", 1024, 0), request_lines=lambda: requests.lines, events=lambda: events
     )
     pictures = ClusterPicture(service, lambda _client: None)
     timeline = StepTimeline(status.epoch, 1.7e9, tuple(_spans(rank) for rank in range(len(status.nodes))))

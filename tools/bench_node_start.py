@@ -25,7 +25,6 @@ _REPORT_S = 60.0
 
 
 def main() -> int:
-    """Parse the command line and measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,7 +47,6 @@ def main() -> int:
 
 
 def whole_model(pack: Path, threads: int) -> tuple[Served, tuple[Assignment, ...]]:
-    """One node with everything."""
     layer = Pack.open(pack).layout(0)
     share = NodeShare(Share(0, layer.matrix("q").units), Share(0, layer.matrix("gate").units))
     served = Served(pack.absolute(), "", "f32", 128, 128)
@@ -65,7 +63,6 @@ def start(served: Served, assignments: tuple[Assignment, ...]) -> float:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

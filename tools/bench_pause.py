@@ -1,14 +1,11 @@
-"""Measure the pause of an answer when a node is killed in the middle of it, in an idle cluster of three machines.
+"""Measure the pause of an answer when a node is killed in the middle of it, in a cluster of three machines.
 
     .venv/bin/python -m tools.bench_pause [MODEL] [--changes 6] [--planned] [--served 9] [--tokens 300] [--prompt 16]
 
-A master and two workers run on this computer, as processes of their own. Each answer, of `--prompt` + 1 tokens that are
-read and `--tokens` more, is begun once the cluster has served for `--served` seconds (after 5 s plans for losses
-are made), and the node of one of the workers is killed (-9) after a part of it; with `--planned` a
-worker is drained instead, and taken back after the answer. Printed: seconds that answers paused, from the loss, or
-from the last token before the change, to the next token, reading anew included: median, least and most; of answers in
-q8 and q4 those that differ from the undisturbed one, of which there must be none. Exit status 1 where there is one.
-Linux.
+Each answer starts once the cluster has served for `--served` seconds (after 5 s plans for losses are made); then a
+worker's node is killed, or with `--planned` a worker drained. Printed: seconds from the loss, or the last token before
+the change, to the next token: median, least and most; and answers in q8 and q4 that differ from the undisturbed one,
+with which the status is 1. Linux.
 """
 
 import argparse
@@ -35,7 +32,6 @@ _SPEED = 1e6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -56,7 +56,6 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
-    """Parse the command line and run a comparison."""
     arguments = _parser().parse_args()
     try:
         return int(arguments.compare(arguments))
@@ -138,10 +137,7 @@ def _add_decode(verb: argparse.ArgumentParser) -> None:
 def _add_repeats(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--repeats", type=_positive, default=5)
     verb.add_argument(
-        "--work",
-        type=Path,
-        default=user_cache_path("tpiedge") / "peers",
-        help="keeps what was installed",
+        "--work", type=Path, default=user_cache_path("tpiedge") / "peers", help="keeps what was installed"
     )
 
 

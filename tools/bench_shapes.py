@@ -45,7 +45,6 @@ PAPER = {
 
 
 def main() -> int:
-    """Parse the command line, measure shape by shape."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -63,7 +62,6 @@ def main() -> int:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One run of one shape."""
     precision = arguments.precision
     pack = arguments.packs / f"{name}-{precision}"
     if not pack.exists():
@@ -105,7 +103,6 @@ def least_bytes(pack: Path, nodes: int, tokens: int) -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
     lines = [
         "| shape | budget | peak: rank 0 with the parent | the others, at most | the paper | s/token | the paper |",
         "|---|---|---|---|---|---|---|",

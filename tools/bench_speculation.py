@@ -1,19 +1,12 @@
-"""Measure what speculation gains: recorded answers, replayed token by token as given ones, with drafts and without.
+"""Measure what speculation gains: recorded answers, replayed with drafts and without.
 
     .venv/bin/python tools/bench_speculation.py PACK [--cases resident,streaming,link-1ms,link-5ms] [--repeats 5]
 
-PACK is any model, with random weights, too: `tpiedge pack --random tinyllama --precision q4 --out PACK` has the 1.1B
-shape. All steps are computed as in a cluster, their rows, head and sampling included; only the token that was drawn is
-then replaced by the recorded one. The answers are those of tools/traces (tools/record_acceptance.py): one repeats its
-prompt nearly word for word, one does not.
-
-resident: one node, all weights in memory. streaming: one node that keeps `--kept` of them and reads the others from
-disk for every step. link-1ms, link-5ms: two nodes over links of so much latency and 300 Mbit/s, simulated in this
-process.
-
-Of each case two clusters are there at the same time, one that drafts as many tokens as pay and one that drafts none.
-They answer in alternation (A B A B ...), after an answer each that is not counted. Timed is an answer from its first
-token to its last. Printed: medians with minimum and maximum, and the ratio pair by pair.
+PACK may have random weights: `tpiedge pack --random tinyllama --precision q4 --out PACK`. Steps are computed as in a
+cluster; then the drawn token is replaced by that of tools/traces (tools/record_acceptance.py). Cases: all weights in
+memory; `--kept` of them, the others from disk; two nodes over simulated links of 300 Mbit/s. Two clusters of a case
+answer in alternation. Printed: seconds from first to last token, as medians with minimum and maximum, and ratios by
+pair.
 """
 
 import argparse
@@ -93,12 +86,10 @@ class GivenSampler:
         self._done = 0
 
     def sample(self, logits_V: Any, allowed: Any = None) -> Sampled:
-        """The next token of the answer."""
         self._sampler.sample(logits_V, allowed)
         return Sampled(self._answer_ids[self._done], ())
 
     def accept(self, token: int) -> None:
-        """Append it."""
         self._sampler.accept(token)
         self._done += 1
 

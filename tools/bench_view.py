@@ -2,12 +2,9 @@
 
     .venv/bin/python -m tools.bench_view [MODEL] [--tokens 400] [--seconds 6] [--repeats 8]
 
-A master and two workers on this computer stream one answer of `--tokens` after the other; in turn for `--seconds` while
-nobody looks, and while somebody does. Printed, each as median, least and most of the repeats: milliseconds of processor
-time per token, of the master, the agents and all nodes together, while nobody looks; what of that is beside the nodes'
-engines, which also wait on the processor, and so take more where it is busy; the latter while somebody looks. First the
-same in milliseconds per second while nothing is answered, when less else changes. What the engines spend on recording a
-step is in none of them. Linux.
+A master and two workers stream answers, in turn for `--seconds` with and without the view. Printed, as median, least
+and most: processor time per token of all processes without the view, and of all but the nodes' engines (which also wait
+on the processor) without and with it; first the same per second of an idle cluster. Linux.
 """
 
 import argparse
@@ -37,7 +34,6 @@ _SLOW = 1e6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -121,7 +117,6 @@ class _Turns:
         return _Spent(1000 * all_s / done, 1000 * beside_s / done)
 
     def answer(self) -> int:
-        """Returns the number of tokens."""
         body = {
             "model": self._cluster.model,
             "prompt": "Once upon a time",

@@ -30,7 +30,6 @@ _PATH = re.compile(r"(?:[A-Za-z_.][\w.\-]*/)+[\w.\-]*|[\w\-]+\.(?:py|toml|md|txt
 
 
 def main() -> int:
-    """Print every broken reference; status 1 if there is one."""
     cli.load()
     broken = [f"{name}: {complaint}" for name in DOCUMENTS for complaint in check(ROOT / name)]
     for made in (make_reference, make_faults):

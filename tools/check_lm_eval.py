@@ -1,14 +1,12 @@
-"""Compares the loglikelihoods that lm-eval gets of a server, by its `local-completions`, with those of transformers.
+"""Compare the loglikelihoods that lm-eval gets of a server with those of transformers.
 
     .venv/bin/tpiedge master --model demo --precision f32 &
     .venv/bin/python tools/check_lm_eval.py [--url http://127.0.0.1:8080] [--model demo] [--folder tpiedge/model/demo]
         [--texts tpiedge/model/demo/held_out.txt] [--count 50] [--batch 8]
 
-lm-eval is installed into an environment of its own in the cache folder, which takes minutes for the first time. The
-task is a local file: each text is cut in two, and its second half is to be told from those of two other texts.
-
-Printed: how many scores there were, the largest difference, and how often the two disagree whether a choice is what
-greedy decoding would say. Exit status 1 where a score differs by more than 1e-3 or they disagree.
+lm-eval is installed in the cache folder, in minutes. Its task: tell a text's second half from those of two others.
+Printed: the number of scores, the largest difference, and disagreements about greedy choices. Exit status 1 for a
+difference above 1e-3 or a disagreement.
 """
 
 import argparse
@@ -33,7 +31,6 @@ _WORDS = 60  # of a text at most
 
 
 def main() -> int:
-    """Parse the command line and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

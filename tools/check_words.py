@@ -49,7 +49,6 @@ class Place:
 
 
 def main() -> int:
-    """Prints every place."""
     print(*places(), sep="\n")
     return 0
 

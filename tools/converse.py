@@ -1,19 +1,11 @@
-"""Hold conversations with a cluster, many at once, and compare every answer with that of one machine asked alone.
+"""Hold many conversations with a cluster, and compare every answer with that of one machine.
 
     .venv/bin/python -m tools.converse [MODEL] [--minutes 10] [--conversations 16] [--workers 1] [--json FILE]
 
-MODEL has a chat template: the demo model, or what tools/fetch_smollm2.py fetches. A master and its workers, real
-processes on loopback with folders of their own, serve it in `--precision`. So many clients talk for so many minutes,
-each through /v1/chat/completions and its stream: they ask, read the whole answer, pause as people do, and go on with
-all that was said, until a conversation has had its turns and another begins. Half of them share their beginning, a
-third of the answers are greedy, the others are drawn with a seed and penalties, and now and then a client leaves in
-the middle.
-
-Then a master without workers, which serves one request at a time and drafts nothing, answers the same requests in
-another order. Texts, log probabilities of the likeliest tokens and the reason of the end must be equal, character by
-character and bit by bit; of an answer that its client left, what had come.
-
-Exit status: 0 where all are equal, 1 where one is not. Linux.
+MODEL has a chat template: the demo model, or tools/fetch_smollm2.py's. Clients stream chats from a master and workers
+on loopback, share beginnings, draw or are greedy, and sometimes leave in the middle. Then a master without workers and
+drafts answers the same requests, one at a time, in another order. Texts, log probabilities and finish reasons must be
+equal bit by bit. Exit status 1 where one is not. Linux.
 """
 
 import argparse
@@ -95,7 +87,6 @@ class Exchange:
 
 
 def ask(client: httpx.Client, body: dict[str, Any], leaves: Callable[[Exchange], bool]) -> Exchange:
-    """Streams one answer."""
     exchange = Exchange(body)
     try:
         with contextlib.closing(events(client, "/v1/chat/completions", body)) as stream:
@@ -198,7 +189,6 @@ def cluster(folder: Path, options: argparse.Namespace, workers: int, *flags: obj
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Talk, ask again, compare, print."""
     options = _parser().parse_args(arguments)
     os.environ["TPIEDGE_CONFIG"] = os.devnull
     with tempfile.TemporaryDirectory(prefix="tpiedge-converse-") as place:

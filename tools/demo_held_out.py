@@ -20,7 +20,6 @@ DOCUMENTS = 64
 
 
 def stories() -> Iterator[str]:
-    """Yields stories without end."""
     rng = random.Random(SEED)
     while True:
         yield story_text(rng)

@@ -22,7 +22,6 @@ from tests.fuzz.parsers import PARSERS
 
 
 def main() -> int:
-    """Runs what was asked for."""
     options = _options()
     names = options.parser or list(PARSERS)
     found = False

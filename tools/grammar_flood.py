@@ -31,7 +31,6 @@ class Client:
         self._model = model
 
     def body(self, **fields: object) -> dict[str, object]:
-        """A request."""
         usual = {"model": self._model, "prompt": "Once upon a time", "max_tokens": ANSWER_TOKENS}
         return {**usual, "ignore_eos": "grammar" not in fields, **fields}
 

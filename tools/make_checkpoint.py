@@ -28,13 +28,7 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import SourceDtype
-from tpiedge.pack.export import (
-    INDEX_NAME,
-    TensorEntry,
-    header,
-    index,
-    split_shards,
-)
+from tpiedge.pack.export import INDEX_NAME, TensorEntry, header, index, split_shards
 from tpiedge.pack.files import check_free_space, explain_write_errors, lock_target, partial_folder
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.units import format_bytes, format_seconds, parse_bytes
@@ -64,7 +58,6 @@ def model(config: Config) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec, dtype: str) -> list[TensorEntry]:
-    """Every tensor of the checkpoint, in the order of computation."""
     shapes: dict[str, tuple[int, ...]] = {}
     for blob in (spec.embedding, *spec.layers, spec.head):
         shapes |= blob.source_shapes

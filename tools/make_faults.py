@@ -33,7 +33,6 @@ class Reproduction:
 
 
 def main() -> int:
-    """Write the file."""
     PATH.write_text(document())
     return 0
 

@@ -11,7 +11,6 @@ from tests.golden.tables import FOLDER, TABLES, table, written
 
 
 def main() -> int:
-    """Writes or checks all tables, or says how this is used."""
     words = sys.argv[1:]
     if words not in ([], ["--check"]):
         print(__doc__)

@@ -23,18 +23,15 @@ file: [settings.md](settings.md).
 
 
 def main() -> int:
-    """Write the file."""
     PATH.write_text(reference())
     return 0
 
 
 def is_current() -> bool:
-    """Whether the file is what would be written now."""
     return PATH.is_file() and PATH.read_text() == reference()
 
 
 def reference() -> str:
-    """The whole document."""
     cli.load()
     return "\n".join([_HEAD, *_sections(cli, ("tpiedge",))])
 

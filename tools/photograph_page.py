@@ -24,9 +24,11 @@ from tests.browsing.browser import Browser
 from tests.browsing.looks import LOOKS, PICTURES, letters
 from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, SECRET, InstantTemplate
+from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
+from tpiedge.host.addresses import Address
 from tpiedge.model.tokenizer import Tokenizer
 
 SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 800)
@@ -94,7 +96,7 @@ def _looks(browser: Browser) -> None:
     tokenizer = Tokenizer.open(DEMO)
     for look in LOOKS:
         service = FakeService(tokenizer, InstantTemplate(), vocab_size=2048)
-        server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET, limits=Limits())
+        server = ApiServer(service, Guard("127.0.0.1", ApiKeys(), SECRET), Address("127.0.0.1", 0), Limits())
         server.start()
         try:
             look.file.write_bytes(look.picture(browser, service, server.url))

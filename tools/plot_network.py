@@ -1,15 +1,11 @@
-"""Draw what `tpiedge bench allreduce --json` and `tpiedge bench decode --json` printed.
+"""Draw the JSON of `tpiedge bench allreduce` and `tpiedge bench decode`.
 
     .venv/bin/tpiedge bench allreduce --testbed paper-8 --collective all --json > allreduce.json
     .venv/bin/python tools/plot_network.py allreduce.json [MORE.json ...] [--out FOLDER]
 
-allreduce-latency.png   the smallest payload against the latency of a link, as in figure 3 of TPI-LLM; dashed: the
-                        latencies alone, which nothing can be faster than; hollow: what the model predicts
-allreduce-payload.png   every payload, a panel for each network and number of nodes; hollow: what the model predicts
-decode.png              seconds per token against devices, cores, bandwidth and latency, as in figure 5, as far as the
-                        files hold settings that differ in one of them alone
-
-Drawn is what the files contain; several of one kind are put together. Medians, with minimum and maximum as bars.
+allreduce-latency.png: the smallest payload by latency of a link (figure 3 of TPI-LLM); dashed: latencies alone; hollow:
+predictions. allreduce-payload.png: every payload, by network and nodes. decode.png: seconds per token by devices,
+cores, bandwidth and latency (figure 5). Medians, with minimum and maximum as bars.
 """
 
 import argparse
@@ -26,7 +22,6 @@ _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and draw."""
     options = _parser().parse_args(arguments)
     try:
         for path in draw(options.files, options.out):

@@ -1,19 +1,11 @@
-"""Record what a small real model answers, as a pattern of repeats, for benchmarks of speculation to replay.
+"""Record answers of a small real model, as patterns of repeats that benchmarks of speculation replay.
 
     .venv/bin/python tools/record_acceptance.py MODEL [--out tools/traces]
 
-MODEL is what `tools/fetch_smollm2.py` fetches. Two answers, greedy:
-
-rewrite: a text of 145 words is to be written again with "painter" for "keeper". A model of 135 million parameters
-    copies nearly all of it, changes commas, and forgets the one change that it was asked for. So wherever "keeper" is
-    the likeliest, "painter" is given in its place, and the model goes on from there.
-story: a text of its own, with a repetition penalty, for without one it soon repeats itself. Nothing is copied.
-
-A trace is a JSON file with the token ids of prompt and answer, renumbered in the order of their first occurrence: what
-drafts depend on is which tokens are equal, and small ids fit every vocabulary. The texts were written for this file; no
-weights and no words of anybody else are in it.
-
-Printed for each: how many tokens of the answer the prompt lookup guesses where every guess is drafted.
+MODEL is that of `tools/fetch_smollm2.py`. Two greedy answers: "rewrite" copies a text of 145 words, with "painter"
+forced for "keeper", which so small a model forgets; "story" has a repetition penalty and copies nothing. A trace is
+JSON with token ids of prompt and answer, renumbered by first occurrence, as drafts depend on equality alone. Printed:
+tokens that the prompt lookup guesses.
 """
 
 import argparse
@@ -158,7 +150,6 @@ def guessed(prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int, int
 
 
 def trace(model: str, task: Task, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, object]:
-    """The file's content."""
     numbers: dict[int, int] = {}
     ids = [numbers.setdefault(token, len(numbers)) for token in (*prompt, *answer)]
     return {

@@ -1,15 +1,11 @@
-"""Records what real clients send: installs them, has each of them used, and writes their requests.
+"""Record what real clients send: installs them, has each used, and writes their requests.
 
     python -m tools.record_clients [CLIENT ...] [--cache FOLDER] [--out FOLDER]
 
-Every client talks to a server that answers plausibly and knows no model. What it sends is written to OUT/CLIENT.json,
-each request once: without secrets, hosts, names that differ each time, and versions of anything but the client; long
-texts without their ends. tests/golden/requests/corpus.jsonl has what comes of each. The clients, and why others are
-not among them, are in `tools/clients/catalogue.py`.
-
-Of Open WebUI, whose server needs gigabytes of packages, it is the code that sends requests, without what calls it. Of
-Continue it is what its editors' extensions call servers of OpenAI's and Anthropic's API with; what it asks Ollama with
-is in no package.
+Every client talks to a server that answers plausibly without a model. Its requests go to OUT/CLIENT.json, each once,
+without secrets, hosts, changing names and long texts; tests/golden/requests/corpus.jsonl has what comes of each.
+`tools/clients/catalogue.py` lists the clients. Open WebUI and Continue are represented by the code that sends their
+requests.
 """
 
 import argparse

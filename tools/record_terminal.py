@@ -2,20 +2,14 @@
 
     .venv/bin/python tools/record_terminal.py docs/terminal/session.toml docs/terminal/first-hour.svg --lines 27
 
-SCRIPT is a TOML file:
-
     before = ["tpiedge pull org/name"]   commands that run unseen before the recording; $REPOSITORY is this one's folder
     [[steps]]
     type = "tpiedge run --model demo"    typed into a real bash, and Enter
-    expect = "> "                        what is left of the cursor when the step is over; without it the prompt "$ "
+    expect = "> "                        text left of the cursor at the step's end [default: the prompt "$ "]
     pause_s = 2                          how long nothing happens afterwards [default: 1]
 
-What is shown is what happened, with two exceptions: of what changed within 1/12 s the last is shown, and a pause
-longer than 2 s, of a command or of the script, lasts 2 s. Typing has an uneven rhythm, the same every time.
-
-HOME and TPIEDGE_CACHE are in a temporary folder, and `tpiedge` is that of the Python which runs this. A picture in
-which this computer's name, or the path of the home, of this repository or of the temporary folder can be read, or
-which is larger than 300 kB, is not written.
+Pauses are cut to 2 s. HOME and TPIEDGE_CACHE are temporary. A picture that names this computer or its folders, or is
+larger than 300 kB, is not written.
 """
 
 import argparse
@@ -43,7 +37,6 @@ _GREEN_PROMPT = rf"\[\e[32m\]{PROMPT}\[\e[0m\]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, record and write."""
     options = _parser().parse_args(arguments)
     try:
         snapshots = record(load(options.script), options.columns, options.lines)
@@ -125,7 +118,6 @@ def _check_discretion(snapshots: Iterable[Snapshot], paths: Iterable[str]) -> No
 
 
 def write(svg: str, path: Path) -> None:
-    """Write the picture. Raises UserError."""
     data = svg.encode()
     if len(data) > _MOST_BYTES:
         raise UserError(f"the picture has {len(data)} bytes, more than {_MOST_BYTES}: shorten the script")

@@ -1,22 +1,20 @@
-"""Every error that tpiedge raises on purpose, by whose fault it is.
+"""The errors that tpiedge raises on purpose. A message is one line: what happened, where, and what to do next.
 
 TpiedgeError
-├── UserError          a request, flag, file or model of the user                       exit 2
-├── PeerError          another node or a message of one                                 exit 3
-│   ├── PeerLost       a peer died, froze or was cut off
-│   └── ProtocolError  a peer sent what the protocol does not allow
-│       └── Misconduct the node that did so is known
-├── ResourceError      this computer lacks memory, disk space or a working disk         exit 4
+├── UserError          the user's request, flag, file or model                exit 2
+├── PeerError          another node or its message                            exit 3
+│   ├── PeerLost
+│   └── ProtocolError
+│       └── Misconduct
+├── ResourceError      this computer lacks memory, disk space, a working disk exit 4
 │   ├── OutOfMemory
 │   ├── DiskFull
-│   ├── ReadFault      a read failed or came up short
-│   ├── ChildLost      a process beside this one was killed from outside, or got no processor
+│   ├── ReadFault      a read failed
+│   ├── ChildLost
 │   └── IntegrityError bytes on disk differ from their hash
-├── HubError           the model hub could not be reached, or broke off                exit 1
-├── Cancelled          the user or a deadline ended the work                            exit 130
-└── InternalError      a broken promise of our own code                                 exit 70
-
-A message is one line: what happened, where, and what to do next.
+├── HubError                                                                  exit 1
+├── Cancelled          the user or a deadline ended the work                  exit 130
+└── InternalError      a defect of our own code                               exit 70
 """
 
 import errno
@@ -28,7 +26,7 @@ _PEER_LOST = re.compile(r"node (\d{1,9})(?: \(([^)]*)\))? was lost during ([^:]*
 
 
 class TpiedgeError(Exception):
-    """`exit_code` is the status of a command that ends with this error."""
+    """`exit_code` is the status of a command that ends with the error."""
 
     exit_code = 1
 
@@ -54,7 +52,7 @@ class PeerError(TpiedgeError):
 
 
 class PeerLost(PeerError):
-    """`waited_for`: like "allreduce of step 4, block 11"; `host` may be ""."""
+    """A peer died, froze or was cut off. `waited_for`: like "allreduce of step 4, block 11"; `host` may be ""."""
 
     def __init__(self, rank: int, waited_for: str, cause: str, host: str = "") -> None:
         where = f" ({host})" if host else ""
@@ -75,7 +73,7 @@ class ProtocolError(PeerError):
 
 
 class Misconduct(ProtocolError):
-    """The node of `rank` sent what the protocol does not allow, or numbers that no honest node computes."""
+    """The node `rank` broke the protocol, or sent numbers that no honest node computes."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
@@ -87,11 +85,11 @@ class ResourceError(TpiedgeError):
 
 
 class OutOfMemory(ResourceError):
-    """Memory is short, either by the plan's arithmetic or by the operating system's word."""
+    """Memory is short, by the plan's arithmetic or by the operating system."""
 
 
 class DiskFull(ResourceError):
-    """Not enough free space to finish writing."""
+    """The disk lacks space to finish writing."""
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
@@ -100,7 +98,7 @@ class DiskFull(ResourceError):
 
     @classmethod
     def of_inodes(cls, path: Path) -> "DiskFull | None":
-        """Returns the error if the file system has no inodes left; None if it has, or does not count them."""
+        """Returns the error if the file system has no inodes left, else None."""
         folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
         found = os.statvfs(folder)
         if not found.f_files or found.f_favail or not found.f_bavail:
@@ -124,7 +122,7 @@ class ReadFault(ResourceError):
 
 
 class ChildLost(ResourceError):
-    """A process for one request was killed from outside repeatedly, or did not start: the request may be repeated."""
+    """The process for a request was killed from outside repeatedly, or did not start. The request may be repeated."""
 
 
 class IntegrityError(ResourceError):

@@ -1,5 +1,5 @@
 """Child processes get no secret of the environment, and end with their parent: by the kernel's parent-death signal
-(Linux), and when standard input, which the parent holds open, ends."""
+(Linux), and when standard input ends, which the parent holds open."""
 
 import ctypes
 import os
@@ -20,31 +20,29 @@ _OWN_SIGNALS: Final = (
 
 
 def die_with_parent(death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send `death_signal` when the thread ends that started this process. Not inherited by forks. Linux
-    only."""
+    """Has Linux send `death_signal` when the thread ends that started this process. Forks do not inherit it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
 
 
 def killed_from_outside(status: int) -> bool:
-    """Whether a process with this exit status was killed by the system, for lack of memory, or by a person."""
+    """Whether the exit status is of a kill by the system, for lack of memory, or by a person."""
     return status < 0 and -status not in _OWN_SIGNALS
 
 
 def guard(
     on_orphaned: Callable[[], None],
     death_signal: signal.Signals = signal.SIGKILL,
-    on_bytes: Callable[[bytes], object] = len,
 ) -> None:
-    """Calls `on_orphaned` from a thread when the parent is gone; `on_bytes` gets there all bytes of standard input."""
+    """Calls `on_orphaned` from a thread when the parent is gone. That thread reads standard input."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        on_orphaned()
+
     die_with_parent(death_signal)
-    threading.Thread(target=_watch, args=(on_orphaned, on_bytes), name="lifeline", daemon=True).start()
-
-
-def _watch(on_orphaned: Callable[[], None], on_bytes: Callable[[bytes], object]) -> None:
-    while data := os.read(0, 4096):
-        on_bytes(data)
-    on_orphaned()
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 _NEEDED: Final = frozenset(
@@ -60,7 +58,7 @@ _SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The part of `environment` (default: this process's) that a child gets."""
+    """Filters the variables that a child gets. Default: of this process."""
     own = os.environ if environment is None else environment
     return {
         name: text
@@ -70,7 +68,7 @@ def child_environment(environment: Mapping[str, str] | None = None) -> dict[str,
 
 
 def raise_oom_score(score: int) -> None:
-    """Raises the OOM killer's score of this process and its later children to `score`, if Linux allows it."""
+    """Raises the OOM killer's score of this process and later children, if Linux allows it."""
     own = Path("/proc/self/oom_score_adj")
     with suppress(OSError):
         if int(own.read_text(encoding="ascii")) < score:

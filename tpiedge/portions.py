@@ -1,8 +1,6 @@
-"""Quotas of clients, so that none takes all. Pure. A client is a text: an API key or an address.
+"""Quotas of clients. Pure. A client is a text: an API key or an address.
 
-Law: no client has more than half of the total, rounded up, nor more than the others leave. So each further flood takes
-at most half of the rest, and while fewer clients have some than the total can be halved (seven of 128), a new one gets
-one.
+Law: no client has more than half of the total, rounded up, nor more than the others leave.
 """
 
 import heapq
@@ -15,14 +13,13 @@ def share_of(total: int) -> int:
 
 
 def may_have(own: int, taken: int, total: int, count: int = 1) -> bool:
-    """Whether a client with `own` may have `count` more, if all clients have `taken` of `total`. Zero is always
-    allowed."""
+    """Whether a client with `own` may have `count` more, if all clients have `taken` of `total`."""
     return count == 0 or own + count <= min(share_of(total), total - taken)
 
 
-def too_much(held: Sequence[tuple[str, int]], total: int, share: int) -> Iterator[int]:
-    """Indexes of `held` (client, amount; oldest first) to drop until no client has more than `share` and all at most
-    `total`: each time the oldest of the largest client."""
+def too_much(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
+    """Yields indexes of `held` (client, amount; oldest first) to drop, each the oldest of the largest client, until the
+    law holds."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)
@@ -30,7 +27,7 @@ def too_much(held: Sequence[tuple[str, int]], total: int, share: int) -> Iterato
     most = [(-sum(held[number][1] for number in own), own[0], own) for own in of_clients.values()]
     heapq.heapify(most)
     taken = sum(amount for _, amount in held)
-    while most and (taken > total or -most[0][0] > share):
+    while most and (taken > total or -most[0][0] > share_of(total)):
         negative, number, own = heapq.heappop(most)
         own.popleft()
         yield number

@@ -17,7 +17,7 @@ def say(line: str) -> None:
 
 
 class LiveLine:
-    """`tell(how_far)` repeatedly, then `finish()`: a line replaced every 0.1 s on a terminal, else a line every 5 s."""
+    """Replaces a line every 0.1 s on a terminal, else prints one every 5 s. `finish` follows the last `tell`."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
@@ -44,7 +44,7 @@ class LiveLine:
 
 
 class ByteProgress:
-    """A callback `progress(done, total)`; then `finish(done)`."""
+    """Shows progress: `progress(done, total)`, then `finish(done)`."""
 
     def __init__(self, label: str, clock: Clock | None = None) -> None:
         self._label = label

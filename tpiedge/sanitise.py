@@ -11,12 +11,12 @@ WINDOW_S: Final = 60.0
 
 
 def sanitised(text: str, kept: str = "") -> str:
-    """`text` with blanks for control characters, except those in `kept`."""
+    """`text` with blanks for control characters that are not `kept`."""
     return "".join(one if one.isprintable() or one in kept else " " for one in text)
 
 
 def sanitised_line(text: object, limit: int = 1000) -> str:
-    """`text` as one printable line. The usual limit leaves room in a message for the words around it."""
+    """`text` as one printable line. The default limit leaves room in a message for other words."""
     line = " ".join(str(text).split())
     line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in line[: 2 * limit])
     return line if len(line) <= limit else line[: limit - 3] + "..."
@@ -35,7 +35,7 @@ def quote(value: object, limit: int = 60) -> str:
 
 
 class RateLimitedLog:
-    """At most LINES warnings within WINDOW_S; the next one counts the omitted ones. For any thread."""
+    """Logs at most LINES warnings within WINDOW_S, and counts omitted ones in the next. For any thread."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""Ends a process in order if one of its threads fails: else others would wait for that thread for ever."""
+"""Ends a process in order if one of its threads fails."""
 
 import logging
 import threading
@@ -14,10 +14,8 @@ class Supervisor:
     """Watches the threads of this process. `on_failure` is called with the first failure, in the thread that fails."""
 
     def __init__(self, on_failure: Callable[[InternalError], None] | None = None) -> None:
-        #: The first failure; for any thread.
-        self.failure: InternalError | None = None
-        #: Its thread's name.
-        self.failed = ""
+        self.failure: InternalError | None = None  # the first one; for any thread
+        self.failed = ""  # its thread's name
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._before = threading.excepthook

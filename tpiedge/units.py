@@ -1,4 +1,4 @@
-"""Byte sizes, times and counts as people write and read them."""
+"""Sizes, times and counts as people write and read them."""
 
 import math
 import re
@@ -15,16 +15,15 @@ _FACTORS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
 #: More than any disk holds, and more than thirty years.
 _MOST_BYTES = 1e21
 _MOST_S = 1e9
-#: Fewer bytes were meant in another unit.
+#: A user who gives fewer bytes forgot the unit.
 _FEW = 1024
-#: Up to so many GB are plausible; more without a unit was meant in MB.
+#: A larger number without a unit was meant in MB.
 _FEW_GB = 64
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912. Raises UserError, also for so few bytes that the unit was
-    forgotten."""
+    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912. Raises UserError, also for a forgotten unit."""
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -58,7 +57,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_least(count: float) -> str:
-    """Whole MB, rounded up. Gives words for any number."""
+    """1_500_001 -> '2 MB', rounded up. Gives words for any number."""
     return f"{-(-math.ceil(count) // 1_000_000)} MB" if abs(count) < _MOST_BYTES else format_bytes(count)
 
 
@@ -102,5 +101,5 @@ def format_age(seconds: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """'1 node', '3 nodes'; `plural` is for nouns that do not just take an s."""
+    """'1 node', '3 nodes'; `plural` if not noun + s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

@@ -147,7 +147,6 @@ class Browser:
         )
 
     def wait(self, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-        """Returns the first true value of `condition`."""
         deadline = time.monotonic() + limit_s
         while True:
             found = condition()

@@ -137,7 +137,6 @@ def _locked(browser: Browser, _service: FakeService) -> None:
 
 
 def _watched(browser: Browser, service: FakeService) -> None:
-    """The administrator's key was typed before."""
     watch(service)
     browser.run("sessionStorage['tpiedge.key.admin'] = arguments[0]", SECRET)
     browser.click("Cluster")

@@ -27,7 +27,6 @@ _WORK: Final = (
 
 
 def watch(service: FakeService) -> None:
-    """Has the service describe this cluster."""
     spans = tuple(map(_spans, range(len(_WORK))))
     service.called = "TinyLlama-1.1B"
     service._nodes = (

@@ -5,7 +5,7 @@ import torch
 
 from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
-from tpiedge.engine.fused_blocks import FusedBlocks
+from tpiedge.engine.forward import Engine
 from tpiedge.kernels.attention_block import FusedLayers
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.shared_library import kernel_library
@@ -50,7 +50,7 @@ def test_the_same_answer_as_block_by_block(
         logits_TV = cluster.logits(text)
         assert runs[-1] == len(text)
     calls = len(runs)
-    monkeypatch.setattr(FusedBlocks, "stack", None)
+    monkeypatch.setattr(Engine, "_layers", None)
     with InProcessCluster(pack, split(reference, "1")) as cluster:
         assert cluster.greedy(reference.prompt_ids, TOKENS) == answer
         assert torch.equal(cluster.logits(text), logits_TV)

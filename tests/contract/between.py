@@ -30,11 +30,8 @@ class Between:
     def send_to(self, frame: bytes, name: str, timeout_s: float) -> None:
         self.inner.send_frame(frame, name, timeout_s)
 
-    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
-        return self.inner.recv_frame(timeout_s)
-
-    def read(self, sender: str, frame: memoryview) -> Envelope:
-        return self.inner.read(sender, frame)
+    def recv(self, timeout_s: float) -> Envelope | None:
+        return self.inner.recv(timeout_s)
 
     def reducer(self, _exchange: object) -> None:
         return None
@@ -83,26 +80,26 @@ class Late(Between):
         self.released = threading.Event()
         #: What was handed on, in this order.
         self.heard: list[tuple[str, Message]] = []
-        self._held: deque[tuple[str, memoryview]] = deque()
+        self._held: deque[Envelope] = deque()
 
-    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
+    def recv(self, timeout_s: float) -> Envelope | None:
         deadline = time.monotonic() + timeout_s
         while True:
             if self._held and self.released.is_set():
-                return self._hear(*self._held.popleft())
-            received = self.inner.recv_frame(max(0.0, deadline - time.monotonic()))
+                return self._hear(self._held.popleft())
+            received = self.inner.recv(max(0.0, deadline - time.monotonic()))
             if received is None:
                 return None
-            if not self._keeps(*received):
-                return self._hear(*received)
+            if not self._keeps(received):
+                return self._hear(received)
             self._held.append(received)
 
-    def _keeps(self, sender: str, frame: memoryview) -> bool:
+    def _keeps(self, received: Envelope) -> bool:
         if self.released.is_set() or self.holds is None:
             return False
-        message = read_frame(sender, frame, TENSOR).message
-        return sender in {held for held, _ in self._held} or self.holds(sender, message)
+        sender = received.sender
+        return sender in {held.sender for held in self._held} or self.holds(sender, received.message)
 
-    def _hear(self, sender: str, frame: memoryview) -> tuple[str, memoryview]:
-        self.heard.append((sender, read_frame(sender, frame, TENSOR).message))
-        return sender, frame
+    def _hear(self, received: Envelope) -> Envelope:
+        self.heard.append((received.sender, received.message))
+        return received

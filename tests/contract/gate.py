@@ -24,6 +24,7 @@ class Gate:
         self.door = FrontDoor(self.hub, MASTER.public, folder)
         self.tokens = TokenStore(folder)
         self.heard: list[tuple[str, object]] = []
+        self.malformed = 0
         self._ends = False
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -50,6 +51,7 @@ class Gate:
             except LinkReset:
                 continue
             except MalformedMessage as error:
+                self.malformed += 1
                 self.hub.disconnect(error.peer)
                 continue
             if envelope is None:

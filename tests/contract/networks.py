@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,16 @@ class Network:
             return self._stack.enter_context(closing(self._hub.spoke(name)))
         assert isinstance(self._hub, ZmqHub)
         return self._stack.enter_context(self._connection(rank, 0, self._hub.address, plane))
+
+    def star(self, size: int) -> Sequence[Endpoint]:
+        """Links each rank with rank 0 alone."""
+        hub, spokes = self.hub(), [self.spoke(rank) for rank in range(1, size)]
+        if isinstance(hub, InProcessHub):
+            return hub, *spokes
+        named: list[dict[str, Any]] = [{node_name(0): spoke} for spoke in spokes]
+        return ZmqMesh(hub.name, hub, {}), *(
+            ZmqMesh(node_name(at), None, one) for at, one in enumerate(named, 1)
+        )
 
     def mesh(self, size: int) -> Sequence[Endpoint]:
         made: Sequence[InProcessPeer | ZmqMesh]

@@ -105,7 +105,7 @@ class Ranks:
         """Waits until all links are up; they stay so although no rank reads."""
         for rank, endpoint in enumerate(self.bare):
             for lower in range(rank):
-                endpoint.send(Shutdown(0), (), node_name(lower), WAIT_S)
+                endpoint.send(Shutdown(0), None, node_name(lower), WAIT_S)
                 assert self.bare[lower].recv(WAIT_S) is not None
         return self
 
@@ -159,9 +159,7 @@ class Ranks:
         return self.run(lambda one: one.all_reduce(part(one.rank, tokens, hidden), tag))
 
     def _endpoints(self, network: Network) -> list[Any]:
-        if self.way == HUB:
-            return [network.hub(), *(network.spoke(rank) for rank in range(1, self.size))]
-        return list(network.mesh(self.size))
+        return list(network.star(self.size) if self.way == HUB else network.mesh(self.size))
 
     def _group(self, rank: int) -> Group:
         return Group(

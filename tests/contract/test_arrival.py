@@ -51,17 +51,15 @@ def test_a_peer_may_be_a_step_ahead(network: Any, way: str) -> None:
     ranks.begun()
     late = ranks.endpoints[2]
     late.holds = holds_rank_0_back
-    listen = late.inner.recv_frame
+    listen = late.inner.recv
 
     def until_ahead(timeout_s: float) -> Any:
         received = listen(timeout_s)
-        if received is not None:
-            sender, seen = received[0], late.read(*received).message
-            if sender == "node-1" and seen.step == 2:
-                late.released.set()
+        if received is not None and received.sender == "node-1" and received.message.step == 2:
+            late.released.set()
         return received
 
-    late.inner.recv_frame = until_ahead
+    late.inner.recv = until_ahead
 
     def work(one: Communicator) -> list[torch.Tensor]:
         first = one.all_reduce(part(one.rank), Tag(1, 0, 0))
@@ -80,6 +78,6 @@ def test_a_peer_may_be_a_step_ahead(network: Any, way: str) -> None:
 
 def test_a_sum_is_taken_from_rank_0_alone(network: Any) -> None:
     ranks = Ranks(network, "star", 3).begun().meet()
-    ranks.bare[1].send(Reduced(1, 1, 0, 0, 0, ROW), (part(7).numpy().data,), "node-2")
+    ranks.bare[1].send(Reduced(1, 1, 0, 0, 0, ROW), part(7).numpy().data, "node-2")
     for result in ranks.reduce():
         assert torch.equal(result, total(parts(3)))

@@ -44,8 +44,8 @@ def test_all_reduce_sums(ranks: Ranks) -> None:
 def test_without_links_between_all_there_is_only_the_star(network: Any, way: str) -> None:
     ranks = Ranks(network, HUB, 2)
     root, leaf = ranks.endpoints
-    leaf.send(ranks.plan())  # connects
-    root.send(StepPlan(1, 1, (), 1, 1, collective=way, bulk_collective=way), (), "node-1")
+    leaf.send(ranks.plan(), None, "node-0")  # connects
+    root.send(StepPlan(1, 1, (), 1, 1, collective=way, bulk_collective=way), None, "node-1")
     with pytest.raises(ProtocolError, match=f"asks for the collective {way}, but not all nodes are linked"):
         ranks.groups[1].next_plan()
 

@@ -60,12 +60,12 @@ def test_tensors_arrive_as_they_were(network: Any, shape: tuple[int, int]) -> No
     meet(hub, spoke)
     array = np.random.default_rng(0).standard_normal(shape, np.float32)
     for sender, receiver, to in ((spoke, hub, None), (hub, spoke, "node-1")):
-        sender.send(hidden(array), (array.data,), to)
+        sender.send(hidden(array), array.data, to)
         envelope = receive(receiver)
         assert envelope.message == hidden(array)
-        (view,) = envelope.tensors
-        assert view.readonly
-        assert bytes(view) == array.tobytes()
+        assert envelope.tensor is not None
+        assert envelope.tensor.readonly
+        assert bytes(envelope.tensor) == array.tobytes()
 
 
 def test_recv_does_not_spin(network: Any) -> None:
@@ -137,11 +137,11 @@ def test_the_hub_sends_to_several_at_once(network: Any) -> None:
         meet(hub, spoke)
     array = np.arange(8, dtype=np.float32).reshape(1, 8)
     before = hub.counters.bytes_sent
-    hub.send(hidden(array), (array.data,), to=("node-3", "node-1"))
+    hub.send(hidden(array), array.data, to=("node-3", "node-1"))
     array += 1
     for name in ("node-1", "node-3"):
         envelope = receive(spokes[name])
-        assert bytes(envelope.tensors[0]) == (array - 1).tobytes()
+        assert bytes(envelope.tensor or b"") == (array - 1).tobytes()
     assert spokes["node-2"].recv(0.05) is None
     assert hub.counters.bytes_sent - before == 2 * (len(encode(hidden(array))) + array.nbytes)
 
@@ -184,7 +184,7 @@ def test_a_malformed_message_names_its_sender_and_harms_nobody(network: Any, fra
     with pytest.raises(MalformedMessage, match="node-1") as caught:
         receive(hub)
     assert caught.value.peer == "node-1"
-    assert hub.counters.malformed == 1
+    assert hub.counters.refused == 1
     meet(hub, spoke)
 
 

@@ -81,7 +81,7 @@ def test_an_empty_frame_ends_a_guest(gate: Gate, crowd: Crowd) -> None:
     for _ in range(100):
         guest.send(b"")
     wait_until(lambda: guest.cut)
-    assert gate.hub.counters.malformed == 1
+    assert gate.malformed == 1
 
 
 def test_no_second_connection_in_place_of_the_first(gate: Gate) -> None:
@@ -92,7 +92,7 @@ def test_no_second_connection_in_place_of_the_first(gate: Gate) -> None:
         first = crowd.stranger(keys=keys, route=route)
         wait_until(lambda: first.up)
         second = crowd.stranger(keys=keys, route=route)
-        wait_until(lambda: gate.hub.counters.rejected)
+        wait_until(lambda: gate.hub.counters.refused)
         first.send(b"no message at all")
         wait_until(lambda: first.cut)
         assert not second.up

@@ -78,10 +78,10 @@ def test_what_is_not_admitted_any_more_is_dropped_and_counted(pair: Pair) -> Non
     pair.hub.admission.revoke("w-1")
     pair.spoke.send(Shutdown(2))
     deadline = time.monotonic() + WAIT_S
-    while not pair.hub.counters.revoked:
+    while not pair.hub.counters.refused:
         assert time.monotonic() < deadline
         assert pair.hub.recv(0.02) is None
-    assert pair.hub.counters.revoked == 1
+    assert pair.hub.counters.refused == 1
 
 
 def test_the_end_of_a_peer_is_known_without_its_word(pair: Pair) -> None:

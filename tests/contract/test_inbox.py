@@ -9,7 +9,7 @@ from tests.contract.ranks import HUB, Ranks
 from tpiedge.collectives.communicator import Communicator, Doing, Tag
 from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.errors import Misconduct, PeerLost
-from tpiedge.transport.endpoint import TENSOR, Envelope, LinkReset, frame_of, read_frame
+from tpiedge.transport.endpoint import Envelope, LinkReset
 from tpiedge.wire.data import Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.fields import Message, TensorHeader
 
@@ -34,15 +34,12 @@ class Stream:
         self.left = 1_000_000
         self._what = what
 
-    def recv_frame(self, _timeout_s: float) -> tuple[str, memoryview] | None:
+    def recv(self, _timeout_s: float) -> Envelope | None:
         assert self.left, "nobody looked at anything else"
         self.left -= 1
         if isinstance(self._what, Exception):
             raise self._what
-        return "node-1", memoryview(frame_of(self._what, (), TENSOR))
-
-    def read(self, sender: str, frame: memoryview) -> Envelope:
-        return read_frame(sender, frame, TENSOR)
+        return Envelope("node-1", self._what)
 
 
 def inbox(what: Message | Exception) -> tuple[PeerChannel, Any]:
@@ -93,8 +90,7 @@ HEADER = TensorHeader("f32", (1, 1))
 )
 def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
     ranks = Ranks(network, "mesh", 3).meet()
-    tensors = (bytes(4),) if isinstance(forged, Hidden) else ()
-    ranks.bare[2].send(forged, tensors, "node-1", WAIT_S)
+    ranks.bare[2].send(forged, bytes(4) if isinstance(forged, Hidden) else None, "node-1", WAIT_S)
     with pytest.raises(Misconduct, match=f"node 2 sent {type(forged).__name__}, which only") as caught:
         ranks.groups[1].next_plan()
     assert caught.value.rank == 2
@@ -103,7 +99,7 @@ def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
 @pytest.mark.parametrize("forged", [StepPlan(EPOCH, 9, (), 1, 1), Reduced(EPOCH, 9, 0, 0, 0, HEADER)])
 def test_nobody_leads_rank_0(network: Any, forged: Message) -> None:
     ranks = Ranks(network, HUB, 2).begun()
-    ranks.bare[1].send(forged, (bytes(4),) if isinstance(forged, Reduced) else ())
+    ranks.bare[1].send(forged, bytes(4) if isinstance(forged, Reduced) else None, "node-0")
     with pytest.raises(Misconduct, match=f"node 1 sent {type(forged).__name__}, which only node 0 may send"):
         poll_for_long(ranks.groups[0])
 

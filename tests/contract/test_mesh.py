@@ -22,7 +22,7 @@ def mesh(network: Any) -> list[Any]:
     ends = list(network.mesh(SIZE))
     for rank, end in enumerate(ends):
         for lower in range(rank):
-            end.send(Shutdown(0), (), NAMES[lower], WAIT_S)
+            end.send(Shutdown(0), None, NAMES[lower], WAIT_S)
             assert receive(ends[lower]).sender == NAMES[rank]
     return ends
 
@@ -30,7 +30,7 @@ def mesh(network: Any) -> list[Any]:
 def test_everybody_hears_everybody_in_order(mesh: list[Any]) -> None:
     for number in range(50):
         for end in mesh:
-            end.send(Shutdown(number), (), [name for name in NAMES if name != end.name], WAIT_S)
+            end.send(Shutdown(number), None, [name for name in NAMES if name != end.name], WAIT_S)
     for end in mesh:
         heard = [receive(end) for _ in range(50 * (SIZE - 1))]
         for name in NAMES:
@@ -43,12 +43,12 @@ def test_who_sends_much_does_not_drown_others(mesh: list[Any]) -> None:
 
     def flood() -> None:
         for _ in range(count):
-            mesh[1].send(Shutdown(1), (), NAMES[0], WAIT_S)
+            mesh[1].send(Shutdown(1), None, NAMES[0], WAIT_S)
 
     flooder = threading.Thread(target=flood)
     flooder.start()
     heard = Counter([receive(mesh[0]).sender])
-    mesh[2].send(Shutdown(2), (), NAMES[0], WAIT_S)
+    mesh[2].send(Shutdown(2), None, NAMES[0], WAIT_S)
     while not heard[NAMES[2]]:
         heard[receive(mesh[0]).sender] += 1
     assert heard[NAMES[1]] < count
@@ -62,7 +62,7 @@ def test_closing_ends_a_wait_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ZmqHub, "_wait_to_send", lambda *given: waits.set() or wait(*given))
     with linked("zeromq", monkeypatch) as network, ThreadPoolExecutor(1) as threads:
         end = network.mesh(SIZE)[0]
-        sending = threads.submit(end.send, Shutdown(1), (), "nobody", WAIT_S)
+        sending = threads.submit(end.send, Shutdown(1), None, "nobody", WAIT_S)
         assert waits.wait(WAIT_S)
         end.close()
         with pytest.raises(EndpointClosed):

@@ -26,7 +26,7 @@ HALF = TensorHeader("u8", (MAX_HELD_BYTES // 2,))
 
 def frame(envelope: Envelope, **changes: Any) -> bytes:
     message: Any = structs.replace(envelope.message, **changes)
-    return encode(message) + b"".join(envelope.tensors)
+    return encode(message) + (envelope.tensor or b"")
 
 
 def header(envelope: Envelope) -> TensorHeader:
@@ -117,7 +117,7 @@ def check(network: Any, way: str, faulty: int, violation: Violation) -> None:
     ranks = Ranks(network, way, SIZE, wrap=lambda rank, one: Changing(one) if rank == faulty else one)
     ranks.begun()
     ranks.endpoints[faulty].change = Once(violation.change)
-    before = [endpoint.counters.malformed for endpoint in ranks.bare]
+    before = [endpoint.counters.refused for endpoint in ranks.bare]
     started = time.monotonic()
     outcomes = ranks.outcomes(lambda one: one.all_reduce(part(one.rank), TAG))
     assert time.monotonic() - started < FOUND_OUT_S
@@ -127,7 +127,7 @@ def check(network: Any, way: str, faulty: int, violation: Violation) -> None:
         assert complaint.rank == faulty
         assert re.search(violation.words, str(complaint))
     for rank, endpoint in enumerate(ranks.bare):
-        counted = endpoint.counters.malformed - before[rank]
+        counted = endpoint.counters.refused - before[rank]
         assert counted == (rank in complaints and violation.malformed)
 
 

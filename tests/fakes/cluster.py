@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.wire.control import AnswerPart, Carried, Failed, Finished, Halt, StepSpans, Token
+from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -42,7 +44,6 @@ _WAIT_S = 20.0
 
 
 def greedy_request(prompt_ids: Sequence[int], max_tokens: int) -> GenerationRequest:
-    """The likeliest `max_tokens` tokens, end tokens included."""
     return GenerationRequest("test", tuple(prompt_ids), max_tokens, ignore_eos=True)
 
 
@@ -51,13 +52,9 @@ class SoloLeader(Leader):
 
     #: Draws the tokens of a request, other than as it asks.
     sampler_of: Callable[[GenerationRequest], Any] | None = None
-    _poll: Callable[[], None] | None = None
 
     def generate(
-        self,
-        request: GenerationRequest,
-        emit: Callable[[AnswerPart], None],
-        cancelled: Callable[[], bool],
+        self, request: GenerationRequest, emit: Callable[[AnswerPart], None], cancelled: Callable[[], bool]
     ) -> Finished:
         """Runs a request, alone, to its end. `cancelled` is asked between steps, and once in each. Raises UserError."""
 
@@ -65,9 +62,14 @@ class SoloLeader(Leader):
             if cancelled():
                 self.cancel(request.id)
 
+        announce = self._communicator.announce
+
+        def announced(plan: StepPlan | LeavePages) -> None:
+            announce(plan)
+            poll()
+
         self.submit(request, emit)
-        self._poll = poll
-        try:
+        with patch.object(self._communicator, "announce", announced):
             while True:
                 poll()
                 for ended in self.step():
@@ -77,11 +79,8 @@ class SoloLeader(Leader):
                         return ended
                 if self.idle:
                     self.await_grammar(0.05)
-        finally:
-            self._poll = None
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """[T, vocabulary] at every position of a text, while nothing else runs."""
         sequence = self._batcher.add(GenerationRequest("logits", tuple(token_ids), 0, prompt_scores=True))
         parts: list[Tensor] = []
         try:
@@ -96,14 +95,8 @@ class SoloLeader(Leader):
         found: Sampler = self.sampler_of(request) if self.sampler_of else super()._sampler(request)
         return found
 
-    def _announced(self) -> None:
-        if self._poll is not None:
-            self._poll()
-
 
 class InProcessCluster:
-    """One rank per share; rank 0 is the caller's thread. Use as a context manager."""
-
     def __init__(
         self,
         pack: Path,
@@ -126,12 +119,9 @@ class InProcessCluster:
         tokenizer: Path | None = None,
         told: Callable[[StepSpans], None] = lambda _: None,
     ) -> None:
-        """`compute` and `kv`: what is usual for the pack without them. `placement`: of every node's weights; all are
-        pinned without one. With `grain_pages` they also use what the KV cache leaves free. `route`: of the
-        all-reduces; by the star without one. `context_tokens`: all that the cache has room for, without it. `threads`:
-        of each node's kernels. `folders`: in which each node finds what is `carried`, and leaves it, by `leave`.
-        `tokenizer`: the folder of that which grammars are for. `told` gets the steps that are recorded. The others as
-        in `Serving` and `Leader`."""
+        """`placement` of every node's weights (None: pinned); with `grain_pages` they also use what the KV cache leaves
+        free. `folders`: one for each node, for what is `carried` and for `leave`. `told` gets recorded steps. The
+        others as in `Serving` and `Leader`."""
         self._folders = folders
         self._carried = carried
         self._carriers: list[Carrier] = []
@@ -166,37 +156,33 @@ class InProcessCluster:
         self.leader = self._start()
 
     def generate(self, request: GenerationRequest) -> list[AnswerPart]:
-        """Every event of the request but the last."""
+        """Returns every event but Finished."""
         events: list[AnswerPart] = []
         self.leader.generate(request, events.append, lambda: False)
         return events
 
     def greedy(self, prompt_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """The continuation of the prompt."""
         events = self.generate(greedy_request(prompt_ids, max_tokens))
         return [event.token for event in events if isinstance(event, Token)]
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """[T, vocabulary] at every position."""
+        """Returns [T, vocabulary]."""
         return self.leader.logits(token_ids)
 
     def leave(self, order: Halt) -> tuple[int, str]:
-        """What runs is left in the folders for another cluster: in how many pages, and why not, if so."""
+        """Leaves what runs to another cluster; returns the pages, and why not, if so."""
         pages, sequences = self.leader.leave(order)
         return len(pages.pages), self._carriers[0].leave(pages, order.stored, sequences)
 
     @property
     def computed(self) -> int:
-        """Positions of all steps so far."""
         return self._meter.tokens
 
     @property
     def page_bytes(self) -> int:
-        """Of a page of rank 0's KV cache."""
         return self._page_bytes
 
     def close(self) -> None:
-        """End the ranks' threads and give everything back."""
         for endpoint in self.endpoints[1:]:
             endpoint.close()
         for thread in self._threads:

@@ -1,7 +1,4 @@
-"""Hub and spokes inside one process: queues instead of sockets, the same bytes and the same checks.
-
-Everything is encoded and copied on sending, as if it crossed a network.
-"""
+"""Hub and spokes inside one process: queues instead of sockets, the same bytes and the same checks."""
 
 import contextlib
 import threading
@@ -27,8 +24,6 @@ from tpiedge.wire.fields import Message
 
 
 class Receiver(Protocol):
-    """The end of a link that a frame goes to."""
-
     name: str
 
     def deliver(self, sender: str, frame: bytes | None) -> None: ...
@@ -39,8 +34,6 @@ Carry = Callable[[str, Receiver, bytes], None]
 
 
 class _Mailbox:
-    """What one endpoint has received, and its own posted messages that it has yet to send."""
-
     def __init__(self) -> None:
         self.changed = threading.Condition()
         #: A frame of None: the connection broke and was made anew.
@@ -51,13 +44,10 @@ class _Mailbox:
 
 
 class _InProcessEndpoint(Endpoint):
-    """What hub and spoke share; `_box_of` finds the mailbox of a peer."""
-
     def __init__(self, name: str, address: str, plane: Plane) -> None:
         super().__init__(name, plane)
         self.address = address
-        #: At once; a shaped network takes its time (tests/shaped_links.py).
-        self.carry: Carry = _hand_over
+        self.carry: Carry = _hand_over  # at once; a shaped network takes its time (tests/shaped_links.py)
         self._mailbox = _Mailbox()
 
     def send_frame(
@@ -89,7 +79,7 @@ class _InProcessEndpoint(Endpoint):
             if frame is None:
                 raise LinkReset(sender)
             if not self._admits(sender):
-                self.counters.revoked += 1
+                self.counters.refused += 1
                 continue
             self.counters.bytes_received += len(frame)
             return sender, memoryview(frame)
@@ -108,7 +98,6 @@ class _InProcessEndpoint(Endpoint):
         return len(self._mailbox.posted)
 
     def wake(self) -> None:
-        """From any thread: end a wait in `recv` that is under way, or the next one, as if its time were up."""
         with self._mailbox.changed:
             self._mailbox.woken = True
             self._mailbox.changed.notify_all()
@@ -121,7 +110,6 @@ class _InProcessEndpoint(Endpoint):
             self._mailbox.changed.notify_all()
 
     def deliver(self, sender: str, frame: bytes | None) -> None:
-        """Put a frame into this endpoint's queue; it may be what a peer that keeps no rules sends. None: LinkReset."""
         with self._mailbox.changed:
             self._mailbox.received.append((sender, frame))
             self._mailbox.changed.notify_all()
@@ -157,19 +145,17 @@ def _hand_over(sender: str, receiver: Receiver, frame: bytes) -> None:
 
 
 class InProcessHub(_InProcessEndpoint):
-    """The hub; `spoke(name)` connects a new one. With an `admission`, only admitted peers are heard and sent to."""
+    """With an `admission`, only admitted peers are heard and sent to."""
 
     def __init__(self, name: str, plane: Plane = TENSOR, admission: Admission | None = None) -> None:
         super().__init__(name, f"inprocess:{name}", plane)
         self.admission = admission or Admission({})
-        #: Where peers are connected from, by name.
-        self.addresses: dict[str, str] = {}
+        self.addresses: dict[str, str] = {}  # where peers are connected from, by name
         self._checks = admission is not None
         self._spokes: dict[str, InProcessSpoke] = {}
         self._joined = threading.Condition()
 
     def spoke(self, name: str) -> "InProcessSpoke":
-        """A connected spoke; replaces a closed one of the same name."""
         spoke = InProcessSpoke(name, self, self._plane)
         with self._joined:
             self._spokes[name] = spoke
@@ -187,7 +173,7 @@ class InProcessHub(_InProcessEndpoint):
         with self._joined:
             spoke = self._spokes.pop(name, None)
         if spoke is not None and farewell is not None:
-            self.carry(self.name, spoke, frame_of(farewell, (), self._plane))
+            self.carry(self.name, spoke, frame_of(farewell, None, self._plane))
 
     def _admits(self, peer: str) -> bool:
         return not self._checks or peer in self.admission.admitted
@@ -212,8 +198,6 @@ class InProcessSpoke(_InProcessEndpoint):
 
 
 class InProcessPeer(_InProcessEndpoint):
-    """One of several that are linked with each other; `group` makes them."""
-
     def __init__(self, name: str, members: dict[str, "InProcessPeer"], plane: Plane) -> None:
         super().__init__(name, f"inprocess:{name}", plane)
         self._members = members
@@ -221,7 +205,6 @@ class InProcessPeer(_InProcessEndpoint):
 
     @staticmethod
     def group(names: Sequence[str], plane: Plane = TENSOR) -> list["InProcessPeer"]:
-        """One for each name, in this order."""
         members: dict[str, InProcessPeer] = {}
         return [InProcessPeer(name, members, plane) for name in names]
 

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tpiedge.answers.generation import AnswerEvent
 from tpiedge.api.service import ModelInfo
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.journal import Paused, RequestLine, Resumed, TakenUp
+from tpiedge.master.journal import AnswerEvent, Paused, RequestLine, Resumed, TakenUp
 from tpiedge.master.reconciler import CannotDrain, NotServing
 from tpiedge.master.request_queue import Dismissed, QueueFull
 from tpiedge.master.request_times import Reading
@@ -31,7 +30,6 @@ _LIMIT_S = 30.0
 
 
 def token(request: str, index: int, token_id: int, logprobs: tuple[tuple[int, float], ...] = ()) -> Token:
-    """The event of one token."""
     return Token(epoch=1, request=request, index=index, token=token_id, logprobs=logprobs)
 
 
@@ -43,20 +41,18 @@ def finished(
     cached: int = 0,
     steps: int | None = None,
 ) -> Finished:
-    """The event of the end; `reason` as in FinishReason. A step for each token, unless told otherwise."""
+    """Makes a Finished with a step for each token unless told otherwise."""
     found = {"stop": "stop", "length": "length", "cancel": "cancel"}[reason]
     taken = tokens if steps is None else steps
     return Finished(1, request.id, found, len(request.prompt_ids), tokens, cached, taken)  # type: ignore[arg-type]
 
 
 class FakeGeneration:
-    """Gives the events that a test puts in; `cancelled` is set by `cancel`, `completed` by `complete`, `ended` when the
-    iterator has ended."""
+    """Gives the events that a test puts in."""
 
     def __init__(
         self, request: GenerationRequest, count: int = 0, *, attended: bool = True, client: str = ""
     ) -> None:
-        """`count`: tokens that were said before; `attended`: whether somebody waits for it; `client`: whose it is."""
         self.request = request
         self.client = client
         self.cancelled = threading.Event()
@@ -68,7 +64,6 @@ class FakeGeneration:
 
     @property
     def said(self) -> int:
-        """Tokens so far."""
         return self._count
 
     def say(self, *token_ids: int) -> None:
@@ -126,10 +121,7 @@ class FakeGeneration:
 
 
 class FakeService:
-    """`script` gets every accepted generation in the thread that submits it, and says what happens.
-
-    At most `places` generations run at once; a further one is refused with QueueFull.
-    """
+    """`script` gets every accepted generation in the thread that submits it. More than `places` are refused."""
 
     def __init__(
         self,
@@ -164,14 +156,10 @@ class FakeService:
         self.lines: tuple[RequestLine, ...] = ()
         self.told: tuple[ClusterEvent, ...] = ()
         self.dismissed: list[str] = []
-        #: Those between workers.
-        self.links: tuple[WorkerLink, ...] = ()
-        #: What `timeline` gives.
-        self.recorded: StepTimeline | None = None
-        #: Whether somebody wanted one.
-        self.watched = False
-        #: How far the prompts of requests are read.
-        self.reading: Reading | None = None
+        self.links: tuple[WorkerLink, ...] = ()  # those between workers
+        self.recorded: StepTimeline | None = None  # what `timeline` gives
+        self.watched = False  # whether somebody wanted one
+        self.reading: Reading | None = None  # how far the prompts of requests are read
         self._places = places
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []

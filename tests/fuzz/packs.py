@@ -24,21 +24,23 @@ def _manifest_seeds() -> list[bytes]:
     from tpiedge.model.config import ModelConfig
     from tpiedge.model.spec import model_spec
     from tpiedge.pack.layout import Storage
-    from tpiedge.pack.manifest import Manifest, manifest_text
+    from tpiedge.pack.manifest import BlobIds, Manifest, manifest_text
     from tpiedge.pack.specs import Precision
 
     found = []
     for tied, precision in ((True, Precision.F32), (False, Precision.Q4)):
         config = ModelConfig.from_huggingface(CONFIG | {"tie_word_embeddings": tied, "num_hidden_layers": 2})
         storage = Storage.of(precision, tied=tied)
-        manifest = Manifest(model_spec(config), storage, "demo", 2, "a" * 64, ("b" * 64,) * 2, "c" * 64)
+        blobs = BlobIds("a" * 64, ("b" * 64,) * 2, "c" * 64)
+        manifest = Manifest.of(model_spec(config), storage, "demo", 2, blobs)
         found.append(manifest_text(manifest))
     return found
 
 
 def _settings(folder: Path) -> Read:
+    from tpiedge.cli.config import check_values
     from tpiedge.cli.main import cli
-    from tpiedge.cli.settings import check_values, problems, read_settings, resolve, verbs_of
+    from tpiedge.cli.settings import problems, read_settings, resolve, verbs_of
 
     verbs = verbs_of(cli)
     path = folder / "config.toml"

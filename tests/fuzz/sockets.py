@@ -41,7 +41,7 @@ def _body(folder: Path) -> Read:
     from tpiedge.api.body import parse_object
     from tpiedge.api.errors import ApiError
     from tpiedge.api.limits import Limits
-    from tpiedge.api.openai_request import CHAT, COMPLETION
+    from tpiedge.api.openai import CHAT, COMPLETION
     from tpiedge.model.tokenizer import Tokenizer
 
     service = FakeService(Tokenizer.open(DEMO, here=True), InstantTemplate(), vocab_size=2048)

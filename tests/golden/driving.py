@@ -85,7 +85,7 @@ class Cluster:
             tokenizer, TellingTemplate(), vocab_size=2048, max_sequence=16_384, places=200, script=self._begin
         )
         service.also_called, service.most_postponed = ("demo",), 4096
-        guard = Guard("localhost", ApiKeys(), "the-admin-secret", 16_384)
+        guard = Guard("localhost", ApiKeys(), "the-admin-secret")
         records = None if folder is None else RecordFolder(folder, "pack-1")
         self.service = service
         self.script: Sequence[Sequence[Any]] = ()

@@ -15,16 +15,20 @@ import openai
 import pytest
 
 from tests.fakes.service import FakeService
+from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
+from tpiedge.host.addresses import Address
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
 SECRET = "the-admin-secret"
 PACK = "pack-1"
+USUAL = Limits()
+ACCESS = {"insecure", "origins", "public_names", "proxies", "share_prefixes"}
 
 
 class InstantTemplate(ChatTemplate):
@@ -106,7 +110,7 @@ def serve(service):
     and another one is started there."""
     servers, kept = [], []
 
-    def start(*, keys=(), key_file=None, host="127.0.0.1", port=0, secret=SECRET, limits=None, **options):
+    def start(*, keys=(), key_file=None, host="127.0.0.1", port=0, secret=SECRET, limits=USUAL, **options):
         if (host, port) == ("127.0.0.1", 0):
             kept.append(socket.socket())
             kept[-1].setsockopt(
@@ -114,9 +118,9 @@ def serve(service):
             )  # the server may listen there beside it
             kept[-1].bind((host, 0))
             port = kept[-1].getsockname()[1]
-        server = ApiServer(
-            service, host, port, ApiKeys(keys, key_file), secret, limits=limits or Limits(), **options
-        )
+        access = {name: options.pop(name) for name in ACCESS & options.keys()}
+        guard = Guard(host, ApiKeys(keys, key_file), secret, **access)
+        server = ApiServer(service, guard, Address(host, port), limits, **options)
         servers.append(server)
         server.start()
         return server

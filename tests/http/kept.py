@@ -25,7 +25,7 @@ class KeptAnswers(AnswerShelf):
         return self.accept(question, client, lambda: self.records.begin(accepted))
 
     def api(self, secret, limits=None):
-        guard = Guard("localhost", ApiKeys(), secret, 1000)
+        guard = Guard("localhost", ApiKeys(), secret)
         return Api(self.service, guard, limits or Limits(), self, self.records)
 
     def close(self, limit_s=0.0):

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, SECRET, InstantTemplate
+from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
+from tpiedge.host.addresses import Address
 from tpiedge.model.tokenizer import Tokenizer
 
 CONTEXT = 4096
@@ -21,7 +23,7 @@ def main() -> None:
     service.script = lambda generation: generation.finish()
     # Whoever sends much hears why it is refused, however long that takes beside other tests.
     limits = replace(Limits.of_context(CONTEXT), linger_s=60)
-    server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET, limits=limits)
+    server = ApiServer(service, Guard("127.0.0.1", ApiKeys(), SECRET), Address("127.0.0.1", 0), limits)
     server.start()
     sys.stdout.write(f"{server.url}\n")
     sys.stdout.flush()

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tpiedge.api.guard import Proxies, public_name
 from tpiedge.api.limits import Limits
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "proxies.md"
@@ -77,8 +76,8 @@ def behind(request, serve, tmp_path):
     if shutil.which(program) is None:
         pytest.skip(f"software: {program} is not on this computer")
     server = serve(
-        public_names=[public_name("ai.example.org")],
-        proxies=Proxies(["127.0.0.1"]),
+        public_names=["ai.example.org"],
+        proxies=["127.0.0.1"],
         limits=Limits(ping_s=600, quiet_s=600),
     )
     with socket.socket() as free:  # the programs may listen there beside it

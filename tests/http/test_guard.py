@@ -9,12 +9,13 @@ import pytest
 from starlette.routing import Route
 
 from tests.http.conftest import SECRET
-from tpiedge.api.guard import OPEN_PATHS, Guard, Origins, check_bind, public_name
+from tpiedge.api.guard import OPEN_PATHS, Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.page import is_page
 from tpiedge.api.server import Api, ApiServer
 from tpiedge.errors import UserError
+from tpiedge.host.addresses import Address
 
 KEY = "sk-cafe"
 LIMIT_S = 20.0
@@ -25,7 +26,7 @@ def bearer(key):
 
 
 def every_route(service):
-    api = Api(service, Guard("127.0.0.1", ApiKeys([KEY]), SECRET, 1000), Limits())
+    api = Api(service, Guard("127.0.0.1", ApiKeys([KEY]), SECRET), Limits())
     try:
         for route in api.routes:
             assert isinstance(route, Route)
@@ -96,7 +97,7 @@ HOSTS = {
         ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", ""],
     ),
     "public names": (
-        {"public_names": [public_name("AI.example.org."), public_name("chat.example.org:8443")]},
+        {"public_names": ["AI.example.org.", "chat.example.org:8443"]},
         ["ai.example.org", "AI.Example.ORG:443", "ai.example.org:8080", "chat.example.org:8443", "localhost"],
         ["evil.example", "ai.example.org.evil.example", "x.ai.example.org", "example.org"],
     ),
@@ -151,7 +152,7 @@ def test_whoever_watches_the_state_needs_no_host_header(serve, path, insecure):
 )
 def test_what_is_no_public_name(name):
     with pytest.raises(UserError, match="--public-name") as raised:
-        public_name(name)
+        Guard("127.0.0.1", ApiKeys(), SECRET, public_names=[name])
     assert len(str(raised.value)) < 250
 
 
@@ -193,12 +194,12 @@ def test_no_cross_origin_permission_is_ever_given(serve):
 
 def test_where_it_may_listen():
     for host in ("127.0.0.1", "127.8.8.8", "localhost", "::1"):
-        check_bind(host, ApiKeys(), False, Origins())
+        Guard(host, ApiKeys(), SECRET)
     for host in ("0.0.0.0", "::", "192.168.0.5", "pi.local"):
-        check_bind(host, ApiKeys(["k"]), False, Origins())
-        check_bind(host, ApiKeys(), True, Origins())
+        Guard(host, ApiKeys(["k"]), SECRET)
+        Guard(host, ApiKeys(), SECRET, insecure=True)
         with pytest.raises(UserError, match="for everybody"):
-            check_bind(host, ApiKeys(), False, Origins())
+            Guard(host, ApiKeys(), SECRET)
     for key in ("", "k\n", "schl\u00fcssel"):
         with pytest.raises(UserError):
             ApiKeys([key])
@@ -207,13 +208,13 @@ def test_where_it_may_listen():
 def test_the_admin_secret_is_no_api_key(service):
     for keys, secret in (([SECRET], SECRET), ([], "")):
         with pytest.raises(UserError):
-            Guard("127.0.0.1", ApiKeys(keys), secret, 1000)
+            Guard("127.0.0.1", ApiKeys(keys), secret)
 
 
 def test_a_port_in_use_is_one_line(serve, service):
     server = serve()
     with pytest.raises(UserError, match="in use") as raised:
-        ApiServer(service, "127.0.0.1", server.address[1], ApiKeys(), SECRET)
+        ApiServer(service, Guard("127.0.0.1", ApiKeys(), SECRET), Address(*server.address), Limits())
     assert "\n" not in str(raised.value)
 
 

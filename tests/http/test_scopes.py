@@ -6,7 +6,6 @@ import httpx
 import pytest
 
 from tests.http.conftest import KnowingTemplate
-from tpiedge.api.guard import Proxies
 from tpiedge.kv.pages import PagePool
 from tpiedge.wire.requests import SCOPE_CHARACTERS
 
@@ -104,7 +103,7 @@ def test_behind_a_named_proxy_a_client_is_the_address_that_it_says(ask):
     def said(*addresses):
         return {"X-Forwarded-For": ", ".join(addresses)}
 
-    options = {"proxies": Proxies(["127.0.0.1", "198.51.100.0/24"])}
+    options = {"proxies": ["127.0.0.1", "198.51.100.0/24"]}
     assert ask(said("192.0.2.1"), **options) == 0
     assert ask(said("192.0.2.1")) > 0
     assert ask(said("192.0.2.2")) == 0

@@ -31,7 +31,9 @@ def test_abuse_changes_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
     """Every attack, beside the others."""
     found = tmp_path / "found.json"
     phases = "cancelled, imposters, together, with nodes"
-    with start("--minutes", 0.4, "--phases", phases, "--json", found, "--keep", tmp_path / "cluster") as soak:
+    with start(
+        "--minutes", 0.25, "--phases", phases, "--json", found, "--keep", tmp_path / "cluster"
+    ) as soak:
         try:
             said, _ = soak.communicate(timeout=_END_S)
         except subprocess.TimeoutExpired:

@@ -23,8 +23,7 @@ class Client:
     pending: PendingAnswer
     law: Law
     attended: bool = True
-    #: How many parts had come when it was cancelled; None if it was not.
-    cancelled: int | None = None
+    cancelled: int | None = None  # how many parts had come when it was cancelled; None if it was not
     parts: list[AnswerPart] = field(default_factory=list)
     end: Finished | TpiedgeError | None = None
 
@@ -41,7 +40,6 @@ class Client:
         self.attended = False
 
     def forget(self, lost: int) -> None:
-        """The last parts were not on the disk yet when the power went."""
         del self.parts[max(0, len(self.parts) - lost) :]
 
     def listen(self, *, grace_over: bool) -> None:

@@ -42,8 +42,6 @@ _SERVES_S = LONGEST_S + _PATIENCE_S
 
 
 class LawBroken(AssertionError):
-    """A law does not hold; `law` is its words."""
-
     def __init__(self, law: str, details: tuple[object, ...], when: float) -> None:
         super().__init__(f"{law}: {', '.join(map(str, details))} (after {when:.1f} s)")
         self.law = law
@@ -51,7 +49,7 @@ class LawBroken(AssertionError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same during a story. `error` is added to all but the first tokens of an answer: stories find it."""
+    """`error` is added to all but the first tokens of an answer: stories find it."""
 
     workers: int = 3
     min_workers: int = 0
@@ -61,8 +59,7 @@ class Setup:
 
 
 class Cluster(Story):
-    """Events are methods, which `stories` names; one that does not apply, as the loss of a worker that is away, does
-    nothing."""
+    """Events are methods, which `stories` names; one that does not apply does nothing."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -80,8 +77,7 @@ class Cluster(Story):
         self.served_last: float | None = None
         self.epochs: set[int] = set()
         self.phases: dict[int, Phase] = {}
-        #: The epoch that left something for each epoch.
-        self.left: dict[int, int] = {}
+        self.left: dict[int, int] = {}  # the epoch that left something for each epoch
         self.last_epoch = 0
         self.requests = 0
         self.count = 0
@@ -105,7 +101,6 @@ class Cluster(Story):
                 self.law(given[: len(known)] == known, "no epoch draws again what was passed on", given)
 
     def look(self) -> None:
-        """Every law that holds at any time."""
         now, status = self.clock.now(), self.master.status
         if status.ready:
             self.served_last = now
@@ -152,7 +147,6 @@ class Cluster(Story):
         self.law(not late, "who is silent serves no more", late)
 
     def look_at_rest(self) -> None:
-        """The laws that hold once every message was heard."""
         self.look()
         status = self.master.status
         self.law(
@@ -178,8 +172,7 @@ class Cluster(Story):
     # --- how it runs
 
     def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
-        """All that are large enough have equal parts, and each makes a token quicker. The master's part is smaller
-        where its machine has less than enough."""
+        """Gives all that are large enough equal parts; each makes a token quicker."""
         small = {
             one.name: SpareReason("too small", "it is too small")
             for one in machines
@@ -231,7 +224,6 @@ class Cluster(Story):
         return sum(one.said for one in (*self.machines.values(), *self.live))
 
     def _start_root(self) -> None:
-        """Rank 0's process is what the master's own machine runs."""
         epoch = self.rank_zero.epoch
         for node in self.live:
             if node.rank == 0 and node.epoch != epoch:
@@ -245,7 +237,6 @@ class Cluster(Story):
             root.hello()
 
     def wait(self, seconds: float) -> None:
-        """Time passes; who is not frozen shows that it lives, and nodes compute."""
         end = self.clock.now() + seconds
         while (left := end - self.clock.now()) > 1e-9:
             self.clock.advance(min(_BEAT_S, left))
@@ -264,7 +255,6 @@ class Cluster(Story):
         self._until(condition, "what the test waits for comes", limit_s)
 
     def _computes(self, root: SimulatedNode) -> bool:
-        """Every rank adds up its part."""
         peers = [self.nodes.get((rank, root.epoch)) for rank in range(root.size)]
         ready = all(isinstance(one, SimulatedNode) and one.serves for one in peers)
         self.beats += 1
@@ -299,7 +289,6 @@ class Cluster(Story):
             agent.vanish()
 
     def freeze_machine(self, worker: int) -> None:
-        """Nothing of it moves: a lid is closed."""
         if agent := self._here(worker):
             if agent.node is not None:
                 agent.node.frozen = True
@@ -328,7 +317,6 @@ class Cluster(Story):
             node.hung = True
 
     def crash(self, worker: int) -> None:
-        """Its node ends by itself; worker 0: rank 0."""
         if worker == 0:
             if (root := self._root()) is not None:
                 root.die()
@@ -350,14 +338,12 @@ class Cluster(Story):
             self.hub.deliver(f"w-{worker}", None)
 
     def break_protocol(self, worker: int) -> None:
-        """It says what only rank 0 may say."""
         agent = self._here(worker)
         if agent is not None and agent.node is not None and self.clients:
             name = self.clients[0].request.id
             agent.node.say(Token(agent.node.epoch, name, len(self.clients[0].parts), 1, ()))
 
     def echo_of_the_past(self) -> None:
-        """A node of an epoch that is over says a token of a request that runs."""
         old = [
             node for (rank, epoch), node in self.nodes.items() if not rank and epoch != self.rank_zero.epoch
         ]
@@ -401,7 +387,6 @@ class Cluster(Story):
         self.master.clear_worker(f"w-{worker}")
 
     def limit(self, worker: int, mib: int) -> None:
-        """It offers another amount of memory; worker 0: the master's own machine."""
         if worker == 0:
             self.rank_zero.memory_bytes = mib << 20
         elif agent := self._here(worker):
@@ -409,7 +394,6 @@ class Cluster(Story):
             agent.introduce()
 
     def trouble(self, worker: int, cause: str) -> None:
-        """It cannot prepare anything; "": it can again."""
         if agent := self._here(worker):
             agent.trouble = cause
 
@@ -421,15 +405,14 @@ class Cluster(Story):
         self.load_beats = beats
 
     def slow_steps(self, beats: int) -> None:
-        """A step takes so many heartbeats: a machine is too hot."""
         self.beats_a_step = beats
 
     def refuse_processes(self, refused: bool) -> None:
         self.rank_zero.refusal = ResourceError("no process can be started") if refused else None
 
     def ask(self, length: int, max_tokens: int, kind: str = "", attended: bool = True) -> Client | None:
-        """Somebody asks; None where that is refused. `kind`: "scores", "vector", "grammar", "poison", or text: "",
-        "whole" without an end of its own."""
+        """Somebody asks; None if refused. `kind`: "scores", "vector", "grammar", "poison", "whole" (no end of its own)
+        or ""."""
         self.requests += 1
         number = self.requests
         prompt = (formula.POISON if kind == "poison" else number, *range(1, length))
@@ -465,7 +448,6 @@ class Cluster(Story):
             client.cancel()
 
     def go_away(self, number: int) -> None:
-        """Nobody waits for the answer for now."""
         if client := self._open(number):
             client.attended = False
             client.pending.attend(False)
@@ -479,7 +461,6 @@ class Cluster(Story):
         self.master.observe(timeline=True)
 
     def kill_master(self, lost: int) -> None:
-        """Its process is killed and started anew; the disk lacks the last `lost` parts of each answer."""
         self.look()
         for node in self.live:
             node.die()
@@ -520,7 +501,6 @@ class Cluster(Story):
             node.hung, node.frozen = False, node.dead
 
     def finish(self) -> None:
-        """Everything heals, every request ends, and nothing is left over."""
         self.heal()
         self._until(lambda: not self.clients, "every request ends")
         self._until(lambda: self.ready, "a healthy cluster serves", _SERVES_S)

@@ -27,8 +27,7 @@ class SimulatedAgent(FakeAgent):
         self.fetch_beats = 0
         self.fetching: int | None = None
         self.fetched = 0
-        #: Why nothing can be prepared; "" if it can.
-        self.trouble = ""
+        self.trouble = ""  # why nothing can be prepared; "" if it can
         self.gone = False
         self._node: SimulatedNode | None = None
 

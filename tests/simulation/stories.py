@@ -49,14 +49,11 @@ _WEIGHTS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """What became of a story: the law that it broke, and the whole sentence."""
-
     law: str
     words: str
 
 
 def drawn(seed: int, events: int = 60) -> tuple[Setup, list[Event]]:
-    """The story of that seed: the same one each time."""
     chance = random.Random(seed)
     workers = chance.randint(1, 4)
     setup = Setup(workers, min(workers, chance.choice((0, 0, 0, 1, 2))), chance.choice((1, 2, 4)))
@@ -105,7 +102,6 @@ def _event(name: str, chance: random.Random, setup: Setup) -> Event:
 
 
 def play(setup: Setup, *events: Event) -> Cluster:
-    """Plays a story to its end. Raises LawBroken, and what the master raises."""
     cluster = Cluster(setup)
     try:
         for name, *arguments in events:
@@ -119,7 +115,6 @@ def play(setup: Setup, *events: Event) -> Cluster:
 
 
 def begun(*events: Event, setup: Setup | None = None) -> Cluster:
-    """A story that goes on: the test says what comes next, and ends the cluster."""
     cluster = Cluster(setup or Setup())
     for name, *arguments in events:
         getattr(cluster, str(name))(*arguments)
@@ -140,7 +135,6 @@ def failure_of(setup: Setup, events: Sequence[Event]) -> Failure | None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """What the master logs of losses is not looked at."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -167,13 +161,11 @@ def shortest(setup: Setup, events: Sequence[Event], law: str) -> list[Event]:
 
 
 def as_test(setup: Setup, events: Sequence[Event], failure: Failure) -> str:
-    """A test to paste that fails as the story does."""
     lines = "".join(f"        {event!r},\n" for event in events)
     return f"def test_story() -> None:\n    # {failure.words}\n    play(\n        {setup!r},\n{lines}    )\n"
 
 
 def check(seed: int, events: int = 60) -> None:
-    """Plays the story of the seed; fails with the shortest story that breaks the same law."""
     setup, story = drawn(seed, events)
     failure = failure_of(setup, story)
     if failure is not None:

@@ -75,7 +75,7 @@ def test_what_is_too_much_goes_and_no_more(held: list[tuple[str, int]], total: i
             found[client] += amount
         return found
 
-    for number in too_much(held, total, share_of(total)):
+    for number in too_much(held, total):
         found = amounts()
         client = held[number][0]
         assert found[client] == max(found.values())
@@ -87,4 +87,4 @@ def test_what_is_too_much_goes_and_no_more(held: list[tuple[str, int]], total: i
 
 
 def test_of_two_that_have_as_much_the_older_goes() -> None:
-    assert list(too_much([("b", 1), ("a", 1), ("c", 1)], 2, 2)) == [0]
+    assert list(too_much([("b", 1), ("a", 1), ("c", 1)], 2)) == [0]

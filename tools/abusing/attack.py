@@ -81,7 +81,6 @@ class Attacker:
         return counts, faults
 
     def kill(self) -> None:
-        """Idempotent."""
         self._process.kill()
         self._process.join()
         self._results.close()
@@ -90,7 +89,7 @@ class Attacker:
 def _abuse(
     attack: Attack, target: Target, seconds: float, seed: int, size: float, results: Connection
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
     os.nice(_NICE)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -168,7 +168,6 @@ class StreamingClient:
         return record
 
     def resume(self) -> None:
-        """Ask from now on."""
         self._asking.release()
 
     def pause(self) -> None:
@@ -176,7 +175,6 @@ class StreamingClient:
         self._asking.acquire()
 
     def close(self) -> None:
-        """Ends it; call it during a pause."""
         self._closing.set()
         self._asking.release()
         self._thread.join()

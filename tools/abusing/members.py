@@ -53,7 +53,6 @@ def imposters(target: Target, bout: Bout) -> None:
 
 
 def _lie(link: ZmqSpoke, bout: Bout) -> None:
-    """One member's visit."""
     bout.counts["members"] += 1
     nonce = bout.rng.getrandbits(64)
     _send(link, encode(_offer(bout, nonce)))

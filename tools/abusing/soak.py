@@ -140,7 +140,6 @@ class Soak:
         return record
 
     def close(self) -> None:
-        """End the attackers and the client."""
         self._kill_attackers()
         self._client.close()
 
@@ -193,7 +192,6 @@ class Soak:
         return found.pop()
 
     def _at_rest(self) -> dict[str, ProcessHoldings]:
-        """Waits until nothing changes any more."""
         before, deadline = look(self._roles), time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
             time.sleep(1.0)

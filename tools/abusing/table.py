@@ -12,12 +12,10 @@ _HEAD = (
 
 
 def table(records: Sequence[PhaseRecord]) -> str:
-    """A line per phase."""
     return "\n".join([_HEAD, *map(line, records)])
 
 
 def line(record: PhaseRecord) -> str:
-    """One phase."""
     heard, stream = record.stream.judgements, record.stream
     master = record.holdings.get("master")
     held = f"{master.rss / MIB:11.0f}{master.files:6}" if master else f"{'-':>11}{'-':>6}"

@@ -23,7 +23,6 @@ class Target:
 
     @property
     def ports(self) -> tuple[Address, ...]:
-        """All at which something listens."""
         return (*(self.address.beside(offset) for offset in _OFFSETS), self.http)
 
     def connect(self, address: Address, source: str, timeout_s: float = 5.0) -> socket.socket:

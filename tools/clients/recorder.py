@@ -46,12 +46,11 @@ class Recorder:
     """Serves on a free port of loopback, from `start` to `stop`; `requests` are what came, each once."""
 
     requests: list[dict[str, Any]] = field(default_factory=list)
-    #: What nobody is known to ask for.
+    #: Paths that no known client asks for.
     unknown: list[str] = field(default_factory=list)
     _use: str = ""
 
     def start(self) -> str:
-        """Returns the URL."""
         config = uvicorn.Config(
             self._app, host="127.0.0.1", port=0, log_level="error", lifespan="off", interface="asgi3"
         )

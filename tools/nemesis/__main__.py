@@ -68,7 +68,6 @@ _SHOWN = 4000  # characters of an error, which may have whole logs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Break, compare, print."""
     options = _parser().parse_args(arguments)
     os.environ["TPIEDGE_CONFIG"] = os.devnull
     for number in (

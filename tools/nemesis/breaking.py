@@ -55,7 +55,6 @@ class BreakingTransport(httpx.HTTPTransport):
         self._breaks = breaks
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Passes a request on."""
         answer = super().handle_request(request)
         resumed = request.method == "GET" and "last-event-id" in request.headers
         if ("x-resumable" in answer.headers or resumed) and isinstance(answer.stream, httpx.SyncByteStream):

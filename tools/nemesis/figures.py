@@ -58,7 +58,6 @@ def _tail(seconds: Sequence[float], bound: float) -> dict[str, float] | None:
 
 
 def say(record: Mapping[str, Any]) -> str:
-    """Several lines."""
     kinds = ", ".join(f"{count} x {name}" for name, count in sorted(record["by_kind"].items()))
     lines = [
         f"{record['kills']} faults: {kinds}",

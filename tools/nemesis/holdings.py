@@ -28,12 +28,11 @@ class Held:
     disk: int
 
 
-#: What is no growth: descriptors, threads and processes that come and go.
+#: Allowed growth: descriptors, threads and processes that come and go.
 _MORE = Held(descriptors=8, threads=8, processes=1, resident=32, disk=1)
 
 
 def held(stage: Stage) -> dict[str, Held]:
-    """Now, by name."""
     cluster = stage.cluster
     found = {"master": _of(psutil.Process(cluster.master.pid), cluster.state)}
     for name in stage.names:

@@ -10,7 +10,7 @@ from tools.nemesis.stage import NO_LIMIT
 _DISK_S: Seconds = (2.0, 15.0)
 _MEMORY_S: Seconds = (0.5, 10.0)
 _CLOCK_S: Seconds = (0.5, 10.0)
-#: Beside what the kernel cannot take back; importing torch takes more than the most of these.
+#: Beside what the kernel cannot take back; importing torch takes more than the second.
 _MARGIN = (1 << 20, 60 << 20)
 _HOUR_S = 3600
 

@@ -20,22 +20,18 @@ _guests = itertools.count(1)
 
 
 def kill_node(scene: Scene) -> bool:
-    """Or its fork server."""
     return _kill(scene.node())
 
 
 def stop_node(scene: Scene) -> bool:
-    """Suspends a node for a while."""
     return _stop(scene, scene.node())
 
 
 def kill_rank_zero(scene: Scene) -> bool:
-    """The master lives."""
     return _kill(scene.rank_zero())
 
 
 def stop_rank_zero(scene: Scene) -> bool:
-    """Suspends rank 0 for a while."""
     return _stop(scene, scene.rank_zero())
 
 

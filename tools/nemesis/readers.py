@@ -104,7 +104,6 @@ class Readers:
     def __init__(
         self, url: str, asked: Sequence[Question], count: int, seed: int, breaks: Breaks | None = None
     ) -> None:
-        """`breaks`: how connections of these clients break."""
         self.found = Found()
         self._questions = asked
         self._ended = threading.Event()

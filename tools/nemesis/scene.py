@@ -41,7 +41,6 @@ class Scene:
     # --- time
 
     def wait(self, seconds: float) -> None:
-        """Mends meanwhile what is due."""
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             self.mend()
@@ -65,12 +64,10 @@ class Scene:
     # --- who
 
     def worker(self) -> Worker | None:
-        """One that is there."""
         there = [worker for name, worker in self.cluster.workers.items() if name not in self._away]
         return self.draws.choice(there) if there else None
 
     def node(self) -> psutil.Process | None:
-        """Picks a node of a worker, or its fork server."""
         worker = self.worker()
         children = worker.agent.children(recursive=True) if worker is not None else []
         return self.draws.choice(children) if children else None
@@ -97,7 +94,6 @@ class Scene:
         self.later(seconds, "moves again", go_on)
 
     def come_back(self, worker: Worker) -> None:
-        """Restarts an agent that has ended."""
         self._away.add(worker.name)
 
         def start() -> None:

@@ -89,7 +89,6 @@ class Stage:
         return worker
 
     def start(self, limit_s: float) -> None:
-        """The master and its workers, until they serve. Fails where they do not."""
         self.cluster.start_master()
         for name in self.names:
             self.start_worker(name, token=True)

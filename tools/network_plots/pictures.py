@@ -24,11 +24,7 @@ _COLUMNS = 3
 _TITLE_COLUMNS = 60
 _LEGEND_COLUMNS = 4  # per column of panels
 
-_COLOURS = {
-    "star": "#4c78a8",
-    "mesh": "#59a14f",
-    "two-shot": "#f2a33a",
-}
+_COLOURS = {"star": "#4c78a8", "mesh": "#59a14f", "two-shot": "#f2a33a"}
 _MEASURED = Line2D([], [], color="grey", marker="o", label="measured")
 _MODEL = Line2D([], [], color="grey", marker="o", markersize=9, fillstyle="none", linestyle="", label="model")
 _BOUND = Line2D([], [], color="grey", linestyle="--", label="latencies alone")

@@ -67,8 +67,6 @@ class GlooGroup:
 
 
 class _Rank:
-    """A process of the driver."""
-
     def __init__(self, number: int, place: Place) -> None:
         self._number = number
         self._said = b""

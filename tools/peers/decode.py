@@ -21,9 +21,9 @@ from typing import Any, Final
 from tpiedge.errors import PeerError
 from tpiedge.host.device import default_threads
 from tpiedge.lab.bench.figures import ask, spread
-from tpiedge.lab.testbed.running import Emulated, emulated
+from tpiedge.lab.testbed.running import emulated
 from tpiedge.local.cluster import LocalCluster, launch
-from tpiedge.local.layout import Layout, plan_cluster
+from tpiedge.local.layout import Devices, Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import WirePrecision
 
@@ -62,7 +62,7 @@ class _Work:
     prompt_tokens: int
     tokens: int
     repeats: int
-    testbed: Emulated | None
+    testbed: Devices | None
     wire: WirePrecision
 
 

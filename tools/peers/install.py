@@ -106,7 +106,6 @@ def _mend_tiles(sources: Path) -> None:
 
 
 def _llama_sources(folder: Path) -> Path:
-    """Fetched and unpacked."""
     name = f"llama_cpp_python-{VERSIONS['llama-cpp-python']}"
     sources = folder / name / "vendor" / "llama.cpp"
     archive = folder / f"{name}.tar.gz"

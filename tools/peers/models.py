@@ -33,7 +33,6 @@ class Models:
             raise UserError(f"{checkpoint} is no checkpoint: it has no config.json")
 
     def checkpoint(self) -> Path:
-        """The Hugging Face checkpoint."""
         if self._given:
             return self._given
         folder = self._folder / self.name
@@ -52,18 +51,15 @@ class Models:
         return sorted(self.checkpoint().glob("*.safetensors"))
 
     def nbytes(self) -> int:
-        """Bytes of all tensors' files."""
         return sum(path.stat().st_size for path in self.weights())
 
     def pack(self) -> Path:
-        """Makes tpiedge's form."""
         folder = self._form("pack")
         if not (folder / "manifest.json").exists():
             checked([str(TPIEDGE), "pack", str(self.checkpoint()), "--out", str(folder)])
         return folder
 
     def gguf(self) -> Path:
-        """Makes llama.cpp's form."""
         path = self._form("gguf")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

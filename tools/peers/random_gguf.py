@@ -34,7 +34,6 @@ class BlockFormat:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a block."""
         return 2 + self.code_bytes
 
 

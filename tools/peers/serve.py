@@ -55,8 +55,6 @@ class ServeRound:
 
 @dataclass
 class _Contestants:
-    """Both servers, and the next requests."""
-
     peer: Streams
     own: Streams
     wish: argparse.Namespace

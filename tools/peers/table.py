@@ -9,7 +9,6 @@ _ROW = "{:24} {:>24} {:>20} {:>8}  {}"
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Several lines; medians, with minimum and maximum in brackets."""
     lines = [f"{record['model']}, {format_bytes(record['model_bytes'])}, {record['threads']} threads"]
     lines += [f"not installed: {name}: {why}" for name, why in record["not_installed"].items()]
     for limit in record["limits"]:

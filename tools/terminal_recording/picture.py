@@ -135,7 +135,6 @@ def _opening(columns: int, rows: int) -> str:
 
 
 def _size(columns: int, rows: int) -> tuple[int, int]:
-    """(width, height) in pixels."""
     return round(columns * _CELL) + 2 * _MARGIN, rows * _ROW + _BAR + _MARGIN
 
 

@@ -111,7 +111,6 @@ class _Screen(pyte.Screen):
         return "".join(row[column].data for column in range(self.cursor.x))
 
     def snapshot(self, at_s: float) -> Snapshot:
-        """Returns the screen now."""
         lines = tuple(self._line(row) for row in range(self.lines))
         cursor = (self.cursor.y, min(self.cursor.x, self.columns - 1))
         return Snapshot(at_s, lines, None if self.cursor.hidden else cursor)

@@ -1,46 +1,34 @@
-"""The interface of the cluster behind answers."""
+"""The interface of the cluster behind answers; `master/journal.py` and `master/request_queue.py` implement it."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from tpiedge.master.journal import Paused, Resumed, TakenUp
-from tpiedge.master.request_times import Reading
-from tpiedge.wire.control import AnswerPart, Finished
+from tpiedge.master.journal import AnswerEvent
+from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
-
-AnswerEvent: TypeAlias = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
-ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]
-"""An event with the number of its choice."""
 
 
 class Generation(Protocol):
-    """An accepted request. All methods but `events` may be called from any thread."""
+    """An accepted request, like PendingAnswer. All methods but `events` are thread-safe. After `cancel`, events end
+    soon, perhaps with an error or silently."""
 
-    def events(self) -> Iterator[AnswerEvent]:
-        """Yields events up to Finished; blocks between them. To be called once. Raises TpiedgeError if the answer
-        cannot be completed. After `cancel` it ends soon: with Finished("cancel"), with an error, or silently."""
+    def events(self) -> Iterator[AnswerEvent]: ...
 
-    def attend(self, attended: bool) -> None:
-        """Says whether somebody waits for it, as for a new one; else it is preempted by others."""
+    def attend(self, attended: bool) -> None: ...
 
-    def cancel(self) -> None:
-        """Stops the work. Idempotent, also after the end."""
+    def cancel(self) -> None: ...
 
-    def complete(self) -> None:
-        """Stops the work as a success, because a stop string made the answer whole. Otherwise like `cancel`."""
+    def complete(self) -> None: ...
 
 
 class Queue(Protocol):
-    """Takes requests. For any thread; nothing blocks."""
+    """Takes requests, like RequestQueue. Thread-safe; nothing blocks."""
 
     def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> Generation:
-        """Accepts a request of that `client`; clients take turns. `attended` as of Generation.attend. Raises QueueFull,
-        NotServing, or UserError."""
+        """Raises QueueFull, NotServing, or UserError."""
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts `count` requests of that client, submitted later, as waiting; a negative number ends that. Raises
-        QueueFull."""
+        """Raises QueueFull."""
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> Generation:
-        """Accepts a request of an earlier master, for the rest after `said`; it has no reader yet. To be called before
-        anything is submitted. Raises NotServing."""
+        """Raises NotServing."""

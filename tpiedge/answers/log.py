@@ -1,19 +1,13 @@
-"""One answer as a log: its events are appended, and a reader has a position in it.
-
-A thread follows one choice to its end and then submits a further one, retrying while the queue is full or nothing is
-served. Until then further choices are counted as waiting.
+"""One answer as a log of events, in which a reader has a position.
 
 Laws:
-1. An event is recorded, if the answer has a record, before it is in the log, and stays there. So each reader gets the
-   whole answer from the beginning. There is one reader at a time: a new one replaces the one before, whose client may
-   have lost its connection without our knowing.
-2. An answer whose reader's connection ended, or that was sent to its end, waits for the next reader: LEFT_S or, without
-   a record and without its end, BRIEFLY_S; one that was collected as a whole COLLECTED_WITHIN_S after its end, and
-   UNFINISHED_S for its end. Then it ends. An answer of the previous master waits the grace if it is a stream, else
-   like collected ones. Answers without a reader are preempted by others.
-3. What fails one choice fails all; an error after a choice's end fails nothing. A stop string ends the work on a choice
-   even without a reader.
-4. A record lasts until its answer ends or fails, or its client was told of an error, and beyond the master's end.
+1. An event is recorded, if the answer has a record, before it is in the log, and stays there: each reader gets the
+   whole answer. A new reader replaces the one before.
+2. An answer without a reader ends after a limit: LEFT_S; BRIEFLY_S without record and end; if collected as a whole or
+   of an earlier master, UNFINISHED_S before its end and COLLECTED_WITHIN_S after it; for a stream of an earlier master,
+   the grace.
+3. An error of one choice before its end fails all.
+4. A record lasts until its answer ends or fails, or its client hears of an error.
 """
 
 import asyncio
@@ -23,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, Self, TypeAlias
 
-from tpiedge.answers.generation import AnswerEvent, ChoiceEvent, Generation
+from tpiedge.answers.generation import Generation, Queue
 from tpiedge.answers.record import FoundAnswer, Question, RecordFile, event_bytes, is_recorded
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
-from tpiedge.master.journal import Paused, TakenUp
+from tpiedge.master.journal import AnswerEvent, Paused, TakenUp
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.request_times import Reading
@@ -34,15 +28,17 @@ from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
 LEFT_S: Final = 60.0
-BRIEFLY_S: Final = 5.0
-"""More than the three seconds after which a browser connects again."""
+BRIEFLY_S: Final = 5.0  # a browser connects again after three
 COLLECTED_WITHIN_S: Final = 600.0
 UNFINISHED_S: Final = 24 * 3600.0
+ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]
+"""An event with the number of its choice."""
+Choices: TypeAlias = tuple[Mapping[int, Generation], Mapping[int, GenerationRequest]]
+"""Submitted and remaining choices, by number."""
 
 
 class Superseded(TpiedgeError):
-    def __init__(self) -> None:
-        super().__init__("another connection reads this answer now")
+    """Another connection reads the answer."""
 
 
 class ServerEnds(TpiedgeError):
@@ -51,55 +47,51 @@ class ServerEnds(TpiedgeError):
 
 
 Parting: TypeAlias = Literal["sent", "for good", "lost"]
-"""A client was sent the answer with its end or error, does not know the answer's id, or may come again."""
+"""The client got the answer's end or error, does not know the answer's id, or may come again."""
 
 
 class AnswerLog:
-    """One accepted request and the events of its answer. For any thread."""
+    """An accepted request and the events of its answer. Thread-safe."""
 
     def __init__(
         self, question: Question, record: RecordFile | None, now: Callable[[], float], client: str = ""
     ) -> None:
-        """`record`: with it, the answer survives the master. `client` is "" for a request of an earlier master."""
+        """An answer with a `record` survives the master. `client` is "" for a request of an earlier master."""
         self.question = question
         self.client = client
-        #: Memory that it takes, about.
-        self.held_bytes = question.nbytes
-        #: Only appended to.
-        self.events: list[ChoiceEvent] = []
-        #: The number of the last event of each choice.
-        self.last: dict[int, int] = {}
-        #: Whether nothing more comes; set after the last event is in the log.
-        self.over = False
+        self.held_bytes = question.nbytes  # its memory, about
+        self.events: list[ChoiceEvent] = []  # only appended to
+        self.last: dict[int, int] = {}  # the number of the last event of each choice
+        self.over = False  # set after the last event is in the log
         self.error: BaseException | None = None
-        #: Whether this master sent it to its end.
-        self.sent = False
+        self.sent = False  # to its end, by this master
         self.ended = False
-        self._record = record
+        self._record, self.lasting = record, record is not None
         self._now = now
-        #: Held while the record is written, so that it has the order of the log.
-        self._order = threading.Lock()
+        self._order = (
+            threading.Lock()
+        )  # held while the record is written, so that it has the order of the log
         self._lock = threading.Lock()
         self._lacking = set(range(len(question.requests)))
-        #: Submitted choices, by number, and choices that are still to be submitted.
+        #: Choices that were submitted, and that are still to be submitted.
         self._generations: dict[int, Generation] = {}
         self._left: deque[tuple[int, GenerationRequest]] = deque()
-        self._submit: Callable[..., Generation]
-        self._postpone: Callable[[int], None]
+        self._queue: Queue
+        self._counted = True  # the choices that are left count as waiting
         self._stopped = threading.Event()
         self.threads: list[threading.Thread] = []
         self._taken_up = self._given_up = False
         self._reader: AnswerReader | None = None
         self._left_at: float | None = None
         self._unread_since = now()
-        #: How long it waits for a reader before its end, and after it.
+        #: The limits of the second law, before its end and after it.
         self._unfinished_s = self._finished_s = LEFT_S
 
     @classmethod
     def recovered(cls, found: FoundAnswer, now: Callable[[], float], grace_s: float) -> Self:
-        """Makes the log of an answer of the previous master; `grace_s`: how long a stream waits for its first
-        reader."""
+        """Makes the log of an earlier master's answer. A stream waits `grace_s` for its first reader."""
         log = cls(found.question, found.record, now)
+        log._counted = False
         for choice, event in found.said:
             log._append(choice, event)
             if log._ends_with(choice, event):
@@ -113,11 +105,6 @@ class AnswerLog:
         return log
 
     @property
-    def lasting(self) -> bool:
-        """Whether it is to survive the master."""
-        return self._record is not None
-
-    @property
     def recorded(self) -> bool:
         return self._record is not None and self._record.there
 
@@ -128,59 +115,50 @@ class AnswerLog:
 
     @property
     def left_at(self) -> float | None:
-        """Time at which its reader left, if it waits for that client; else None."""
+        """The time at which its reader left; None if it has a reader or had none."""
         with self._lock:
             return self._left_at if self._reader is None else None
 
     @property
     def waited_s(self) -> float | None:
-        """Seconds that it waited for a reader, if they are too many; else None."""
+        """The limit of its wait for a reader if that is exceeded; else None."""
         with self._lock:
             if self._reader is not None:
                 return None
             limit_s = self._finished_s if self.over else self._unfinished_s
             return limit_s if self._now() - self._unread_since > limit_s else None
 
-    def follow(
-        self,
-        generations: Mapping[int, Generation],
-        left: Mapping[int, GenerationRequest],
-        submit: Callable[..., Generation],
-        postpone: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        """Appends the events of `generations` and of the choices `left`, which `submit` (request, attended) takes
-        later; `postpone` counts them. To be called once. Raises RuntimeError if the system has no thread left: then it
-        must be ended or kept."""
+    def follow(self, choices: Choices, queue: Queue) -> None:
+        """Appends the events of submitted choices and then of the others, which `queue` takes later. To be called once.
+        Raises RuntimeError if the system has no thread left."""
         with self._lock:
-            self._generations, self._left = dict(generations), deque(left.items())
-            self._submit, self._postpone = submit, postpone
+            self._queue, self._generations, self._left = queue, dict(choices[0]), deque(choices[1].items())
             self._attend()
-        for one in generations.items():
-            thread = threading.Thread(
-                target=self._hear, args=one, name=f"answer {self.question.name}", daemon=True
-            )
+        for one in choices[0].items():
+            name = f"answer {self.question.name}"
+            thread = threading.Thread(target=self._hear, args=one, name=name, daemon=True)
             thread.start()
             self.threads.append(thread)
 
     def read(self, *, collects: bool = False) -> "AnswerReader":
-        """Makes a new reader, which replaces the one before."""
+        """Makes a reader, which replaces the one before."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
             before, self._reader = self._reader, reader
             self._attend()
         if before is not None:
-            before.end(Superseded())
+            before.end(Superseded("another connection reads this answer now"))
         return reader
 
     def complete(self, choice: int) -> None:
-        """Ends the work on a choice because a stop string ended it. Idempotent."""
+        """Ends the work on a choice that a stop string ended. Idempotent."""
         with self._lock:
             generation = self._generations.get(choice)
         if generation is not None:
             generation.complete()
 
     def leave(self, reader: "AnswerReader", parting: Parting) -> None:
-        """Ends the reading and, if the parting says so, the answer; no effect for a replaced reader. Idempotent."""
+        """Ends the reading and, after some partings, the answer. No effect for a replaced reader. Idempotent."""
         with self._lock:
             if self._reader is not reader:
                 return
@@ -191,14 +169,13 @@ class AnswerLog:
             self._unfinished_s = UNFINISHED_S if collected else LEFT_S if self.lasting else BRIEFLY_S
             self._attend()
         self.sent |= parting == "sent"
-        if parting == "for good" or (parting == "sent" and not self.over):  # a time limit ended the latter
+        if parting == "for good" or (parting == "sent" and not self.over):  # sent: a time limit ended it
             self.end()
         elif parting == "sent" and self._given_up and self._record is not None:
             self._record.delete()
 
     def interrupt(self, why: Exception) -> None:
-        with self._lock:
-            reader = self._reader
+        reader = self._reader
         if reader is not None:
             reader.end(why)
 
@@ -218,7 +195,7 @@ class AnswerLog:
         self._cancel()
 
     def keep(self) -> None:
-        """Ends the work but keeps the record: the master ends. Idempotent."""
+        """Ends the work but keeps the record. Idempotent."""
         if self._record is not None:
             self._record.keep()
         self._cancel()
@@ -245,7 +222,7 @@ class AnswerLog:
             self._fail(error)
 
     def _next(self) -> tuple[int, Generation] | None:
-        """Submits a further choice, if any. Raises as Queue.submit, except for what is worth another try."""
+        """Submits a further choice, if any; retries while the queue is full or nothing serves. Raises UserError."""
         again_s = 0.0
         while not self._stopped.wait(again_s):
             with self._lock:
@@ -253,20 +230,21 @@ class AnswerLog:
                     return None
                 choice, request = self._left[0]
                 try:
-                    generation = self._submit(request, attended=self._reader is not None)
+                    attended = self._reader is not None
+                    generation = self._queue.submit(request, client=self.client, attended=attended)
                 except QueueFull as full:
                     again_s = full.retry_after_s
                 except NotServing:
                     again_s = 1.0
                 else:
                     self._left.popleft()
-                    self._postpone(-1)
+                    self._leave_queue(1)
                     self._generations[choice] = generation
                     return choice, generation
         return None
 
     def _say(self, choice: int, event: AnswerEvent) -> bool:
-        """Handles an event of a choice; returns whether the choice has ended."""
+        """Handles an event; returns whether its choice has ended."""
         with self._order:
             if self.over or choice not in self._lacking:
                 return True
@@ -321,7 +299,7 @@ class AnswerLog:
         self.over = True
 
     def _ends_with(self, choice: int, event: AnswerEvent) -> bool:
-        """Whether the event ends the choice. To be called once for each event."""
+        """Whether the event ends the choice. Call it once for each event."""
         if isinstance(event, Finished):
             return True
         stops = self.question.stops
@@ -331,11 +309,15 @@ class AnswerLog:
         for generation in self._generations.values():
             generation.attend(self._reader is not None)
 
+    def _leave_queue(self, count: int) -> None:
+        if self._counted:
+            self._queue.postpone(-count, self.client)
+
     def _cancel(self) -> None:
         self._stopped.set()
         with self._lock:
             if self._left:
-                self._postpone(-len(self._left))
+                self._leave_queue(len(self._left))
                 self._left.clear()
             unended = [one for choice, one in self._generations.items() if choice in self._lacking]
         for generation in unended:
@@ -347,16 +329,16 @@ class AnswerReader:
         self.log = log
         self.collects = collects  # the whole answer, by GET
         self._position = 0
-        #: Events before it came; it hears of no pause among them that is over.
+        #: Events before the reader came; it hears of no pause among them that is over.
         self._old = len(log.events)
         self._why: BaseException | None = None
-        # No lock: its holder could be kept from a busy processor, and the event loop, with all answers, would wait.
+        # No lock: the event loop, with all answers, would wait for a thread that gets no processor.
         self._waits = False
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
-        """Returns the next event, or None `within_s`. Raises the error that ended the answer or the reading."""
+        """Returns the next event, or None after `within_s`. Raises the error that ended the answer or the reading."""
         found = self._take()
         if found is not None:
             return found
@@ -366,7 +348,7 @@ class AnswerReader:
                 while True:
                     self._woken.clear()
                     self._waits = True
-                    found = self._take()  # who appends from now on sees that this one waits
+                    found = self._take()  # later appends see that this reader waits
                     if found is not None:
                         return found
                     await self._woken.wait()
@@ -376,12 +358,12 @@ class AnswerReader:
             self._waits = False
 
     def end(self, why: BaseException) -> None:
-        """Has `next` raise `why` from now on. For any thread."""
+        """Has `next` raise `why` from now on. Thread-safe."""
         self._why = self._why or why
         self.wake()
 
     def wake(self) -> None:
-        """Says that something was appended. For any thread."""
+        """Says that something was appended. Thread-safe."""
         if self._waits and self._loop is not None:
             self._waits = False
             with contextlib.suppress(RuntimeError):  # the loop has closed

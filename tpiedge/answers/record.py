@@ -1,7 +1,6 @@
 """The request of an answer, and the file that records its events.
 
-A line is one write into the page cache, without waiting for the disk: a killed master loses nothing, a power cut may
-lose the last half minute.
+A line is one write into the page cache: a killed master loses nothing, a power cut the last half minute.
 """
 
 import errno
@@ -17,7 +16,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 import msgspec
 from msgspec import structs
 
-from tpiedge.answers.generation import AnswerEvent
+from tpiedge.master.journal import AnswerEvent
 from tpiedge.model.tokenizer import TextWriter
 from tpiedge.sanitise import RateLimitedLog
 from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
@@ -32,8 +31,8 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request. `name`: the answer's id; `requests`: one for each choice; `stops`: finders of the stop
-    strings of each (may be empty); `nbytes`: memory that it takes, about; `about`: its owner's data."""
+    """An accepted request. `name`: the answer's id; `requests`, `stops`: one for each choice, of stop strings perhaps
+    none; `nbytes`: its memory, about; `about`: its owner's data."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -44,18 +43,16 @@ class Question:
 
 
 class RecordFile:
-    """The record of one answer, a file to which lines are appended. For any thread. If it cannot be written, the answer
-    goes on unrecorded, and a warning says so."""
+    """The record of one answer, a file to which lines are appended. Thread-safe. If it cannot be written, a warning
+    says so, and the answer goes on unrecorded."""
 
     def __init__(
         self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
     ) -> None:
-        """`fd`: open for appending, owned by this object from now on; None if there is no file. `later` calls a
-        function in another thread."""
+        """Owns `fd`, open for appending (None: no file). `later` calls a function in another thread."""
         self._path = path
         self._fd = fd
-        #: Whether there is a file, open or not.
-        self._there = fd is not None
+        self._there = fd is not None  # the file, open or not
         self._log = log
         self._later = later
         self._lock = threading.RLock()  # held while the disk is waited for
@@ -97,7 +94,7 @@ class RecordFile:
             self._later(self._delete)
 
     def keep(self) -> None:
-        """Keeps the file for the next master, unless it was deleted, and writes nothing more. Idempotent."""
+        """Keeps the file for the next master, unless it was deleted. Idempotent."""
         with self._lock:
             if not self._doomed:
                 self._kept = True
@@ -133,8 +130,7 @@ class FoundAnswer:
 
 
 def event_bytes(event: AnswerEvent) -> int:
-    """Estimates its memory, rather too high: objects, a pair of number and float for a score, and a number in a
-    tuple."""
+    """Estimates the event's memory, rather too high: objects, pairs of number and float, numbers in tuples."""
     pairs = numbers = 0
     match event:
         case Token(logprobs=logprobs):
@@ -147,15 +143,14 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def is_recorded(event: AnswerEvent) -> TypeGuard[Token | PromptScores | Finished]:
-    """Whether another master needs the event. A cancelled choice has no end: the next master continues it."""
+    """Says whether another master needs the event. It continues a cancelled choice."""
     return isinstance(event, Token | PromptScores) or (
         isinstance(event, Finished) and event.reason != "cancel"
     )
 
 
 def event_line(choice: int, event: Token | PromptScores | Finished) -> bytes:
-    """Returns the event's line: a list that begins with the choice or, for a token of the first choice without scores,
-    the token's number."""
+    """Returns the line: a list that begins with the choice, or a token's number if neither choice nor scores matter."""
     if isinstance(event, Token):
         if not (choice or event.logprobs):
             return _checked(b"%d" % event.token)

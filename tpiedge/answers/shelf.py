@@ -1,24 +1,23 @@
-"""All answers, and the bounds of what they take.
+"""All answers, and their bounds.
 
-An answer that waits too long for a reader is cancelled (`log.py`). All waiting answers take at most LEFT_BYTES of
-memory, half of them for one client: beyond that the oldest of the client that has most goes. Of more than
-MOST_RECOVERED answers of the previous master the latest go on, unfinished ones first.
+An answer that waits too long for a reader is cancelled (`log.py`). Waiting answers take at most LEFT_BYTES of memory,
+half of it for one client: beyond that the oldest of the largest client goes. MOST_RECOVERED answers of the previous
+master go on, unfinished ones first, then the latest.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import Final
 
 from tpiedge.answers.generation import Generation, Queue
-from tpiedge.answers.log import AnswerLog, AnswerReader, ServerEnds
+from tpiedge.answers.log import AnswerLog, AnswerReader, Choices, ServerEnds
 from tpiedge.answers.record import FoundAnswer, Question, RecordedEvent, RecordFile
 from tpiedge.errors import UserError
 from tpiedge.master.request_queue import QueueFull
-from tpiedge.portions import share_of, too_much
+from tpiedge.portions import too_much
 from tpiedge.units import MIB, counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
 from tpiedge.wire.requests import GenerationRequest
@@ -29,13 +28,10 @@ AT_ONCE: Final = 16  # choices of one request that are submitted at a time
 LEFT_BYTES: Final = 128 * MIB
 MOST_RECOVERED: Final = 512  # more than run and wait in full queues
 
-#: Submitted choices and choices that are left, by number.
-_Choices: TypeAlias = tuple[dict[int, Generation], dict[int, GenerationRequest]]
-
 
 class AnswerShelf:
     def __init__(self, queue: Queue, grace_s: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
-        """`grace_s`: how long a stream of the previous master waits for its reader."""
+        """A stream of the previous master waits `grace_s` for its reader."""
         self._queue = queue
         self._grace_s = grace_s
         self._now = now
@@ -44,8 +40,8 @@ class AnswerShelf:
         self._aborted = False
 
     def recover(self, found: Sequence[FoundAnswer]) -> int:
-        """Continues answers of the previous master; returns how many. To be called before anything is accepted. Raises
-        UserError if the system has not enough threads: they stay recorded."""
+        """Continues answers of the previous master, before anything is accepted. Returns how many. Raises UserError if
+        the system has not enough threads: the answers stay recorded."""
         answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
         first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
         for number in first[MOST_RECOVERED:]:
@@ -53,7 +49,7 @@ class AnswerShelf:
         if many := len(first[MOST_RECOVERED:]):
             _log.warning("deleted %s: nobody came for them, and more are recorded", counted(many, "answer"))
         threads = 0
-        resumed: list[tuple[AnswerLog, _Choices]] = []
+        resumed: list[tuple[AnswerLog, Choices]] = []
         for number in sorted(first[:MOST_RECOVERED]):
             answer = answers[number]
             self._add(answer)
@@ -65,8 +61,7 @@ class AnswerShelf:
         # Choices that had begun are submitted before all others.
         try:
             for answer, choices in resumed:
-                # An earlier master accepted them: they are not counted, however many wait.
-                answer.follow(*choices, partial(self._queue.submit, client=answer.client))
+                answer.follow(choices, self._queue)
         except RuntimeError as error:
             self.close()
             raise UserError(
@@ -78,15 +73,13 @@ class AnswerShelf:
     def accept(
         self, question: Question, client: str, record: Callable[[], RecordFile | None]
     ) -> AnswerReader:
-        """Submits a request of the `client`, who reads the answer; `record` begins its record after that. Raises as
-        Queue.submit, or RuntimeError if the system has no thread left."""
-        submit = partial(self._queue.submit, client=client)
-        postpone = partial(self._queue.postpone, client=client)
-        choices = _first(question.requests, submit, postpone)
+        """Submits a request; `record` then begins its record. Raises as Queue.submit, or RuntimeError without a thread
+        left."""
+        choices = _first(question.requests, client, self._queue)
         answer = AnswerLog(question, record(), self._now, client)
         reader = answer.read()
         try:
-            answer.follow(*choices, submit, postpone)
+            answer.follow(choices, self._queue)
         except RuntimeError:
             answer.end()
             raise
@@ -101,7 +94,7 @@ class AnswerShelf:
         return None if answer is None or answer.ended else answer
 
     def sweep(self) -> None:
-        """Forgets ended answers and cancels those that waited too long. To be called now and then; does not block."""
+        """Forgets ended answers and cancels answers that waited too long. Call it regularly; it does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
                 if answer.lasting and not answer.sent:
@@ -114,7 +107,7 @@ class AnswerShelf:
         waiting = [answer for _, answer in sorted(left, key=itemgetter(0))]
         # An answer of the previous master has no known client: it counts as a client of its own.
         held = [(one.client or one.question.name, one.held_bytes) for one in waiting]
-        for number in too_much(held, LEFT_BYTES, share_of(LEFT_BYTES)):
+        for number in too_much(held, LEFT_BYTES):
             waiting[number].end()
 
     def abort(self) -> None:
@@ -131,7 +124,7 @@ class AnswerShelf:
         for thread in [thread for answer in self._all() for thread in answer.threads]:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> _Choices:
+    def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> Choices:
         """Returns the lacking choices that had begun or are among the first `at_once`, resumed, and the others."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:
@@ -153,23 +146,21 @@ class AnswerShelf:
             return list(self._answers.values())
 
 
-def _first(
-    requests: Sequence[GenerationRequest], submit: Callable[..., Generation], postpone: Callable[[int], None]
-) -> _Choices:
-    """Submits the first choices, as many as have places. Raises as Queue.submit if none is taken, QueueFull if too many
-    would be left."""
+def _first(requests: Sequence[GenerationRequest], client: str, queue: Queue) -> Choices:
+    """Submits as many of the first choices as have places. Raises as Queue.submit if none has, QueueFull if too many
+    are left."""
     generations: dict[int, Generation] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):
             try:
-                generations[choice] = submit(request)
+                generations[choice] = queue.submit(request, client=client)
             except QueueFull:
                 if not generations:
                     raise
                 break
         left = {choice: one for choice, one in enumerate(requests) if choice not in generations}
         if left:
-            postpone(len(left))
+            queue.postpone(len(left), client)
         return generations, left
     except Exception:
         for generation in generations.values():

@@ -47,10 +47,7 @@ _KINDS: Final[dict[str, t.JsonSchema]] = {
     "choice": t.array({"type": "string"}, "One of these texts is the answer.", _MAX_CHOICES),
 }
 _DESCRIBED: Final = t.body(
-    name={"type": "string", "minLength": 1, "maxLength": 64},
-    schema=_SCHEMA,
-    strict=_STRICT,
-    description=t.VAIN,
+    name={"type": "string", "minLength": 1, "maxLength": 64}, schema=_SCHEMA, strict=_STRICT
 )
 _FORM: Final = t.body(
     "type",

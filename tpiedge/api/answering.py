@@ -4,11 +4,11 @@ Laws:
 
 1. A stream that fails ends with an error event and an unfinished body: no client takes a part for the whole. An error
    of one choice fails all.
-2. A stream begins with its first event or, after `_OPEN_S`, a ping; a whole answer that takes long with blank lines.
-   Earlier failures have a status of their own. A ping says why the answer pauses, or how much of a prompt is read.
-3. A client that says how long it waits for a byte (OpenAI's do) gets one in half that time, or it would ask again.
-4. Events of a resumable answer are numbered from 1 and follow from its tokens alone: a stream can begin after any. A
-   recorded answer says so in its head, and breaks off without a word where the server ends first.
+2. A stream begins with its first event or, after `_OPEN_S`, a ping; a slow whole answer with blank lines. Earlier
+   failures have their own status.
+3. A client that says how long it waits for a byte gets one in half that time.
+4. Events of a resumable answer are numbered from 1 and follow from its tokens alone. A recorded answer breaks off
+   without a word where the server ends first.
 """
 
 import asyncio
@@ -220,7 +220,7 @@ class Answering:
             await send_json(send, 200, body, dict(self._named()))
 
     async def _stream(self, send: Send) -> None:
-        """Sends what comes after the event that the client has, and signs of life."""
+        """Sends the events after the client's last one, and signs of life."""
         work, now, number = self._work, asyncio.get_running_loop().time, 0
         quiet_s = min(_OPEN_S, self._limits.ping_s)
         due = now() + quiet_s

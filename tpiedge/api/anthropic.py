@@ -12,13 +12,13 @@ from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, As
 from tpiedge.api.errors import ApiError, PromptTooLong, anthropic_error, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, comment, typed_event
-from tpiedge.api.messages import CITED, CITED_TEXT, DOCUMENT, SEARCH_RESULT, TEXTS, content_text, part_text
-from tpiedge.api.openai_request import asked_by_chat, copied, function_call, function_tool
+from tpiedge.api.messages import DOCUMENT, SEARCH_RESULT, TEXT_PART, TEXTS, content_text, part_text
+from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
-from tpiedge.api.transcript import SpokenChoice, TextPiece, Transcript, call_id
+from tpiedge.api.transcript import TextPiece, Transcript, call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
-from tpiedge.model.speech import Said, SpokenText
+from tpiedge.model.speech import Said, SpeechReader, SpokenText
 
 _NAMES: Final = {
     "stop": "stop_sequences",
@@ -29,10 +29,10 @@ _NAMES: Final = {
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _READ: Final = TEXTS | t.tagged("type", document=DOCUMENT, search_result=SEARCH_RESULT)
 _RESULT: Final = t.body(
-    tool_use_id=t.TEXT, content=t.text_or(_READ, "null"), is_error=t.flag("Has no effect."), **CITED
+    tool_use_id=t.TEXT, content=t.text_or(_READ, "null"), is_error=t.flag("Has no effect.")
 )
-_THOUGHT: Final = t.body(thinking=t.text(), **t.vain("signature", "data"), **CITED)
-_USE: Final = t.body(id=t.TEXT, name=t.TEXT, input=t.OBJECT, **CITED)
+_THOUGHT: Final = t.body(thinking=t.text())
+_USE: Final = t.body(id=t.TEXT, name=t.TEXT, input=t.OBJECT)
 _BLOCKS: Final = {
     "user": _READ | t.tagged("type", tool_result=_RESULT),
     "assistant": TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
@@ -47,45 +47,34 @@ _TOOL: Final = t.body(
     input_schema=t.OBJECT,
     description=t.text(),
     strict=t.flag(""),
-    cache_control=t.VAIN,
 )
 _CHOICE: Final = t.body(
     "type", type=t.word(*_CHOICES, "tool"), name=t.text(), disable_parallel_tool_use=t.flag("")
 )
-_FORMAT: Final = t.body(
-    "type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""), **t.vain("name", "description")
-)
-_THINKING: Final = t.body(
-    "type",
-    type=t.word("enabled", "adaptive", "between_tools", "disabled"),
-    **t.vain("budget_tokens", "display"),
-)
+_FORMAT: Final = t.body("type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""))
+_THINKING: Final = t.body("type", type=t.word("enabled", "adaptive", "between_tools", "disabled"))
 _NO_THREAD: Final = t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'")
 # After these words their clients send the whole conversation.
 _NO_THREAD.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _FIELDS: Final[dict[str, t.JsonSchema]] = {
     **FORM,
     "model": MODEL,
-    "max_tokens": t.integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt."),
     "messages": t.array(t.any_of(*_MESSAGES.values())),
-    "system": t.any_of(t.TEXT, t.array(CITED_TEXT), {"type": "null"}),
+    "system": t.any_of(t.TEXT, t.array(TEXT_PART), {"type": "null"}),
     **{key: SAMPLING[key] for key in ("temperature", "top_p", "top_k")},
     "stop_sequences": t.any_of(t.TEXT, t.array(t.TEXT)),
     "stream": STREAM,
     "thinking": t.optional(_THINKING),
     "tools": t.array({"type": "object"}, most=MAX_TOOLS),
     "tool_choice": t.optional(_CHOICE),
-    "output_config": t.optional(t.body(format=t.optional(_FORMAT), **t.vain("effort", "task_budget"))),
+    "output_config": t.optional(t.body(format=t.optional(_FORMAT))),
     "output_format": t.optional(_FORMAT, "The same as `output_config.format`, by its older name."),
     "thread": _NO_THREAD,
     **dict.fromkeys(("container", "mcp_servers"), t.unsupported()),
-    **t.vain(
-        "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
-        "diagnostics", "user_profile_id", "workspace_id",
-    ),
-}  # fmt: skip
-_TABLE: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
-COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
+}
+_LIMIT: Final = t.integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt.")
+_TABLE: Final = t.body("model", "messages", "max_tokens", **_FIELDS, max_tokens=_LIMIT)
+COUNT: Final = t.body("model", "messages", **_FIELDS)
 
 
 def _read_turns(fields: BodyFields, service: Service) -> Asked:
@@ -108,7 +97,7 @@ def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
 
 def _read(fields: BodyFields, service: Service, maximum: int) -> Asked:
     chat: Json = {"max_tokens": maximum, "stream": fields.get("stream", False)}
-    copied(fields, chat, "temperature", "top_p", "top_k", stop_sequences="stop")
+    chat |= given(fields, "temperature", "top_p", "top_k", stop_sequences="stop")
     # By default their clients take the first block for the answer. "between_tools" means text between calls.
     thinks = fields.nested("thinking").get("type") in ("enabled", "adaptive")
     chat["chat_template_kwargs"] = {"enable_thinking": thinks}
@@ -126,20 +115,20 @@ def _read(fields: BodyFields, service: Service, maximum: int) -> Asked:
     messages: list[Json] = []
     if fields.get("system") is not None:
         messages.append({"role": "system", "content": content_text(fields, "system", TEXTS)})
-    given = fields.kinds("messages", _MESSAGES, "role")
-    if not given:
+    turns = fields.kinds("messages", _MESSAGES, "role")
+    if not turns:
         raise fields.wrong("messages", "is empty: give at least one message")
     # The answer continues an assistant's last message.
-    chat["continue_final_message"] = given[-1][0] == "assistant"
-    for role, neighbours in groupby(given, lambda one: one[0]):
+    chat["continue_final_message"] = turns[-1][0] == "assistant"
+    for role, neighbours in groupby(turns, lambda one: one[0]):
         turn = [message for _, message in neighbours]
-        messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is given[-1][1])
+        messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is turns[-1][1])
     chat["messages"] = messages
-    return asked_by_chat(chat, fields, service, ("message", _NAMES))
+    return asked_by_chat(chat, fields, service, "message", _NAMES)
 
 
 def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Json]:
-    """Joins neighbouring messages of one role, after their results of tools. `begun`: the answer continues them."""
+    """Joins neighbouring messages of one role, after their tool results. `begun`: the answer continues them."""
     texts: list[str] = []
     thoughts, calls, results = "", list[Json](), list[Json]()
     for message in messages:
@@ -201,11 +190,11 @@ _EMPTY: Final[dict[str, Json]] = {"text": {"text": ""}, "thinking": {"thinking":
 
 
 class AnthropicFormat(AnswerFormat):
-    """Messages of one choice. Neighbouring texts of a kind are one block."""
+    """Writes one choice. Neighbouring texts of a kind are one block."""
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
-        self._spoken = SpokenChoice(head.reply.speech)
+        self._spoken = SpeechReader(head.reply.speech)
         self._whole = False
         self._blocks: list[Json] = []
         self._open = ""  # the type of the last block while it is being written
@@ -217,7 +206,7 @@ class AnthropicFormat(AnswerFormat):
         return (typed_event("message_start", message=message),)
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        return self._written(piece, self._spoken.take(piece))
+        return self._written(piece, self._spoken.feed(piece.text, piece.last))
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         (only,) = transcripts
@@ -234,7 +223,7 @@ class AnthropicFormat(AnswerFormat):
         self._whole = True
         (parts,), (only,) = pieces, transcripts
         for piece in parts:
-            self._written(piece, self._spoken.take_objects(piece))
+            self._written(piece, self._spoken.feed_whole(piece.text, piece.last))
         return self._message(self._end(only), self._usage(only))
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
@@ -242,7 +231,7 @@ class AnthropicFormat(AnswerFormat):
 
     def _written(self, piece: TextPiece, said: Iterable[Said]) -> list[bytes]:
         frames = [frame for one in said for frame in self._parts(one)]
-        self._ending = self._spoken.ending(piece) or ""
+        self._ending = self._spoken.ending(piece.last) or ""
         if piece.last is not None:
             if not self._blocks and piece.last != _CUT:
                 frames += self._begun("text")
@@ -292,7 +281,7 @@ class AnthropicFormat(AnswerFormat):
         return {"stop_reason": reason, "stop_sequence": transcript.stop or None}
 
     def _usage(self, transcript: Transcript) -> Json:
-        """Cached tokens count apart, as theirs do; at a stop string they are not known."""
+        """Counts cached tokens apart, as Anthropic does; they are unknown at a stop string."""
         ended, tokens = transcript.finished, self.head.prompt_tokens
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
         if ended is None:

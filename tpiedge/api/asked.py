@@ -128,20 +128,17 @@ ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "n": t.integer(1, MAX_CHOICES, "How many answers, of each prompt."),
     "stream": STREAM,
     "stream_options": t.optional(
-        t.body(include_usage=t.flag("Whether the last event has the usage."), include_obfuscation=t.VAIN),
-        "Only with `stream`.",
+        t.body(include_usage=t.flag("Whether the last event has the usage.")), "Only with `stream`."
     ),
     "stop": t.any_of(
-        _STOP, {"type": "array", "maxItems": _MAX_STOPS, "items": _STOP}, {"type": "null"},
+        _STOP,
+        {"type": "array", "maxItems": _MAX_STOPS, "items": _STOP},
+        {"type": "null"},
         description="Where the answer ends; not a part of it.",
     ),
     "return_token_ids": t.flag("Whether the answer has its token ids."),
     "ignore_eos": t.flag("Whether the answer goes on where the model would end it."),
-    **t.vain(
-        "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "reasoning_effort", "verbosity",
-    ),
-}  # fmt: skip
+}
 """The fields that OpenAI's completions and chats share."""
 
 

@@ -1,8 +1,5 @@
-"""Makes grammars of calls of tools: of an answer that must be a call, and of a call that the model begins by itself.
-
-The latter leaves spaces to the model, and holds from the token that opens a call, outside thoughts, to the end of the
-arguments, so that nothing else of the answer changes.
-"""
+"""Makes grammars of tool calls: of an answer that must be calls, and of a call that the model begins by itself. The
+latter leaves spaces to the model, and holds outside reasoning from the opening token to the end of the arguments."""
 
 import json
 import re
@@ -14,7 +11,7 @@ from typing import Any, Final
 from tpiedge.api.answer_grammar import grammar_of
 from tpiedge.api.errors import refused
 from tpiedge.api.service import Service
-from tpiedge.api.tools import AskedTools, text_names
+from tpiedge.api.tools import AskedTools, constants, text_names
 from tpiedge.engine.sampling import grammars_installed
 from tpiedge.model.call_reader import CALL_MARKS, CallForm
 from tpiedge.model.speech import THOUGHT_MARKS, Thinking
@@ -33,8 +30,7 @@ _Tools = Mapping[str, Mapping[str, Any]]
 _SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
 
 
-class GrammarTooLarge(ValueError):
-    """The rules are longer than a grammar may be."""
+class GrammarTooLarge(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +54,30 @@ class _Style:
 def call_or_form_grammar(
     tools: AskedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of an answer that must be calls, or may be calls or else of the form `answer`, which is the
-    request's field `param`. A required call comes first, and the form holds for a later turn. Raises ApiError."""
-    calls = _calls(tools, form, service)
+    """Makes the grammar of an answer that must be calls, or is calls or of the form `answer`, the request's field
+    `param`. The form holds for a later turn if a call is required. Raises ApiError."""
+    start, rules = "start: calls", _calls(tools, form, service)
     if tools.required:
-        return _grammar(["start: calls"], calls, tools.field, tools.field, service)
-    if answer is None or not tools.shown:
+        param = tools.field
+    elif answer is None or not tools.shown:
         return answer
-    if answer.kind == "json":
-        nested = _Style(None).json(json.loads(answer.text))
-    elif answer.kind == "regex":
-        escaped = _SLASH.sub(lambda found: "\\/" if found[0] == "/" else found[0], answer.text)
-        nested = f"/{escaped}/"
     else:
-        nested = f"%lark {{\n{answer.text}\n}}"
-    return _grammar(
-        ["start: calls | answer"], chain(calls, [f"answer: {nested}"]), tools.field, param, service
-    )
+        start, rules = f"{start} | answer", chain(rules, [f"answer: {_nested(answer)}"])
+    try:
+        text = _joined([start], rules)
+    except GrammarTooLarge:
+        why = f"'{tools.field}' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
+        raise refused(why, tools.field) from None
+    return grammar_of("lark", text, param, service)
+
+
+def _nested(answer: Grammar) -> str:
+    if answer.kind == "json":
+        return _Style(None).json(json.loads(answer.text))
+    if answer.kind == "lark":
+        return f"%lark {{\n{answer.text}\n}}"
+    escaped = _SLASH.sub(lambda found: "\\/" if found[0] == "/" else found[0], answer.text)
+    return f"/{escaped}/"
 
 
 def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]:
@@ -107,8 +110,8 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
 def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of a call that the model begins by itself. None without llguidance, or without one token each
-    for the marks that open a call and around thoughts. Raises GrammarTooLarge."""
+    """Makes the grammar of a call that the model begins by itself. None without llguidance, or without a token for each
+    mark that it needs. Raises GrammarTooLarge."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
         return None
@@ -132,15 +135,6 @@ def _joined(start: Sequence[str], rules: Iterable[str]) -> str:
         if length > MAX_GRAMMAR:
             raise GrammarTooLarge
     return "\n".join(found)
-
-
-def _grammar(start: Sequence[str], rules: Iterable[str], tools: str, param: str, service: Service) -> Grammar:
-    try:
-        text = _joined(start, rules)
-    except GrammarTooLarge:
-        why = f"'{tools}' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
-        raise refused(why, tools) from None
-    return grammar_of("lark", text, param, service)
 
 
 def _body(tools: _Tools, form: CallForm, style: _Style) -> Iterator[str]:
@@ -192,10 +186,8 @@ def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Ite
 
 
 def _text_of(schema: object, break_: str) -> str:
-    choices = None
-    if isinstance(schema, dict):
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if not choices or not isinstance(choices, list):
+    choices = constants(schema) if isinstance(schema, dict) else []
+    if not choices:
         return f"text {break_}"
     written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
     return f'{break_} ({written}) {break_} "</parameter>" {break_}'

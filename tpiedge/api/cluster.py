@@ -12,7 +12,6 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final, TypeAlias
 
-from tpiedge.api.guard import Sender
 from tpiedge.api.service import Service
 from tpiedge.api.timeline import PARTS
 from tpiedge.master.journal import RequestLine
@@ -31,7 +30,7 @@ _JsonObject: TypeAlias = dict[str, object]
 class ClusterPicture:
     """Remembers the last looks, for one thread. `sender` describes the client of a request."""
 
-    def __init__(self, service: Service, sender: Callable[[str], Sender | None]) -> None:
+    def __init__(self, service: Service, sender: Callable[[str], Mapping[str, str] | None]) -> None:
         self._service = service
         self._sender = sender
         self._epoch = 0
@@ -195,16 +194,16 @@ def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping
     return means.get(node.rank)
 
 
-def _request(line: RequestLine, sender: Sender | None) -> _JsonObject:
-    """Times are whole seconds, so that an idle picture stays the same. `client` is left out: it may be the digest of a
-    key, which could be guessed from it."""
+def _request(line: RequestLine, sender: Mapping[str, str] | None) -> _JsonObject:
+    """Rounds times down to seconds, so that an idle picture stays the same, and leaves `client` out: a key could be
+    guessed from its digest."""
     shown, reading = asdict(line), line.reading
     del shown["client"]
     if reading is not None:
         left_s = None if reading.left_s is None else math.ceil(reading.left_s)
         shown["reading"] |= {"tokens_per_s": round(reading.tokens_per_s, 3), "left_s": left_s}
     return shown | {
-        "sender": None if sender is None else asdict(sender),
+        "sender": sender,
         "age_s": None if line.age_s is None else math.floor(line.age_s),
         "tokens_per_s": round(line.tokens_per_s, 3),
         "paused_s": math.floor(line.paused_s),

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tpiedge.answers.shelf import AnswerShelf
-from tpiedge.api import anthropic, embeddings, ollama, openai_request, responses
+from tpiedge.api import anthropic, embeddings, ollama, openai, responses
 from tpiedge.api.answering import Answering, Work, send_json
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.errors import ApiError, refused
@@ -25,8 +25,8 @@ from tpiedge.api.records import AcceptedRequest, RecordFolder, marks
 from tpiedge.api.service import Service
 
 ANSWER_FORMS: Final[Mapping[FormatName, AnswerForm]] = {
-    "completion": openai_request.COMPLETION,
-    "chat": openai_request.CHAT,
+    "completion": openai.COMPLETION,
+    "chat": openai.CHAT,
     "embeddings": embeddings.EMBEDDING,
     "message": anthropic.MESSAGE,
     "response": responses.RESPONSE,
@@ -93,7 +93,7 @@ class Answers:
         ends the answer."""
         if request.method == "HEAD":  # which would take the reader's place and nothing else
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
-        name, key, known = request.path_params["id"], key_of(request.scope["headers"]), ANSWER_FORMS[form]
+        name, key, known = request.path_params["id"], key_of(request.headers), ANSWER_FORMS[form]
         after = _last_event(request) if request.method == "GET" else None
         log = self.shelf.find(name)
         accepted = None if log is None else log.question.about

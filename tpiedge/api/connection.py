@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tpiedge.api.errors import ApiError
-from tpiedge.api.limits import Limits
+from tpiedge.api.limits import HEADERS_BYTES, Limits
 from tpiedge.portions import Portions
 from tpiedge.sanitise import RateLimitedLog
 from tpiedge.units import KIB
@@ -166,7 +166,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
     def on_response_complete(self) -> None:
         rest = self.conn.trailing_data[0].lstrip(b"\r\n")  # old clients end a body so
         if self.conn.our_state is self.conn.their_state is h11.DONE:
-            self.conn = h11.Connection(h11.SERVER, self._limits.headers_bytes)
+            self.conn = h11.Connection(h11.SERVER, HEADERS_BYTES)
             if rest:  # h11 reads b"" as the end
                 self.conn.receive_data(rest)
         super().on_response_complete()

@@ -1,9 +1,8 @@
-"""Reads /v1/embeddings and writes vectors as JSON, in their order, each as soon as it and all before it have come."""
+"""Reads /v1/embeddings and writes vectors as JSON, each as soon as it and all before it have come."""
 
 import base64
 import math
 import struct
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,9 +26,7 @@ POOLED: Final = {
     "pooling": t.word(*_POOLINGS, description="Of which positions the vector is."),
     "dimensions": t.integer(1, 2**31, "None but the model's own."),
 }
-_EMBEDDINGS: Final = t.body(
-    "model", "input", **POOLED, input=INPUT, encoding_format=t.word(*_ENCODINGS), user=t.VAIN
-)
+_EMBEDDINGS: Final = t.body("model", "input", **POOLED, input=INPUT, encoding_format=t.word(*_ENCODINGS))
 
 
 def _read_embeddings(fields: BodyFields, service: Service) -> Asked:
@@ -64,6 +61,8 @@ def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -
 
 
 class VectorFormat(AnswerFormat):
+    """Writes the vectors of /v1/embeddings; a subclass those of another API."""
+
     stream_type = b"application/json"
 
     def __init__(self, head: AnswerHead) -> None:
@@ -71,9 +70,16 @@ class VectorFormat(AnswerFormat):
         self._next = 0
         self._early: dict[int, bytes] = {}
 
-    @abstractmethod
+    def opening(self) -> Sequence[bytes]:
+        return (b'{"object": "list", "data": [',)
+
     def entry(self, number: int, values: Sequence[float]) -> object:
         """Returns a vector's entry of the array."""
+        unit = unit_vector(values)
+        vector: object = unit
+        if self.head.reply.format == "embeddings-base64":
+            vector = base64.b64encode(struct.pack(f"<{len(unit)}f", *unit)).decode("ascii")
+        return {"object": "embedding", "index": number, "embedding": vector}
 
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
         comma = b", " if choice else b""
@@ -91,30 +97,17 @@ class VectorFormat(AnswerFormat):
         """Appends the error, so that the body is no JSON even for clients that ignore its early end."""
         return b"\n" + json_bytes(self.failure(error, tokens))
 
-
-class EmbeddingFormat(VectorFormat):
-    def opening(self) -> Sequence[bytes]:
-        return (b'{"object": "list", "data": [',)
-
-    def entry(self, number: int, values: Sequence[float]) -> object:
-        unit = unit_vector(values)
-        vector: object = unit
-        if self.head.reply.format == "embeddings-base64":
-            vector = base64.b64encode(struct.pack(f"<{len(unit)}f", *unit)).decode("ascii")
-        return {"object": "embedding", "index": number, "embedding": vector}
-
     def closing(self, _transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         usage = dict.fromkeys(("prompt_tokens", "total_tokens"), self.head.prompt_tokens)
         return (b"], " + json_bytes({"model": self.head.model, "usage": usage})[1:],)
 
 
 def unit_vector(values: Sequence[float]) -> list[float]:
-    """Normalises a vector, as clients that compare by dot products expect. Nine digits tell every f32 from its
-    neighbours."""
+    """Normalises a vector for clients that compare by dot products. Nine digits tell every f32 from its neighbours."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
     return [float(f"{value / length:.9g}") for value in values]
 
 
 EMBEDDING: Final = AnswerForm(
-    "/v1/embeddings", "Vectors of texts", "embd", _EMBEDDINGS, _read_embeddings, EmbeddingFormat
+    "/v1/embeddings", "Vectors of texts", "embd", _EMBEDDINGS, _read_embeddings, VectorFormat
 )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from starlette.datastructures import Headers
+
 from tpiedge.answers.log import ServerEnds, Superseded
 from tpiedge.errors import (
     Cancelled,
@@ -109,8 +111,8 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
         return refused(str(error), grammar)
     for kind, status, code in _KNOWN:
         if isinstance(error, kind):
-            again = status == 503 and code in _WORTH_ANOTHER_TRY
-            return ApiError(status, str(error), code, headers={"Retry-After": "5"} if again else None)
+            again = {"Retry-After": "5"} if code in _WORTH_ANOTHER_TRY else None
+            return ApiError(status, str(error), code, headers=again)
     words = f"a defect of tpiedge: {type(error).__name__}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"
@@ -119,12 +121,12 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
     return ApiError(500, words, "internal_error")
 
 
-def is_anthropic(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+def is_anthropic(headers: Headers) -> bool:
     """Whether Anthropic's client sent the headers: some of its paths are OpenAI's, too."""
-    return any(name == b"anthropic-version" for name, _ in headers)
+    return "anthropic-version" in headers
 
 
-def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, object]:
+def error_body(error: ApiError, path: str, headers: Headers) -> dict[str, object]:
     """Returns the error in the shape of the API of `path`."""
     if f"{path}/".startswith("/v1/messages/") or is_anthropic(headers):
         return anthropic_error(error)
@@ -134,8 +136,7 @@ def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]
 
 
 def anthropic_error(error: ApiError) -> dict[str, object]:
-    usual = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = _ANTHROPIC_KINDS.get(error.status, usual)
+    kind = _ANTHROPIC_KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = error.message
     if isinstance(error, PromptTooLong):  # Claude Code reads these words and shortens the conversation
         message = f"prompt is too long: {error.tokens} tokens > {error.maximum} maximum"

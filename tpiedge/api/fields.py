@@ -40,16 +40,9 @@ class Unsupported(JsonSchema):
     details: Mapping[str, object] = {}
 
 
-VAIN: Final[JsonSchema] = {"description": "Has no effect."}
-
-
 def unsupported(*harmless: object, why: str = "") -> Unsupported:
     """Makes the schema of a field that may only be null, empty or `harmless`. `why` begins with a comma."""
     return Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
-
-
-def vain(*names: str) -> dict[str, JsonSchema]:
-    return dict.fromkeys(names, VAIN)
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
@@ -75,7 +68,7 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
-    """Makes the schema of a text or an array of these objects. `more`: other types."""
+    """Makes the schema of a text or an array of such objects. `more`: other types."""
     return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
@@ -129,7 +122,7 @@ class BodyFields:
         for key in form["required"]:
             if values.get(key) is None:
                 raise self.missing(key)
-        self._overlook([key for key in values if key not in self._table], form)
+        self._overlook([key for key in values if key not in self._table and values[key] is not None], form)
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -228,9 +221,7 @@ class BodyFields:
 
     def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
         """Returns the value, a number in the schema's type. Checks types and limits, but no items. Raises ApiError."""
-        if schema is VAIN:
-            self.note(key)
-        elif "enum" in schema and value not in schema["enum"]:
+        if "enum" in schema and value not in schema["enum"]:
             if not isinstance(schema, Unsupported):
                 raise self.wrong(key, f"must be {_listed(one for one in schema['enum'] if one is not None)}")
             error = self.wrong(key, schema["description"], "unsupported_parameter")

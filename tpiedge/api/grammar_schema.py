@@ -1,8 +1,8 @@
 """Rewrites a client's JSON schema into one that a grammar can hold. Pure.
 
-An object has only declared properties, unless its schema mentions others or has several parts for one object: `allOf`,
-or a choice or reference beside properties. What a grammar cannot hold is left out and named; annotations and unknown
-formats are only left out. `oneOf` is read as `anyOf`: types and tags nearly always exclude each other.
+An object has only declared properties, unless its schema mentions others or has several parts for one object (`allOf`,
+or a choice or reference beside properties). Words that a grammar cannot hold are left out and named; annotations and
+unknown formats are left out. `oneOf` is read as `anyOf`: types and tags nearly always exclude each other.
 """
 
 import math
@@ -44,8 +44,7 @@ _HELD: Final = re.compile(
 )
 
 
-class SchemaTooLarge(ValueError):
-    """Too many parts."""
+class SchemaTooLarge(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def grammar_schema(schema: dict[str, Any], prefix: str = "") -> GrammarSchema:
 
 
 def is_held(pattern: str) -> bool:
-    """Whether a grammar can hold the pattern: llguidance reads Rust's syntax without look-around."""
+    """Whether a grammar can hold the pattern."""
     return _HELD.fullmatch(pattern) is not None
 
 

@@ -1,28 +1,28 @@
 """Limits of what clients may cost."""
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Final, Self
 
 from tpiedge.units import KIB, MIB
+
+HEADERS_BYTES: Final = 16 * KIB
+"""The limit of a request's head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes and seconds.
+    """Limits in bytes and seconds. One client has at most half of `connections`, `bodies_bytes` and `preparing`, which
+    bound all requests that arrive or are tokenized at once.
 
-    `connections`: at most half of them of one address; `body_bytes`, `body_values`: of one request; `bodies_bytes`,
-    `preparing`: of all requests that arrive or are tokenized at once, at most half of them of one client; `linger_s`:
-    how long a refused body is read; `answer_s`: from acceptance to the answer's end; `quiet_s`: until the first sign of
-    life of a whole answer, `ping_s`: of a stream, and between signs; `write_s`: until a client that does not read is
-    cut off, at most twice as long.
-    """
+    `linger_s`: how long a refused body is read; `answer_s`: from acceptance to the answer's end; `quiet_s`: until the
+    first sign of life of a whole answer, `ping_s`: of a stream, and between signs; `write_s`: until a client that does
+    not read is cut off, at most twice as long."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB
     body_values: int = 200_000
     bodies_bytes: int = 16 * MIB
     preparing: int = 256
-    headers_bytes: int = 16 * KIB
     headers_s: float = 10.0
     body_s: float = 60.0
     linger_s: float = 2.0

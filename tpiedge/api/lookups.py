@@ -18,14 +18,14 @@ from tpiedge.api.formats import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.ollama import moment
-from tpiedge.api.openai_request import SWITCHES, rendered
+from tpiedge.api.openai import SWITCHES, rendered
 from tpiedge.api.service import ModelInfo, Service
 from tpiedge.model.call_reader import call_form
 from tpiedge.model.speech import thinking_after
 
 #: The version of Ollama that clients are told: some want a new one.
 _RELEASE: Final = "0.12.0"
-_SHOW: Final = t.body("model", model=MODEL, **t.vain("verbose", "system", "template", "options"))
+_SHOW: Final = t.body("model", model=MODEL)
 _TOKENIZE: Final = t.body(
     model=MODEL,
     prompt=t.text(),
@@ -55,13 +55,15 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
 
         return Route(path, answer, methods=["GET"])
 
+    context = service.model().context_tokens
+    loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": context}
     return [
         told("/v1/models", lambda request: _models(request, service.model())),
         told("/v1/models/{name:path}", lambda request: _one_model(request, service.model())),
         told("/version", lambda _: {"version": __version__}),
         told("/api/version", lambda _: {"version": _RELEASE, "tpiedge": __version__}),
         told("/api/tags", lambda _: {"models": [_tag(service, name) for name in service.model().names]}),
-        told("/api/ps", lambda _: {"models": [_tag(service, service.model().name) | _loaded(service)]}),
+        told("/api/ps", lambda _: {"models": [_tag(service, service.model().name) | loaded]}),
         *map(asked, LOOKUPS),
     ]
 
@@ -77,7 +79,7 @@ def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[J
 
 
 def _models(request: Request, model: ModelInfo) -> Json:
-    if not is_anthropic(request.scope["headers"]):
+    if not is_anthropic(request.headers):
         return {"object": "list", "data": [_card(model, name) for name in model.names]}
     cards = [_anthropic_card(model, name) for name in model.names]
     return {"data": cards, "has_more": False, "first_id": model.names[0], "last_id": model.names[-1]}
@@ -88,7 +90,7 @@ def _one_model(request: Request, model: ModelInfo) -> Json:
     name = request.path_params["name"]
     if not model.is_called(name):
         raise ApiError(404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model")
-    return (_anthropic_card if is_anthropic(request.scope["headers"]) else _card)(model, model.name)
+    return (_anthropic_card if is_anthropic(request.headers) else _card)(model, model.name)
 
 
 def _card(model: ModelInfo, name: str) -> Json:
@@ -125,11 +127,6 @@ def _tag(service: Service, name: str) -> Json:
         "digest": model.digest,
         "details": _details(service),
     }
-
-
-def _loaded(service: Service) -> Json:
-    context = service.model().context_tokens
-    return {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": context}
 
 
 def _details(service: Service) -> Json:

@@ -24,12 +24,10 @@ _CALL: Final = t.body(
     id=t.text(),
     type=t.word("function"),
     function=t.body("name", name={**t.TEXT, "minLength": 1}, arguments=t.text()),
-    index=t.VAIN,
 )
 _COMMON: Final[dict[str, t.JsonSchema]] = {
     "content": t.text_or(_SAID_PARTS, description="Null only of an assistant."),
     "name": t.text(most=64),
-    "annotations": t.VAIN,
     "audio": t.unsupported(),
 }
 _USER: Final = t.body(
@@ -57,22 +55,19 @@ _MESSAGES: Final = t.tagged(
 )
 MESSAGES: Final[t.JsonSchema] = t.array(t.any_of(*_MESSAGES.values()))
 
-CITED: Final = t.vain("cache_control", "citations")
-CITED_TEXT: Final = t.body(text=t.TEXT, **CITED)
-TEXTS: Final = t.tagged("type", text=CITED_TEXT)
+TEXT_PART: Final = t.body(text=t.TEXT)
+TEXTS: Final = t.tagged("type", text=TEXT_PART)
 _TEXT_OR_TEXTS: Final = t.text_or(TEXTS)
 _SOURCES: Final = t.tagged(
     "type", text=t.body(data=t.TEXT, media_type=t.text()), content=t.body(content=_TEXT_OR_TEXTS)
 )
-DOCUMENT: Final = t.body(
-    "source", source=t.any_of(*_SOURCES.values()), title=t.text(), context=t.text(), **CITED
-)
-SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.text(), **CITED)
+DOCUMENT: Final = t.body("source", source=t.any_of(*_SOURCES.values()), title=t.text(), context=t.text())
+SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.text())
 
 
 def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
-    """Returns "role", "content" and, if given, "name", "reasoning_content", "tool_calls" and "tool_call_id" of each
-    message, as `chat_prompt` takes them. `goes_on`: the answer continues the last message. Raises ApiError."""
+    """Returns messages for `chat_prompt`, with "role", "content" and, if given, "name", "reasoning_content",
+    "tool_calls" and "tool_call_id". `goes_on`: the answer continues the last one. Raises ApiError."""
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
         raise fields.wrong("messages", "is empty: give at least one message")
@@ -177,8 +172,8 @@ def _call(call: BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls without one. A result without an id belongs to the first call without a result, of its tool if
-    it names one."""
+    """Gives ids to calls without one. A result without an id belongs to the first open call, of its tool if it names
+    one."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

@@ -80,7 +80,7 @@ class _Page(Collector):
     model: str
 
     def collect(self) -> Iterator[Metric]:
-        for part in (_cluster, _plans, _requests, _nodes):
+        for part in (_cluster, _requests, _nodes):
             yield from part(self.status)
         yield from _as_vllm(self.status, {"model_name": self.model, "engine": "0"})
 
@@ -95,9 +95,6 @@ def _cluster(status: ClusterStatus) -> Iterator[Metric]:
     )
     yield _several("tpiedge_collective", "The all-reduces of a token and of a whole chunk.", collectives)
     yield _labelled("tpiedge_nodes", "Machines by what they do.", "state", dict(sorted(states.items())))
-
-
-def _plans(status: ClusterStatus) -> Iterator[Metric]:
     history = status.history
     begun: dict[str, float] = dict(zip(PLAN_CAUSES, history.begun, strict=True))
     losses: dict[str, float] = dict(zip(LOSS_CAUSES, history.losses, strict=True))

@@ -14,11 +14,11 @@ from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_v
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, json_bytes, json_line
-from tpiedge.api.openai_request import asked_by_chat, copied, function_call
+from tpiedge.api.openai import asked_by_chat, function_call, given
 from tpiedge.api.service import Service
-from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcript, call_id, joined
+from tpiedge.api.transcript import TextPiece, TokenScores, Transcript, call_id, joined
 from tpiedge.model.call_reader import CallEnded
-from tpiedge.model.speech import SpokenText
+from tpiedge.model.speech import SpeechReader, SpokenText
 
 _MAX_LIMIT: Final = 2**31
 _OPTIONS: Final = {
@@ -32,9 +32,7 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
     "response_format": "format",
     "response_format.json_schema.schema": "format",
 }
-_CALL: Final = t.body(
-    "function", function=t.body(name=t.TEXT, arguments=t.OBJECT, index=t.VAIN), id=t.text(), type=t.VAIN
-)
+_CALL: Final = t.body("function", function=t.body(name=t.TEXT, arguments=t.OBJECT), id=t.text())
 _SAID: Final = {
     "content": t.text(),
     "images": t.unsupported(),
@@ -45,7 +43,6 @@ _RESULT: Final = {"tool_call_id": t.text(), "tool_name": t.text(), "name": t.tex
 _MESSAGES: Final = t.tagged(
     "role", **dict.fromkeys(("system", "user", "assistant"), t.body(**_SAID)), tool=t.body(**_SAID | _RESULT)
 )
-_UNNEEDED: Final = t.vain("keep_alive", "truncate", "shift", "context")
 _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     **FORM,
     "model": MODEL,
@@ -65,7 +62,6 @@ _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "logprobs": t.flag("Whether probabilities are told."),
     "top_logprobs": TOP_LOGPROBS,
     "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
-    **_UNNEEDED,
 }
 _CHAT: Final = t.body(
     "model",
@@ -82,9 +78,8 @@ _GENERATE: Final = t.body(
     **dict.fromkeys(("suffix", "template"), t.unsupported("")),
     images=t.unsupported(),
 )
-_EMBED: Final = {**POOLED, "options": t.optional(t.body(), "Has no effect."), **_UNNEEDED}
-_NEW_EMBED: Final = t.body("model", "input", **_EMBED, input=INPUT)
-_OLD_EMBED: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
+_NEW_EMBED: Final = t.body("model", "input", **POOLED, input=INPUT)
+_OLD_EMBED: Final = t.body("model", "prompt", **POOLED, prompt=t.TEXT)
 
 
 def _read_chat(fields: BodyFields, service: Service) -> Asked:
@@ -94,8 +89,8 @@ def _read_chat(fields: BodyFields, service: Service) -> Asked:
     chat["messages"] = messages
     # The answer continues an assistant's last message.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    copied(fields, chat, "tools")
-    return asked_by_chat(chat, fields, service, ("ollama-chat", _NAMES))
+    chat |= given(fields, "tools")
+    return asked_by_chat(chat, fields, service, "ollama-chat", _NAMES)
 
 
 def _read_generate(fields: BodyFields, service: Service) -> Asked:
@@ -112,11 +107,11 @@ def _read_generate(fields: BodyFields, service: Service) -> Asked:
             if fields.get(key):
                 fields.note(key)
         asked["prompt"] = prompt
-        return asked_by_chat(asked, fields, service, ("ollama-generate", _NAMES))
+        return asked_by_chat(asked, fields, service, "ollama-generate", _NAMES)
     messages = [{"role": "system", "content": system}] if system else []
     asked["messages"] = [*messages, {"role": "user", "content": prompt}]
     names = _NAMES | {"messages": "prompt"}
-    return asked_by_chat(asked, fields, service, ("ollama-generate", names))
+    return asked_by_chat(asked, fields, service, "ollama-generate", names)
 
 
 def _loaded(fields: BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
@@ -126,9 +121,8 @@ def _loaded(fields: BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
 
 
 def _wishes(fields: BodyFields) -> Json:
-    asked: Json = {"stream": fields.get("stream", True)}
     options = fields.nested("options")
-    copied(options, asked, **_OPTIONS)
+    asked: Json = {"stream": fields.get("stream", True), **given(options, **_OPTIONS)}
     limit = options.get("num_predict")
     # Ollama's answers have no usual limit.
     asked["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
@@ -151,10 +145,11 @@ def _wishes(fields: BodyFields) -> Json:
 
 
 def _messages(fields: BodyFields) -> list[Json]:
-    """Reads messages. Calls and results may have no ids: results follow in the order of calls."""
+    """Reads messages. Results without ids follow in the order of calls."""
     found: list[Json] = []
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Json = {"role": role, "content": message.get("content") or ""}
+        said |= given(message, thinking="reasoning_content")
         calls: list[Json] = []
         for where, item in message.entries("tool_calls"):
             call = message.inner(item, where, _CALL)
@@ -166,9 +161,6 @@ def _messages(fields: BodyFields) -> list[Json]:
         if role == "tool":
             said["tool_call_id"] = message.get("tool_call_id")
             said["name"] = message.get("tool_name") or message.get("name")
-        thoughts = message.get("thinking")
-        if thoughts:
-            said["reasoning_content"] = thoughts
         found.append(said)
     return found
 
@@ -179,7 +171,7 @@ class OllamaFormat(AnswerFormat):
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
         self._chat = head.reply.format == "ollama-chat"
-        self._spoken = SpokenChoice(head.reply.speech)
+        self._spoken = SpeechReader(head.reply.speech)
         self._scores = TokenScores(head.tokenizer, head.reply.logprobs)
         self._begun_s = time.monotonic()
         self._last: str | None = None
@@ -208,7 +200,7 @@ class OllamaFormat(AnswerFormat):
     def _taken(self, piece: TextPiece) -> Iterator[SpokenText | CallEnded]:
         self._last = piece.last
         self._scores.hear(piece)
-        return self._spoken.take_objects(piece)
+        return self._spoken.feed_whole(piece.text, piece.last)
 
     def _shown(self, said: Sequence[SpokenText | CallEnded]) -> Json:
         text, thoughts = joined(said, thought=False), joined(said, thought=True)
@@ -229,7 +221,7 @@ class OllamaFormat(AnswerFormat):
         return {"id": call_id(self.head.id, 0, call.index), "function": function}
 
     def _end(self, transcript: Transcript) -> Json:
-        """Durations are in nanoseconds, before and after the first token; the first includes waiting in the queue."""
+        """Returns the ending, with nanoseconds before the first token (queueing included) and after it."""
         now = time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
         return {
@@ -245,7 +237,7 @@ class OllamaFormat(AnswerFormat):
 
 
 class OllamaVectors(VectorFormat):
-    """Vectors of /api/embed, or the one of the older /api/embeddings, which is not normalised."""
+    """Writes vectors of /api/embed, or the vector of the older /api/embeddings, which is not normalised."""
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)

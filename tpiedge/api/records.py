@@ -120,8 +120,8 @@ class AnswerRecord:
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates the memory from above: 36 bytes a number and its place in a tuple, 128 a pair of them, 3 KiB for the
-    stop strings of a choice, 8 bytes a character of the client."""
+    """Estimates the memory from above: 36 bytes a number, 128 a pair, 3 KiB for the stop strings of a choice, 8 bytes a
+    character of the client."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -264,9 +264,8 @@ class RecordFolder:
             chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[FoundAnswer]:
-        """Returns the unfinished answers of this model, in the order of the requests. Call it first of all. Sets aside
-        damaged records, and those that GUILTY masters took up without a new event. Raises UserError for a record of an
-        unknown version, or that others may read, or that cannot be used."""
+        """Returns the unfinished answers of this model, by age; to be called first. Sets aside damaged records, and
+        records that GUILTY masters took up without a new event. Raises UserError for an unusable record."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):

@@ -1,5 +1,4 @@
-"""OpenAI's /v1/responses: reads requests as chats and writes answers as items. Nothing is stored, so a request that
-names an earlier answer is refused."""
+"""OpenAI's /v1/responses: reads requests as chats and writes answers as items. No answer is stored."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,13 @@ from tpiedge.api.asked import Asked
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, typed_event
-from tpiedge.api.messages import CITED_TEXT, content_text
-from tpiedge.api.openai_request import asked_by_chat, copied, function_call, function_tool
+from tpiedge.api.messages import TEXT_PART, content_text
+from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
 from tpiedge.api.service import Service
 from tpiedge.api.tools import FUNCTION, is_function
-from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcript, call_id
+from tpiedge.api.transcript import TextPiece, TokenScores, Transcript, call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
-from tpiedge.model.speech import Said, SpokenText
+from tpiedge.model.speech import Said, SpeechReader, SpokenText
 
 _NAMES: Final = {
     "messages": "input",
@@ -43,31 +42,25 @@ _OF_SERVERS: Final = (
 )  # fmt: skip
 _PARTS: Final = t.tagged(
     "type",
-    **dict.fromkeys(("input_text", "output_text", "text"), CITED_TEXT),
+    **dict.fromkeys(("input_text", "output_text", "text"), TEXT_PART),
     refusal=t.body(refusal=t.TEXT),
     input_file=t.body(filename=t.text(), file_data=t.text()),
 )
-_THOUGHTS: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
+_THOUGHTS: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), TEXT_PART))
 _CONTENT: Final = t.text_or(_PARTS)
-_ITEM: Final[dict[str, t.JsonSchema]] = t.vain("id", "status", "phase")
-_CALL: Final = {**_ITEM, "call_id": t.TEXT, "name": t.TEXT, "namespace": t.text()}
-_OUTPUT: Final = t.body(**_ITEM, call_id=t.TEXT, output=_CONTENT, **t.vain("name", "namespace"))
+_CALL: Final[dict[str, t.JsonSchema]] = {"call_id": t.TEXT, "name": t.TEXT, "namespace": t.text()}
+_OUTPUT: Final = t.body(call_id=t.TEXT, output=_CONTENT)
 _ITEMS: Final = t.tagged(
     "type",
-    message=t.body(
-        "role", **_ITEM, role=t.word("system", "developer", "user", "assistant"), content=_CONTENT
-    ),
+    message=t.body("role", role=t.word("system", "developer", "user", "assistant"), content=_CONTENT),
     function_call=t.body(**_CALL, arguments=t.TEXT),
     custom_tool_call=t.body(**_CALL, input=t.TEXT),
-    function_call_output=_OUTPUT,
-    custom_tool_call_output=_OUTPUT,
-    reasoning=t.body(**_ITEM, content=t.array(t.OBJECT), **t.vain("summary", "encrypted_content")),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _OUTPUT),
+    reasoning=t.body(content=t.array(t.OBJECT)),
 )
 _ITEMS["message"]["required"].remove("type")
 _FUNCTION: Final = t.body("name", type={"const": "function"}, **FUNCTION)
-_NAMESPACE: Final = t.body(
-    "tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT), description=t.VAIN
-)
+_NAMESPACE: Final = t.body("tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT))
 _CHOSEN: Final = t.tagged("type", function=t.body(name=t.TEXT, namespace=t.text()))
 _CHOICES: Final = _CHOSEN | t.tagged(
     "type",
@@ -89,9 +82,8 @@ _RESPONSES: Final = t.body(
     temperature=a.SAMPLING["temperature"],
     top_p=a.SAMPLING["top_p"],
     stream=a.STREAM,
-    stream_options=t.optional(t.body(**t.vain("include_obfuscation")), "Has no effect."),
-    text=t.optional(t.body(format=t.OBJECT, verbosity=t.VAIN), "The form of the text."),
-    reasoning=t.optional(t.body(effort=t.text(), **t.vain("summary", "generate_summary"))),
+    text=t.optional(t.body(format=t.OBJECT), "The form of the text."),
+    reasoning=t.optional(t.body(), "Has no effect."),
     tools=t.array(t.OBJECT, most=a.MAX_TOOLS),
     tool_choice=t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
     parallel_tool_calls=t.flag("Whether several tools may be called at once; true without."),
@@ -100,11 +92,7 @@ _RESPONSES: Final = t.body(
     truncation=t.word(
         "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
     ),
-    **t.vain(
-        "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
-        "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
-    ),
-)  # fmt: skip
+)
 _DESCRIBED: Final = ("name", "schema", "strict", "description")
 _FORMAT: Final = t.body(type=t.TEXT, **{key: {} for key in _DESCRIBED})
 
@@ -113,29 +101,26 @@ def _read_response(fields: BodyFields, service: Service) -> Asked:
     if fields.get("truncation") == "auto":
         fields.note("truncation")
     chat: Json = {"stream": fields.get("stream", False)}
-    copied(fields, chat, "temperature", "top_p", "parallel_tool_calls", max_output_tokens="max_tokens")
+    chat |= given(fields, "temperature", "top_p", "parallel_tool_calls", max_output_tokens="max_tokens")
     included, top = fields.get("include") or [], fields.get("top_logprobs")
     if any(one != _SCORES for one in included):
         fields.note("include")
     if top or _SCORES in included:
         chat |= {"logprobs": True, "top_logprobs": top}
     text = fields.nested("text")
-    copied(text, chat, format="response_format")
+    chat |= given(text, format="response_format")
     form = text.get("format", {})
     if form.get("type") == "json_schema":
-        described = dict[str, object]()
-        copied(text.inner(form, "format", _FORMAT), described, *_DESCRIBED)
+        described = given(text.inner(form, "format", _FORMAT), *_DESCRIBED)
         chat["response_format"] = {"type": "json_schema", "json_schema": described}
-    copied(fields.nested("reasoning"), chat, effort="reasoning_effort")
     namespaces, chat["tools"] = _unfolded(fields)
     choice = fields.get("tool_choice")
     if choice is not None:
         chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
-    instructions = fields.get("instructions")
-    told: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    chat["messages"] = [*told, *_input(fields)]
-    asked = asked_by_chat(chat, fields, service, ("response", _NAMES))
-    echo = dict[str, object]()
+    told = given(fields, instructions="content")
+    chat["messages"] = [*([{"role": "system", **told}] if told else []), *_input(fields)]
+    asked = asked_by_chat(chat, fields, service, "response", _NAMES)
+    echo: Json = {}
     for key in _ECHOED:
         more = {**echo, key: fields.values.get(key)}
         if more[key] is not None and len(json.dumps(more)) <= _MAX_ECHO:
@@ -144,7 +129,7 @@ def _read_response(fields: BodyFields, service: Service) -> Asked:
 
 
 def _full_name(namespace: str | None, name: str) -> str:
-    """The function's name for the model: with its namespace, as of an MCP server of Codex, unless that is too long."""
+    """Returns the name with its namespace (an MCP server's, of Codex), unless that is too long."""
     full = f"{_prefix(namespace or '')}{name}"
     return full if len(full) <= a.MAX_TOOL_NAME else name
 
@@ -159,11 +144,11 @@ def _input(fields: BodyFields) -> list[Json]:
         return [{"role": "user", "content": value}]
     found: list[Json] = []
     thoughts = ""
-    for where, given in fields.entries("input"):
-        if given.get("type") in _OF_SERVERS:
-            fields.note(f"{where}.{given['type']}")
+    for where, one in fields.entries("input"):
+        if one.get("type") in _OF_SERVERS:
+            fields.note(f"{where}.{one['type']}")
             continue
-        kind, item = fields.kind(given, where, _ITEMS, usual="message")
+        kind, item = fields.kind(one, where, _ITEMS, usual="message")
         match kind:
             case "message":
                 found.append({"role": item.get("role"), "content": content_text(item, "content", _PARTS)})
@@ -207,7 +192,7 @@ def _chosen(choice: BodyFields) -> Json:
 
 
 def _unfolded(fields: BodyFields) -> tuple[dict[str, str], list[Json]]:
-    """Returns the namespaces of functions by their names for the model, and all functions as a chat's tools."""
+    """Returns namespaces by the functions' names for the model, and all functions as a chat's tools."""
     namespaces, found = dict[str, str](), list[Json]()
     for where, item in fields.entries("tools"):
         namespace, inner, outer = "", [(where, item)], fields
@@ -233,17 +218,17 @@ _BEGUN: Final[Mapping[str, Json]] = {
 
 
 class ResponsesFormat(AnswerFormat):
-    """Responses of one choice. Neighbouring texts of a kind are one item."""
+    """Writes one choice. Neighbouring texts of a kind are one item."""
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
-        self._echo: Json = json.loads(head.reply.echo or "{}")
-        self._spoken = SpokenChoice(head.reply.speech)
+        self._spoken = SpeechReader(head.reply.speech)
         self._number = 0
-        self._last = ""
+        self._last: str | None = None
         self._items: list[Json] = []
-        #: The text or arguments of the last item, while that is being written.
+        #: The content or call of the last item, while that is being written, and its text or arguments.
         self._part: Json = {}
+        self._written: list[str] = []
         self._scores = TokenScores(head.tokenizer, head.reply.logprobs, without_bytes=[])
 
     def opening(self) -> Sequence[bytes]:
@@ -252,7 +237,8 @@ class ResponsesFormat(AnswerFormat):
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         self._scores.hear(piece)
-        frames = [frame for said in self._spoken.take(piece) for frame in self._said(said)]
+        said = self._spoken.feed(piece.text, piece.last)
+        frames = [frame for one in said for frame in self._said(one)]
         if piece.last is None:
             return frames
         self._last = piece.last
@@ -281,8 +267,11 @@ class ResponsesFormat(AnswerFormat):
     def _said(self, said: Said) -> list[bytes]:
         match said:
             case CallBegun(index=index, name=name):
-                named = {"call_id": call_id(self.head.id, 0, index), **self._named(name)}
-                return self._begun("function_call", **named, arguments="")
+                namespace = self.head.reply.namespaces.get(name, "")
+                own = {"name": name.removeprefix(_prefix(namespace))}
+                own |= {"namespace": namespace} if namespace else {}
+                identity = call_id(self.head.id, 0, index)
+                return self._begun("function_call", call_id=identity, **own, arguments="")
             case CallArguments(text=text):
                 return [self._delta(text)]
             case CallEnded(broken=broken):
@@ -300,7 +289,7 @@ class ResponsesFormat(AnswerFormat):
         identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
         item: Json = {"id": identity, "type": kind, "status": "in_progress", **(call or _BEGUN[kind])}
         self._items.append(item)
-        self._part = {"arguments": "", "name": item["name"]} if call else {"type": _WRITTEN[kind], "text": ""}
+        self._part, self._written = {"type": _WRITTEN[kind], "text": ""}, []
         if kind == "message":
             self._part |= {"annotations": [], "logprobs": []}
         frames.append(self._event("response.output_item.added", output_index=number, item=item))
@@ -310,7 +299,7 @@ class ResponsesFormat(AnswerFormat):
 
     def _delta(self, text: str) -> bytes:
         kind, scores = self._items[-1]["type"], self._scores.tell()
-        self._part["arguments" if kind == "function_call" else "text"] += text
+        self._written.append(text)
         more: Json = {"logprobs": scores} if kind == "message" else {}
         if more:
             self._part["logprobs"] += scores
@@ -319,23 +308,19 @@ class ResponsesFormat(AnswerFormat):
     def _done(self, status: str = "") -> list[bytes]:
         if not self._part:
             return []
-        item, part, place = self._items[-1], self._part, self._place
+        item, part, place, text = self._items[-1], self._part, self._place, "".join(self._written)
         self._part = {}
         item["status"] = status or ("incomplete" if self._last == "length" else "completed")
-        shown = {key: value for key, value in part.items() if key not in ("type", "annotations")}
-        frames = [self._event(f"response.{_WRITTEN[item['type']]}.done", **place, **shown)]
+        kind = f"{_WRITTEN[item['type']]}.done"
         if item["type"] == "function_call":
-            item["arguments"] = part["arguments"]
+            item["arguments"] = text
+            told = [(kind, {**place, "arguments": text, "name": item["name"]})]
         else:
-            item["content"] = [part]
-            frames.append(self._event("response.content_part.done", **place, part=part))
-        index = place["output_index"]
-        return [*frames, self._event("response.output_item.done", output_index=index, item=item)]
-
-    def _named(self, name: str) -> Json:
-        namespace = self.head.reply.namespaces.get(name, "")
-        own: Json = {"name": name.removeprefix(_prefix(namespace))}
-        return own | {"namespace": namespace} if namespace else own
+            part["text"], item["content"] = text, [part]
+            shown = {key: part[key] for key in ("text", "logprobs") if key in part}
+            told = [(kind, place | shown), ("content_part.done", {**place, "part": part})]
+        told.append(("output_item.done", {"output_index": place["output_index"], "item": item}))
+        return [self._event(f"response.{kind}", **fields) for kind, fields in told]
 
     @property
     def _place(self) -> Json:
@@ -356,14 +341,13 @@ class ResponsesFormat(AnswerFormat):
         return found | self._usage(transcript.count, 0 if ended is None else ended.cached_tokens)
 
     def _response(self, status: str, output: list[Json]) -> Json:
+        echo: Json = json.loads(self.head.reply.echo or "{}")
         return {
             "id": self.head.id,
             "object": "response",
             "created_at": self.head.created,
             "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": None,
+            **dict.fromkeys(("error", "incomplete_details", "instructions")),
             "metadata": {},
             "model": self.head.model,
             "output": output,
@@ -376,8 +360,8 @@ class ResponsesFormat(AnswerFormat):
             "top_p": None,
             "truncation": "disabled",
             "usage": None,
-            **self._echo,
-            "text": {"format": {"type": "text"}, **self._echo.get("text", {})},
+            **echo,
+            "text": {"format": {"type": "text"}, **echo.get("text", {})},
         }
 
     def _usage(self, tokens: int, cached: int) -> Json:

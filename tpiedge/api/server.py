@@ -9,11 +9,13 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
@@ -25,11 +27,11 @@ from tpiedge.api.body import Disconnected, Receive, Send, discard
 from tpiedge.api.completions import Answers, name_usual_path
 from tpiedge.api.connection import FairTurns, HttpConnection, HttpListener
 from tpiedge.api.errors import ApiError, error_body, of_exception
-from tpiedge.api.formats import REQUEST_ID
-from tpiedge.api.guard import OPEN_PATHS, Guard, Origins, Proxies, check_bind, is_admin
+from tpiedge.api.fields import IGNORED
+from tpiedge.api.formats import REQUEST_ID, RESUMABLE
+from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
-from tpiedge.api.keys import ApiKeys
-from tpiedge.api.limits import Limits
+from tpiedge.api.limits import HEADERS_BYTES, Limits
 from tpiedge.api.lookups import lookup_routes
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.openapi import openapi_routes
@@ -76,24 +78,29 @@ class Api:
             *Page().routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)
+        self._for_pages = CORSMiddleware(
+            self._answer,
+            allow_origin_regex=".*",  # the guard knows the pages
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=(REQUEST_ID, RESUMABLE, IGNORED, "retry-after"),
+        )
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         scope["app"] = self  # has the router raise its refusals
         name_usual_path(scope)
-        path, headers = scope["path"], scope["headers"]
+        # Browsers send no key with a preflight, which is answered first.
+        permitted = not is_admin(scope["path"]) and self._guard.permits(Headers(scope=scope))
         send = _lingering(scope, receive, send, self._intake.limits.linger_s)
-        permitted = None
-        if not is_admin(path):
-            send = self._guard.origins.permitting(headers, send)
-            permitted = self._guard.origins.preflight(scope["method"], headers)
+        await (self._for_pages if permitted else self._answer)(scope, receive, send)
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        path, headers = scope["path"], Headers(scope=scope)
         try:
             self._guard.check_sender(path, headers)
-            if permitted is not None:  # browsers send no key with this question
-                await send({"type": "http.response.start", "status": 204, "headers": permitted})
-                await send({"type": "http.response.body"})
-                return
             if path in OPEN_PATHS and scope["method"] == "OPTIONS":  # as HAProxy asks, unless told otherwise
                 scope["method"] = "GET"
             self._guard.check_key(path, headers)
@@ -170,41 +177,21 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
 class ApiServer:
     """Listens from its construction on, answers from `start` to `close`. Owns its socket and threads, not the service.
 
-    Without API `keys`, `host` must be a loopback address unless `insecure`. `tls`: clients speak https; `records`:
-    answers survive the server, and those of the previous one go on at once; `grace_s`: how long their streams wait for
-    readers; the last three as in Guard. Raises UserError where it cannot listen or read the records."""
+    `tls`: clients speak https; `records`: answers survive the server, and those of the previous one go on at once;
+    `grace_s`: how long their streams wait for readers. Raises UserError where it cannot listen or read the records."""
 
     def __init__(
         self,
         service: Service,
-        host: str,
-        port: int,
-        keys: ApiKeys,
-        admin_secret: str,
+        guard: Guard,
+        address: Address,
+        limits: Limits,
         *,
-        insecure: bool = False,
         tls: ssl.SSLContext | None = None,
-        origins: Origins | None = None,
-        limits: Limits | None = None,
         records: RecordFolder | None = None,
         grace_s: float = RECOVERY_GRACE_S,
-        public_names: Sequence[str] = (),
-        proxies: Proxies | None = None,
-        share_prefixes: bool = False,
     ) -> None:
-        check_bind(host, keys, insecure, origins or Origins())
-        found = limits or Limits.of_context(service.max_sequence)
-        guard = Guard(
-            host,
-            keys,
-            admin_secret,
-            found.headers_bytes,
-            origins,
-            public_names=public_names,
-            proxies=proxies,
-            share_prefixes=share_prefixes,
-        )
-        self._socket = _listen(host, port, found.connections, plain=tls is None)
+        self._socket = _listen(address, limits.connections, plain=tls is None)
         shelf = AnswerShelf(service, grace_s)
         try:
             #: How many answers of the previous server go on.
@@ -212,7 +199,7 @@ class ApiServer:
         except BaseException:
             self._socket.close()
             raise
-        self._api = Api(service, guard, found, shelf, records)
+        self._api = Api(service, guard, limits, shelf, records)
         #: Host and the port in use.
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address[0], self.address[0])
@@ -220,13 +207,11 @@ class ApiServer:
         self.url = f"{'http' if tls is None else 'https'}://{Address(own, self.address[1])}"
         config = uvicorn.Config(
             self._api,
-            loop="asyncio",
             # It is called as a class is.
-            http=functools.partial(HttpConnection, found, FairTurns()),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=found.headers_bytes,
+            http=functools.partial(HttpConnection, limits, FairTurns()),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=HEADERS_BYTES,
             ws="none",
             lifespan="off",
-            interface="asgi3",
             log_config=None,
             log_level=logging.CRITICAL,
             access_log=False,
@@ -292,11 +277,11 @@ class ApiServer:
                 connection.transport.abort()
 
 
-def _listen(host: str, port: int, limit: int, *, plain: bool) -> HttpListener:
+def _listen(at: Address, limit: int, *, plain: bool) -> HttpListener:
     with contextlib.ExitStack() as stack:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                at.host, at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             listener = stack.enter_context(HttpListener(family, kind, protocol, limit, plain))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -304,6 +289,8 @@ def _listen(host: str, port: int, limit: int, *, plain: bool) -> HttpListener:
             listener.listen(_BACKLOG)
         except (OSError, UnicodeError, OverflowError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"cannot listen on {host}:{port}: {why}; give another address or port") from None
+            raise UserError(
+                f"cannot listen on {at.host}:{at.port}: {why}; give another address or port"
+            ) from None
         stack.pop_all()
     return listener

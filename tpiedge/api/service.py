@@ -76,10 +76,10 @@ class Service(Queue, Protocol):
         """Name and address of each worker that waits to be let in."""
 
     def members(self) -> list[dict[str, str]]:
-        """Name and host of each worker of the cluster, in the order in which they were let in."""
+        """Name and host of each worker, by its admission."""
 
     def shut_out(self) -> list[dict[str, str]]:
-        """Name and host of each revoked worker, the first one revoked first."""
+        """Name and host of each revoked worker, by its revocation."""
 
     def approve(self, code: str) -> str:
         """Lets a waiting worker in; returns its name. Raises UserError for an unknown code."""

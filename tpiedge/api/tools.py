@@ -52,8 +52,8 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 @dataclass(frozen=True, slots=True)
 class AskedTools:
-    """The tools that the model may call. `shown`: as its template is told; `required`: the answer must call one of
-    these names; `several`: it may call more than one; `field`: the request's field that has them."""
+    """The tools that the model may call. `shown` is for its template; the answer must call one of `required` and may
+    make `several` calls; `field` of the request has the tools."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()
@@ -66,28 +66,23 @@ class AskedTools:
         return tuple(ReadTool(one["name"], names) for one, names in zip(functions, texts, strict=True))
 
     def callable(self, names: _Names = ()) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the tools of these names, or all, with the schemas of their arguments as grammars hold them:
-        arguments are an object, whatever else a schema allows. Definitions of different tools have different names."""
-        functions = enumerate(tool["function"] for tool in self.shown)
+        """Returns the tools with `names`, or all, with schemas of their arguments for a grammar, which are objects.
+        Definitions of different tools have different names."""
         return {
             one["name"]: grammar_schema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
-            for at, one in functions
+            for at, one in enumerate(tool["function"] for tool in self.shown)
             if not names or one["name"] in names
         }
 
 
 def read_tools(fields: BodyFields) -> AskedTools:
-    """Reads `tools`, or `functions`, which OpenAI had before and of which at most one is called. Raises ApiError."""
+    """Reads `tools`, or `functions`, OpenAI's older form with at most one call. Raises ApiError."""
     key, choice_key, several = "tools", "tool_choice", fields.get("parallel_tool_calls", True)
     if fields.get("functions") or fields.get("function_call") not in (None, "none", "auto"):
         key, choice_key, several = "functions", "function_call", False
         if fields.get("tools") or fields.get("tool_choice"):
             raise refused("'functions' is the older name of 'tools': give one", "functions")
-        functions = []
-        for at, one in enumerate(fields.get(key, ())):
-            if one is None:
-                raise fields.missing(f"{key}[{at}]")
-            functions.append(fields.inner(one, f"{key}[{at}]", _FUNCTION))
+        functions = [fields.inner(one, where, _FUNCTION) for where, one in fields.entries(key)]
     else:
         functions = [
             fields.inner(item, where, _TOOL).nested("function")
@@ -109,8 +104,7 @@ def read_tools(fields: BodyFields) -> AskedTools:
 
 
 def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], known: str = "function") -> bool:
-    """Whether the tool has the type `known`. Another one, which a vendor's servers would run, is noted as ignored.
-    Raises ApiError for a tool without a type."""
+    """Whether the tool has the type `known`. Tools of vendors' servers are noted as ignored. Raises ApiError."""
     kind, name = tool.get("type"), tool.get("name")
     if kind == known:
         return True
@@ -141,16 +135,20 @@ def tool_form(tools: AskedTools, service: Service) -> CallForm:
 def text_names(schema: Mapping[str, Any]) -> tuple[str, ...]:
     properties = schema.get("properties")
     found = properties.items() if isinstance(properties, dict) else ()
-    return tuple(name for name, value in found if _is_text(value))
+    return tuple(name for name, value in found if isinstance(value, dict) and _is_text(value))
 
 
-def _is_text(schema: object) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else ())
-    if "type" not in schema and isinstance(choices, list):
-        return bool(choices) and all(isinstance(choice, str) for choice in choices)
-    return schema.get("type") == "string"
+def _is_text(schema: Mapping[str, Any]) -> bool:
+    choices = constants(schema)
+    if "type" not in schema and choices:
+        return all(isinstance(choice, str) for choice in choices)
+    return bool(schema.get("type") == "string")
+
+
+def constants(schema: Mapping[str, Any]) -> list[object]:
+    """Returns the only values that a schema allows, if it lists them."""
+    found = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return found if isinstance(found, list) else []
 
 
 def _shown(function: BodyFields) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Makes the pieces of an answer from a generation's events, reads text, thoughts and calls from them, and writes the
-scores of tokens."""
+"""Makes the pieces of an answer from a generation's events, and writes the scores of tokens."""
 
 import math
 import time
@@ -10,12 +9,11 @@ from typing import Annotated, Final, Self
 
 from msgspec import Meta
 
-from tpiedge.answers.generation import AnswerEvent
 from tpiedge.errors import Cancelled
-from tpiedge.master.journal import Paused, Resumed
+from tpiedge.master.journal import AnswerEvent, Paused, Resumed
 from tpiedge.master.request_times import Reading
-from tpiedge.model.call_reader import CallEnded, short_call_id
-from tpiedge.model.speech import Said, SpeechForm, SpeechReader, SpokenText
+from tpiedge.model.call_reader import short_call_id
+from tpiedge.model.speech import Said, SpokenText
 from tpiedge.model.tokenizer import Detokenizer, TextWriter, Tokenizer, unfinished
 from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 from tpiedge.wire.fields import MAX_PROMPT_TOKENS, U32
@@ -32,8 +30,7 @@ class EchoedPrompt:
 
     @classmethod
     def of(cls, prompt: object, ids: tuple[int, ...], tokenizer: Tokenizer | None) -> Self:
-        """Finds the text of the tokens `ids`, unless the prompt was one, and where they begin in it. Takes a second for
-        32,000 tokens."""
+        """Finds the prompt's text and where its tokens `ids` begin. Takes a second for 32,000 tokens."""
         text = prompt if isinstance(prompt, str) else ""
         if tokenizer is None:
             return cls(text, (0,) * len(ids))
@@ -52,8 +49,8 @@ class EchoedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of the answer. `offsets`: where each token begins in the whole text; `last`: the finish reason, at
-    the end; `embedding`: a vector."""
+    """A part of the answer. `offsets` of the tokens count from the whole text's beginning; `last` is the finish reason,
+    at the end."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -75,7 +72,7 @@ class Transcript:
         after: Sequence[int] = (),
     ) -> None:
         """`echo`: the prompt, if the answer begins with it; it is not searched for stop strings. `marks`: special
-        tokens that are shown. `after`: tokens that the text continues, as those of `echo`."""
+        tokens that are shown. `after`: tokens that the text continues."""
         self.first_s: float | None = None
         self._writer = TextWriter(tokenizer, stops, after, marks)
         self._tokenizer = tokenizer
@@ -101,8 +98,8 @@ class Transcript:
         return self._writer.stop
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
-        """Yields the echoed prompt before the first token or the end, in pieces, as a long one takes long. A token has
-        the scores of the likeliest ones, then its own."""
+        """Yields the echoed prompt before the first token or the end, in short pieces. A token has the scores of the
+        likeliest ones, then its own."""
         if self._echo is None or not isinstance(event, Token | Finished):
             return
         (echo, ids), self._echo = (self._echo, self._echoed_ids), None
@@ -155,11 +152,11 @@ class Transcript:
         return None
 
     def _begin(self, token: int, before: int) -> int:
-        """Returns where the token's text begins. `before`: the length of the text without it. Bytes of an unfinished
-        character may have become text with it; a space at the answer's start is not shown."""
+        """Returns where the token's text begins; `before` is the text's length without it."""
         after = self._writer.length
         if self._tokenizer is None or after == before:
             return before
+        # The token may have completed a character; a space at the answer's start is not shown.
         own = self._tokenizer.token_bytes(token) or b""
         return max(before, after - len(own.decode(errors="replace")))
 
@@ -171,47 +168,17 @@ class Transcript:
         return TextPiece(text, tuple(tokens), tuple(offsets), last, embedding)
 
 
-class SpokenChoice:
-    """Reads one choice's pieces, in their order, each by one of the `take` methods."""
-
-    def __init__(self, form: SpeechForm) -> None:
-        self._reader = SpeechReader(form)
-        self._required = form.required
-
-    def take(self, piece: TextPiece) -> list[Said]:
-        said = self._reader.feed(piece.text)
-        return said if piece.last is None else said + self._reader.finish(cut=piece.last == "length")
-
-    def take_whole(self, piece: TextPiece) -> list[SpokenText | CallEnded]:
-        """Like `take`, with calls when they end."""
-        return [one for one in self.take(piece) if isinstance(one, SpokenText | CallEnded)]
-
-    def take_objects(self, piece: TextPiece) -> Iterator[SpokenText | CallEnded]:
-        """Like `take_whole`, for formats with arguments as objects: a broken call is text, or nothing if the answer was
-        cut or must be calls."""
-        for said in self.take_whole(piece):
-            if not isinstance(said, CallEnded) or not said.broken:
-                yield said
-            elif piece.last != "length" and not self._required:
-                yield SpokenText(said.broken)
-
-    def ending(self, piece: TextPiece) -> str | None:
-        """Returns the finish reason of a piece that was taken: "tool_calls" if the answer ends with calls."""
-        called = self._reader.calls and not self._reader.broken
-        return "tool_calls" if piece.last == "stop" and called else piece.last
-
-
 def call_id(answer: str, choice: int, call: int) -> str:
     return short_call_id(f"{answer}/{choice}/{call}")
 
 
-def joined(said: Sequence[SpokenText | CallEnded], *, thought: bool) -> str:
+def joined(said: Sequence[Said], *, thought: bool) -> str:
     return "".join(one.text for one in said if isinstance(one, SpokenText) and one.thought == thought)
 
 
 class TokenScores:
-    """Writes the scores of one answer. `logprobs`: how many of the likeliest tokens are shown, None for no scores;
-    `without_bytes`: stands for the bytes of a token without any."""
+    """Writes the scores of one answer, with those of the `logprobs` likeliest tokens; None writes no scores.
+    `without_bytes` stands for the bytes of a token without any."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None

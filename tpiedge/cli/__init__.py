@@ -1,8 +1,7 @@
 """The command line: one short file per verb. Composes the parts, prints, and turns errors into exit statuses.
 
-`entry` and `main` are its start (`settings` imports a verb when it is run, `listing` says what there is and prints
-tables). Flags that verbs share: `options`, and names that a shell completes: `model_names`. What services say:
-`master_lines` and `scribe`. Behind verbs: `master_parts`, put together, `serving` (the master for the HTTP API),
-`reach` (a running master), `local_chat` (answers of a local cluster), `conversation` (both chats), `nearby` (masters
-that are found by mDNS). All other files are verbs; `settings` sets the flags of them all, too.
+`entry` and `main` start it; `settings` imports a verb when it runs and sets its flags. Shared flags: `options`,
+`sampling_flags`, and with names that a shell completes `model_names`; `listing`: lists and tables. Lines of services:
+`master_lines`, `scribe`. Behind verbs: `master_parts`, `serving` (the master for the HTTP API), `reach` (HTTP client),
+`local_chat` (answers of a local cluster), `conversation` (both chats), `nearby` (mDNS). All other files are verbs.
 """

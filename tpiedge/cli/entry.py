@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def open_standard_files() -> None:
-    """Opens /dev/null for closed standard files: else children would take the next file for one of theirs."""
+    """Opens /dev/null for closed standard files; else children would use other files as theirs."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -35,15 +35,14 @@ def open_standard_files() -> None:
 
 
 class Terminated(BaseException):
-    """A polite kill: not KeyboardInterrupt, which ends one answer of a chat."""
+    """SIGTERM or SIGHUP. Not a KeyboardInterrupt, which ends one answer of a chat."""
 
 
 _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raises interrupts again that arrive in finalisers or in callbacks of weak references (each import has one), where
-    Python drops exceptions."""
+    """Raises interrupts again that Python drops in finalisers and weakref callbacks (each import has one)."""
     number = _SIGNALS.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)
@@ -54,7 +53,7 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def honour_signals() -> None:
-    """SIGTERM and SIGHUP raise Terminated, so that commands end their children. For the main thread."""
+    """Makes SIGTERM and SIGHUP raise Terminated, so that commands end their children. For the main thread."""
 
     def terminate(_signal: int, _frame: object) -> None:
         raise Terminated
@@ -68,7 +67,7 @@ def honour_signals() -> None:
 
 @contextmanager
 def interrupt_says(words: str) -> Iterator[None]:
-    """Sets the words with which Ctrl-C ends the command; those of an inner block count first."""
+    """Sets the words with which Ctrl-C ends the command; an inner block's count first."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

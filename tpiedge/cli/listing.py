@@ -6,7 +6,7 @@ import click
 
 
 class ListingGroup(click.Group):
-    """A group whose --help shows whole sentences; click would cut them to a line."""
+    """A group whose --help shows whole sentences, which click would cut."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = [(name, self.commands[name]) for name in self.list_commands(ctx)]

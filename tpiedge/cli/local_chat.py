@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken
-from tpiedge.cli.options import is_default, new_seed
+from tpiedge.cli.options import is_default
+from tpiedge.cli.sampling_flags import new_seed
 from tpiedge.errors import ContextFull, UserError
 from tpiedge.host.process import peak_rss_bytes
 from tpiedge.local.cluster import Answer, LocalCluster, collect
@@ -25,7 +26,7 @@ _COUNTERS = (
 
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
-    """Positions of prompt and answer, within --context and the model's own limit. Raises UserError."""
+    """Positions of prompt and answer, within --context and the model's limit. Raises UserError."""
     limit = model.context_tokens if context is None else check_context(model, context)
     tokens = len(prompt_ids)
     if not tokens:

@@ -38,7 +38,7 @@ VERBS = {
         "cli.doctor:doctor",
         "Check this computer and its network, within ten seconds; nothing is changed.",
     ),
-    "config": ("cli.settings:config", "Show and check settings."),
+    "config": ("cli.config:config", "Show and check settings."),
     "completion": ("cli.main:completion", "Print what SHELL needs: `source <(tpiedge completion bash)`."),
     "pull": (
         "cli.models:pull",

@@ -1,5 +1,6 @@
 """`tpiedge master`: serve a model over HTTP with this machine and every worker that joins."""
 
+import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any
 
 import click
 
-from tpiedge.api.guard import Origins, Proxies, check_bind, public_name
+from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.records import records_in
 from tpiedge.cli import master_lines, options
@@ -43,7 +44,7 @@ def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that makes the master's value of the option's; it may raise UserError in its own words."""
+    """A callback that converts the option's value with `read`, which may raise UserError."""
     return lambda _context, _option, value: read(value, *more)
 
 
@@ -104,7 +105,6 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
     "Web pages that may use the API; repeatable.",
     name="origins",
     multiple=True,
-    callback=_as(Origins),
 )
 @option(
     "--public-name",
@@ -112,7 +112,6 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
     name="public_names",
     metavar="NAME[:PORT]",
     multiple=True,
-    callback=_as(lambda names: tuple(map(public_name, names))),
 )
 @option(
     "--trusted-proxy",
@@ -120,7 +119,6 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
     name="proxies",
     metavar="ADDRESS[/BITS]",
     multiple=True,
-    callback=_as(Proxies),
 )
 @option(
     "--share-prefixes",
@@ -176,7 +174,7 @@ def master(model_name: str, **given: Any) -> None:
     limits = MemoryLimits(given["memory"])
     flags = SimpleNamespace(
         **given,
-        keys=ApiKeys(given["api_keys"], given["api_key_file"]),
+        secret=secrets.token_urlsafe(32),
         keeping=options.keeping_of(given),
         node_threads=given["threads"] or default_threads(),
         usable_bytes=limits.usable_bytes,
@@ -189,7 +187,16 @@ def master(model_name: str, **given: Any) -> None:
         raise UserError(
             "--tls-self-signed makes a certificate of its own: leave --tls-cert and --tls-key out"
         )
-    check_bind(flags.http.host, flags.keys, flags.insecure, flags.origins)
+    flags.guard = Guard(
+        flags.http.host,
+        ApiKeys(flags.api_keys, flags.api_key_file),
+        flags.secret,
+        insecure=flags.insecure,
+        origins=flags.origins,
+        public_names=flags.public_names,
+        proxies=flags.proxies,
+        share_prefixes=flags.share_prefixes,
+    )
     if flags.context is not None:
         chosen_kv_tokens(flags.context, flags.kv_tokens)  # before the model is prepared, which may take long
     if flags.announce:

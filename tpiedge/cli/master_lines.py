@@ -37,7 +37,7 @@ _SPARE = {
 
 
 def lan_address(listen: Address) -> Address:
-    """The address at which others most likely reach `listen`; loopback without a network."""
+    """The likeliest address for others to reach `listen`; loopback without a network."""
     if listen.host not in _ANYWHERE:
         return listen
     return Address(outgoing_host() or "127.0.0.1", listen.port)
@@ -52,7 +52,7 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Writes a token for every worker into the file, or says one worker's command. The token is void afterwards."""
+    """Writes a token for any workers into the file, or says one worker's command. The token is void afterwards."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -67,7 +67,7 @@ def workers_invited(
 
 
 def page_lines(http: Address, url: str, columns: int) -> list[str]:
-    """The address of the page, as a QR code too if `columns` suffice and other devices reach it."""
+    """The page's address, with a QR code if `columns` suffice and other devices reach it."""
     page = f"{url_for_others(http, url)}/"
     if lan_address(http).host in ("127.0.0.1", "::1", "localhost"):
         return [
@@ -78,7 +78,7 @@ def page_lines(http: Address, url: str, columns: int) -> list[str]:
 
 
 def qr_lines(text: str, columns: int) -> list[str]:
-    """A QR code in half blocks, two rows of squares to a line; empty if it is wider than `columns`."""
+    """A QR code in half blocks, two rows of squares per line; empty if wider than `columns`."""
     code = segno.make_qr(text, error="l")
     if code.symbol_size(border=2)[0] > columns:
         return []
@@ -102,8 +102,8 @@ def watch(
     pending: Callable[[], Sequence[Pending]],
     say: Callable[[str], None],
 ) -> None:
-    """Says each change and each waiting worker until the user ends it. Raises what ended the control or another
-    thread."""
+    """Says each change and each waiting worker until the user ends it. Raises the failure of the control thread or
+    another one."""
     show, callers, freed = Changes(say), Callers(say), FreedMemory()
     while running.failed is None:
         supervisor.check()

@@ -1,6 +1,5 @@
 """Starts and connects the parts of a running master."""
 
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -76,7 +75,7 @@ def only_master(folder: Path) -> Iterator[None]:
 
 
 def check_ports(listen: Address, http: Address) -> None:
-    """Raises UserError if a port is taken: before the model is prepared, which takes long."""
+    """Raises UserError if a port is taken. Called before the model is prepared, which takes long."""
     purposes = {0: "workers", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
     ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in purposes.items()]
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
@@ -154,24 +153,14 @@ def master_parts(
             stock=flags.spare == "auto",
         )
         service = MasterService(running, door, pairing, model, flags.aliases, context, supervisor, placement)
-        secret = secrets.token_urlsafe(32)
         api = ApiServer(
             service,
-            flags.http.host,
-            flags.http.port,
-            flags.keys,
-            secret,
-            insecure=flags.insecure,
+            flags.guard,
+            flags.http,
+            replace(Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s),
             tls=None if certificate is None else certificate.context,
-            origins=flags.origins,
-            limits=replace(
-                Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
-            ),
             records=RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None,
             grace_s=max(flags.recovery_grace_s, 30.0),  # readers of the previous master need it to come back
-            public_names=flags.public_names,
-            proxies=flags.proxies,
-            share_prefixes=flags.share_prefixes,
         )
         stack.callback(running.close)
         stack.callback(api.close)  # first: the next master resumes unfinished answers
@@ -179,7 +168,7 @@ def master_parts(
         # Before the API starts: a killed master's file holds another secret.
         admin = folder / "admin.json"
         workers = str(lan_address(listen))
-        note: dict[str, object] = {"url": api.url, "secret": secret, "workers": workers}
+        note: dict[str, object] = {"url": api.url, "secret": flags.secret, "workers": workers}
         if certificate is not None:
             note["tls_sha256"] = certificate.fingerprint
         replace_private(admin, note)
@@ -191,7 +180,8 @@ def master_parts(
 def _placement(
     flags: SimpleNamespace, model: PreparedModel, rank_zero: RankZero, kv_tokens: int, folder: Path
 ) -> NodePlacement:
-    """Measures this machine on the way. Raises UserError for impossible shares, OutOfMemory where no worker helps."""
+    """Measures this machine and describes the model. Raises UserError for impossible shares, OutOfMemory if no worker
+    helps."""
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))

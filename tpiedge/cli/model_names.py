@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from tpiedge.cli.options import CompletedName, option
+from tpiedge.cli.options import CompletedName
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
-from tpiedge.local.layout import Devices
 from tpiedge.model.presets import aliases
 from tpiedge.model.source import DEMO, HubCache, cache_folder
 
@@ -57,14 +56,6 @@ def optional_model_option(command: Callable[..., _T]) -> Callable[..., _T]:
     return model_option(command, needed=False)
 
 
-def emulated(given: str | None, nodes: int | None) -> Devices | None:
-    """The first `nodes` devices of a testbed, all by default; None without a testbed. Raises UserError."""
-    found: Devices | None = None
-    if given is not None:
-        found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
-    return found
-
-
 def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
     def names(_context: click.Context) -> Iterable[str]:
         found: Iterable[str] = pkgutil.resolve_name(path)()
@@ -76,11 +67,3 @@ def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
 _RUNNING = _names("tpiedge.lab.testbed.state:names")
 TESTBED = CompletedName(_names("tpiedge.lab.testbed.description:shipped_scenarios"), _RUNNING)
 RUNNING_TESTBED = CompletedName(_RUNNING)
-
-testbed_option = option(
-    "--testbed",
-    "Run the nodes on the devices of this testbed (see 'tpiedge testbed ls'); root only.",
-    TESTBED,
-    name="testbed_name",
-    metavar="NAME",
-)

@@ -35,7 +35,7 @@ _usual_options = together(json_option, cache_option)
 
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
-    """What is known of a model, as JSON values; `path` is None for an alias that is not here. Raises UserError."""
+    """The facts of a model as JSON values; `path` is None for an alias that is not here. Raises UserError."""
     hub_name = parse_hub_name(name)
     known = [one for one in aliases().values() if hub_name and one.repo == hub_name.repo]
     alias = aliases().get(name) or next(iter(known), None)
@@ -135,7 +135,12 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
     if as_json:
         record = {
             "models": [
-                {"model": str(one.name), "path": str(one.folder), "commit": one.commit, "nbytes": one.nbytes}
+                {
+                    "model": str(one.name),
+                    "path": str(one.folder),
+                    "commit": one.folder.name,
+                    "nbytes": one.nbytes,
+                }
                 | dataclasses.asdict(one.name)
                 for one in pulled
             ],
@@ -232,7 +237,7 @@ def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
     if not has_file(report.folder, "tokenizer.json"):
         click.echo(f"{name} has no tokenizer.json: it takes --prompt-ids, not text", err=True)
     if as_json:
-        found = {"path": str(report.folder), "model": str(name), "commit": report.commit}
+        found = {"path": str(report.folder), "model": str(name), "commit": report.folder.name}
         click.echo(json.dumps(found | {"fetched_bytes": fetched}))
     else:
         done = f"{format_bytes(fetched)} fetched" if fetched else "already there"

@@ -36,7 +36,7 @@ def check_announcing(address: Address) -> None:
 
 @contextlib.contextmanager
 def announcing(address: Address, master_key: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Announces the master from a thread while the block runs; `say` gets the name or the failure."""
+    """Announces the master from a thread during the block; `say` gets the name or the failure."""
     over = threading.Event()
 
     def not_announced(error: Exception) -> str:
@@ -71,8 +71,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Finds the master to join, and its key if known. `known`: keys by address, the best first. A known master wins; a
-    worker that knows none joins the only one announced, or asks the user. Raises UserError, PeerError."""
+    """Finds the master to join, and its key if known. `known`: keys by address, the best first, which win. Without them
+    a worker joins the only announced master, or asks the user. Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the master that this machine knows at {found[0]}; --connect HOST names another one")
         return found
@@ -116,7 +116,7 @@ def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "
 
 
 def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
-    """The first address at which the master with that key answers, or else somebody does."""
+    """The first address where the master with that key answers, else the first where somebody does."""
     may_be, threads = None, ThreadPoolExecutor(8)
     try:
         answers = threads.map(lambda one: who_is_at(one[0], one[1], _ANSWER_S), tries)

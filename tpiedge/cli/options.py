@@ -2,10 +2,8 @@
 
 import math
 import re
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -14,20 +12,15 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from platformdirs import user_cache_path, user_state_path
 
-from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import check_folder
 from tpiedge.pack.specs import Precision
 from tpiedge.units import parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.fields import CollectiveChoice, Compute, Keeping, KVPrecision, WirePrecision
-from tpiedge.wire.requests import Sampling
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Decorator: TypeAlias = Callable[[_Command], _Command]
-
-TOKEN_IDS = 1 << 32
-_OF_MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def together(*options: Decorator[Any]) -> Decorator[Any]:
@@ -54,7 +47,7 @@ def option(
 
 
 class Location(click.Path):
-    """A path; empty ones are refused, which would mean the current folder."""
+    """A path. The empty one, which would mean the current folder, is refused."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)
@@ -76,7 +69,7 @@ class Number(click.FloatRange):
 
 
 class CompletedName(click.types.StringParamType):
-    """A name or path. A shell completes the names of `sources`, else paths. A source that fails has no names."""
+    """A name or path. A shell completes names of `sources` and paths. A failing source has no names."""
 
     def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
         self.sources = sources
@@ -129,20 +122,12 @@ def _speculate(text: str) -> int:
     return words[text]
 
 
-def _logit_bias(text: str) -> tuple[int, float]:
-    token, _, bias = text.partition(":")
-    try:
-        return int(token), float(bias)
-    except ValueError:
-        raise UserError(f"{text!r} is not a token id and a bias, like 123:-5") from None
-
-
 BYTES = Parsed("SIZE", parse_bytes)
 MEMORY = Parsed("SIZE", _memory)
 
 
 def usage_words(error: click.ClickException) -> str:
-    """The line for `error`: with a flag's range, the most similar flag, or where help is."""
+    """The line for `error`, with a flag's range, the most similar flag, or a hint at --help."""
     alike = getattr(error, "possibilities", None)
     if isinstance(error, click.NoSuchOption) and alike:
         return f"{error.message} Did you mean {alike[0]!r}?"
@@ -175,7 +160,7 @@ def is_default(name: str) -> bool:
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """A folder, which is refused if other users may change `within` it; `usual` is its default."""
+    """A folder, refused if other users may change `within` it; `usual` is its default."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion
@@ -258,59 +243,3 @@ speculate_option = option(
 def keeping_of(flags: Mapping[str, Any]) -> Keeping:
     blocks, nbytes = flags["window"] or (0, 0)
     return Keeping(flags["pin"], blocks, nbytes, flags["io"] == "direct")
-
-
-def _sampling(name: str, kind: type, says: str | None = None) -> Decorator[Any]:
-    default = getattr(Sampling(), name)
-    shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else True
-    flag = f"--{name.replace('_', '-')}"
-    return click.option(flag, type=kind, default=default, show_default=shown, help=says)
-
-
-sampling_options = together(
-    _sampling("temperature", float, "0 is greedy."),
-    _sampling("top_k", int, "Keep the K likeliest tokens; 0 keeps all."),
-    _sampling("top_p", float, "Keep the likeliest mass P."),
-    _sampling("min_p", float, "Drop tokens below P x the likeliest."),
-    _sampling("repetition_penalty", float),
-    _sampling("presence_penalty", float),
-    _sampling("frequency_penalty", float),
-    option(
-        "--logit-bias",
-        "Add BIAS to a token's logit; repeatable.",
-        Parsed("ID:BIAS", _logit_bias),
-        multiple=True,
-    ),
-    click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
-    _sampling("logprobs", int, "Report the K likeliest tokens (--json)."),
-)
-
-
-def new_seed() -> int:
-    return secrets.randbits(32)
-
-
-def sampling_of(flags: dict[str, Any]) -> Sampling:
-    """Takes the sampling flags out of `flags`. Raises UserError; --logit-bias and the vocabulary are compared later."""
-    values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
-    if values["seed"] is None:
-        values["seed"] = new_seed()
-    sampling = Sampling(**values)
-    check_sampling(sampling, TOKEN_IDS)
-    return sampling
-
-
-def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """The model's own sampling where neither the command line nor settings say."""
-    return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
-
-
-def token_ids(text: str) -> tuple[int, ...]:
-    """'1,2,3' -> (1, 2, 3). Raises UserError."""
-    try:
-        ids = tuple(int(item) for item in text.split(","))
-    except ValueError:
-        raise UserError(f"--prompt-ids {text[:60]!r} is not a list of token ids like 1,2,3") from None
-    if any(not 0 <= token < TOKEN_IDS for token in ids):
-        raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
-    return ids

@@ -16,12 +16,12 @@ from tpiedge.cli.options import Location, cache_option, option, together
 from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import check_free, check_name, find_model, name_pack, packs_folder, the_pack_of
-from tpiedge.local.packing import PackedModel, keep_text_files, pack_model, run_packing, source_precision
+from tpiedge.local.packing import PackedModel, keep_text_files, pack_model, run_packing
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import PRESETS, preset
-from tpiedge.model.source import folder_label, refuse_gguf
+from tpiedge.model.source import refuse_gguf
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
@@ -82,8 +82,8 @@ def pack(
         raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
     else:
         checkpoint = _checkpoint_of(model_name or "", cache)
-        stored = storage_of(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
-        write, label = partial(pack_model, checkpoint, stored), folder_label(checkpoint.folder)
+        stored = storage_of(checkpoint.storage(None).layers, checkpoint.config.tie_word_embeddings)
+        write, label = partial(pack_model, checkpoint, stored), checkpoint.label
         files = {file for tensor in checkpoint.tensors.values() for file in tensor.files}
         source_bytes = sum(file.stat().st_size for file in files)
     started = time.perf_counter()

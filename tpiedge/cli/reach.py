@@ -41,7 +41,7 @@ class HttpRefusal(Exception):
 
     @property
     def starting(self) -> bool:
-        """Whether a later request may succeed: the master ends or has too many connections."""
+        """Returns whether a later request may succeed: the master ends or has too many connections."""
         soon = b'"shutting_down"' in self.data or b'"too_many_connections"' in self.data
         return self.status == 429 or (self.status == 503 and soon)
 
@@ -241,7 +241,7 @@ class MasterClient:
 def master_at(
     url: str | None, state: Path | None, key: str | None, trust: ssl.SSLContext | None
 ) -> MasterClient:
-    """The API at --url, or of this computer's master, or at the default. Raises UserError."""
+    """The API at --url, else of this computer's master, else at the default. Raises UserError."""
     if url is None:
         own, _, certificate = _read_admin(state) or (_DEFAULT_URL, "", None)
         return MasterClient(own, key, trust or certificate)
@@ -278,7 +278,7 @@ class _Pinned(ssl.SSLContext):
 
 
 class _PinnedSocket(ssl.SSLSocket):
-    """Ends a handshake with another certificate before a byte of the request is sent."""
+    """Refuses another certificate in the handshake, before a byte of the request is sent."""
 
     def do_handshake(self, block: bool = False) -> None:
         super().do_handshake(block)
@@ -343,7 +343,7 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets, or a port that is none
+    except ValueError:  # brackets, or no number as its port
         return False
 
 

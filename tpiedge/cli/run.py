@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from tpiedge.cli import options
 from tpiedge.cli.conversation import ANSWER_TOKENS, Screen, converse, messages_of
 from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.local_chat import LocalSpeaker, answer_json, positions, tell_summary
-from tpiedge.cli.model_names import emulated, model_option, testbed_option
-from tpiedge.cli.options import Location, option
+from tpiedge.cli.model_names import TESTBED, model_option
+from tpiedge.cli.options import Location, is_default, option
+from tpiedge.cli.sampling_flags import TOKEN_IDS, sampling_of, sampling_options, token_ids, with_usual
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.local.cluster import collect, launch, plan_json
-from tpiedge.local.layout import Layout, chosen_context, plan_cluster, roomy_context
+from tpiedge.local.layout import Devices, Layout, chosen_context, plan_cluster, roomy_context
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.model.source import DEMO
 from tpiedge.tracing.collection import Collection, Joined
@@ -27,13 +29,21 @@ from tpiedge.wire.requests import GenerationRequest
 
 _CONTINUED_TOKENS = 128
 
+_testbed_option = option(
+    "--testbed",
+    "Run the nodes on the devices of this testbed (see 'tpiedge testbed ls'); root only.",
+    TESTBED,
+    name="testbed_name",
+    metavar="NAME",
+)
+
 
 @click.command()
 @model_option
 @click.option(
     "--nodes", type=int, default=1, help="Number of processes.  [default: 1; all devices of the testbed]"
 )
-@testbed_option
+@_testbed_option
 @options.collective_option
 @options.wire_option
 @option("--shares", "Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
@@ -70,7 +80,7 @@ _CONTINUED_TOKENS = 128
     metavar="FILE",
 )
 @json_option
-@options.sampling_options
+@sampling_options
 @options.cache_option
 def run(
     model_name: str, nodes: int, prompt: str | None, system: str | None, as_json: bool, **flags: Any
@@ -78,7 +88,7 @@ def run(
     """Answer a prompt with a cluster of local processes."""
     # Before packing, which may take long.
     given = flags["prompt_ids"]
-    ids = None if given is None else options.token_ids(given)
+    ids = None if given is None else token_ids(given)
     chats = prompt is None and ids is None
     if prompt is not None and ids is not None:
         raise UserError("give either --prompt or --prompt-ids, not both")
@@ -90,9 +100,9 @@ def run(
         raise UserError("--json needs --prompt or --prompt-ids")
     if (flags["prompt_logprobs"] or flags["logprobs"]) and not as_json:
         raise UserError("--logprobs and --prompt-logprobs need --json, which prints them")
-    testbed = emulated(flags["testbed_name"], None if options.is_default("nodes") else nodes)
+    testbed = _emulated(flags["testbed_name"], None if is_default("nodes") else nodes)
     layout = Layout(
-        nodes if testbed is None else len(testbed),
+        nodes if testbed is None else len(testbed.speeds),
         flags["shares"],
         flags["threads"],
         flags["memory"],
@@ -103,16 +113,16 @@ def run(
         flags["speculate"],
     )
     layout.check()
-    if flags["max_tokens"] is not None and not 1 <= flags["max_tokens"] < options.TOKEN_IDS:
-        raise UserError(f"--max-tokens {flags['max_tokens']} is out of range: 1 to {options.TOKEN_IDS - 1}")
+    if flags["max_tokens"] is not None and not 1 <= flags["max_tokens"] < TOKEN_IDS:
+        raise UserError(f"--max-tokens {flags['max_tokens']} is out of range: 1 to {TOKEN_IDS - 1}")
     if "" in flags["stop"]:
         raise UserError("--stop is empty: leave it out, or give some text")
-    sampling = options.sampling_of(flags)
+    sampling = sampling_of(flags)
     with recording(flags["trace"], layout.nodes) as traces:
         model = prepare(model_name, flags["precision"], flags["compute"], flags["cache"], flags["kv"])
         check_sampling(sampling, model.config.vocab_size)
         if chats:
-            sampling = options.with_usual(sampling, model.usual_sampling)
+            sampling = with_usual(sampling, model.usual_sampling)
             _ = model.template  # a model without one is refused before anything starts
             capacity = chosen_context(model, layout, flags["context"])
             plan = plan_cluster(model, layout, capacity)
@@ -164,10 +174,18 @@ def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
     return max(1, roomy_context(model, layout, usual, least) - prompt_tokens)
 
 
+def _emulated(given: str | None, nodes: int | None) -> Devices | None:
+    """The first `nodes` devices of a testbed, all by default; None without a testbed. Raises UserError."""
+    found: Devices | None = None
+    if given is not None:
+        found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
+    return found
+
+
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Yields the file for each node's trace, by rank; empty without `path`. Joins them at the end, also after an error.
-    Raises UserError or DiskFull, never in place of the block's own error."""
+    """Yields each node's trace file, by rank; empty without `path`. Joins them at the end, also after an error. Raises
+    UserError or DiskFull, never in place of the block's own error."""
     if path is None:
         yield ()
         return
@@ -193,7 +211,7 @@ def _tell(path: Path, joined: Joined) -> None:
 @click.option("--prompt", default="Once upon a time", show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1, 400), default=200, show_default=True)
 @options.arithmetic_options
-@testbed_option
+@_testbed_option
 @options.cache_option
 def demo(
     prompt: str,
@@ -204,8 +222,8 @@ def demo(
     cache: Path | None,
 ) -> None:
     """Watch three nodes of unequal shares answer together with the bundled model."""
-    testbed = emulated(testbed_name, None)
-    nodes = 3 if testbed is None else min(3, len(testbed))
+    testbed = _emulated(testbed_name, None)
+    nodes = 3 if testbed is None else min(3, len(testbed.speeds))
     model = prepare(DEMO, precision, compute, cache)
     layout = Layout(nodes, "3,2,1"[: 2 * nodes - 1], 1, None, testbed=testbed)
     prompt_ids = tuple(model.tokenizer.encode(prompt))

@@ -82,7 +82,7 @@ def log_by_scribe() -> Iterator[Scribe]:
 
 @contextlib.contextmanager
 def serving_until_stopped(next_time: str) -> Iterator[Scribe]:
-    """A service: SIGTERM ends it with success, Ctrl-C says what is so the `next_time`. Its log blocks no thread."""
+    """Runs a service: SIGTERM ends it with success, Ctrl-C tells the `next_time`. Its log blocks no thread."""
     stopped = interrupt_says(f"stopped; {next_time}")
     with contextlib.suppress(Terminated), stopped, log_by_scribe() as scribe:
         yield scribe

@@ -1,11 +1,10 @@
-"""Settings: variables and a TOML file set every flag of every verb; `tpiedge config` shows and checks them.
+"""Settings: variables and a TOML file set every flag of every verb.
 
 A setting is a text in click's map of defaults: the command line wins, and the verb's own types check it. A variable
 counts before the file, and a verb's own setting before the common one. A verb's table is named like "bench.decode".
 """
 
 import difflib
-import json
 import logging
 import os
 import pkgutil
@@ -21,14 +20,13 @@ import click
 from click.core import ParameterSource
 from platformdirs import user_config_path
 
-from tpiedge.cli.listing import ListingGroup, json_option, print_table
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.options import Location, value_words
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
 COMMON = ("cache", "state", "log-level")
 """Flags that [common] and TPIEDGE_CACHE set for all verbs."""
-_SECRETS = frozenset({"api-key", "token", "password", "secret", "hub-token"})
 _META = __name__
 _MOST_BYTES = 1 << 20
 #: tomllib takes ten seconds for a dotted key of 30,000 parts.
@@ -48,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """`tables`: "run" or "bench.decode" -> key -> value. Keys before the first table are those of table ""."""
+    """`tables`: "run" or "bench.decode" -> key -> value; table "" has the keys before the first table."""
 
     path: Path
     tables: Mapping[str, Mapping[str, str | list[str]]]
@@ -66,24 +64,27 @@ class SettingsFile:
         return str(self.path)
 
 
-class ConfiguredGroup(ListingGroup):
-    """The root group: adds --config and --log-level to each verb, and says where a refused value came from. A verb is
-    imported when it runs: until then `commands` has its name and line of help."""
+class _Late(click.Command):
+    """A verb that is not imported yet."""
 
-    def __init__(self, name: str | None = None, **attributes: Any) -> None:
-        super().__init__(name, **attributes)
-        self._paths: dict[str, str] = {}
+    def __init__(self, name: str, path: str, line: str) -> None:
+        super().__init__(name, help=line)
+        self.path = path
+
+
+class ConfiguredGroup(ListingGroup):
+    """The root group: imports a verb when it runs, adds --config and --log-level to it, and tells the origin of refused
+    values."""
 
     def add_late(self, name: str, path: str, line: str) -> None:
         """Adds the command at MODULE:COMMAND; `line` is its short help."""
-        super().add_command(click.Command(name, help=line))
-        self._paths[name] = path
+        super().add_command(_Late(name, path, line))
 
     def load(self, *names: str) -> None:
-        for name in names or tuple(self._paths):
-            if name in self._paths:
-                self.add_command(pkgutil.resolve_name(self._paths[name]), name)
-                del self._paths[name]  # now: an import that failed fails again
+        for name in names or tuple(self.commands):
+            late = self.commands.get(name)
+            if isinstance(late, _Late):
+                self.add_command(pkgutil.resolve_name(late.path), name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -114,7 +115,7 @@ class ConfiguredGroup(ListingGroup):
             raise UserError(f"{error} ({', '.join(origins)})") from error
 
 
-def _config_option(**attributes: Any) -> click.Option:
+def config_option(**attributes: Any) -> click.Option:
     return click.Option(
         ["--config"],
         type=Location(dir_okay=False),
@@ -126,7 +127,7 @@ def _config_option(**attributes: Any) -> click.Option:
 
 def _prepare(command: click.Command) -> None:
     if not any("--config" in param.opts for param in command.params):
-        command.params.append(_config_option(is_eager=True, expose_value=False, callback=_load))
+        command.params.append(config_option(is_eager=True, expose_value=False, callback=_load))
     if "log-level" not in options_of(command):
         command.params.append(
             click.Option(
@@ -207,7 +208,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def variables_of(table: str, key: str) -> tuple[str, ...]:
-    """The environment variables that set a flag; the first that is set counts."""
+    """Environment variables of a flag; the first that is set counts."""
     own = _variable(table, key)
     return (own, _variable(key)) if key in COMMON else (own,)
 
@@ -217,7 +218,7 @@ def _variable(*words: str) -> str:
 
 
 def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like a verb's but set nothing, with the most similar one, or "" (another program's)."""
+    """Variables that look like a verb's but set nothing, with the most similar real one, or "" (another program's)."""
     known = [
         name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
     ]
@@ -265,14 +266,12 @@ def effective(
     """The checked settings of a command by key. Raises UserError with the first bad one's origin."""
     file = find_settings(given, os.environ)
     if file is not None:
-        others = root.commands if isinstance(root, click.Group) else {}
-        own = {name: entries for name, entries in file.tables.items() if _first(name) not in others}
-        own |= {name: entries for name, entries in file.tables.items() if _first(name) == _first(table)}
-        mine = SettingsFile(file.path, own, file.text)
-        for problem in problems(mine, verbs_of(root, [_first(table)]), [*others]):
+        first = _first(table)
+        others = {*root.commands} - {first} if isinstance(root, click.Group) else ()
+        for problem in problems(file, verbs_of(root, [first]), others):
             raise UserError(problem)
     settings = resolve(table, command, os.environ, file)
-    for problem in _refused(command, settings):
+    for problem in refused(command, settings):
         raise UserError(problem)
     return settings
 
@@ -282,8 +281,8 @@ def _first(table: str) -> str:
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
-    """The file of --config, of TPIEDGE_CONFIG or the user's own, or None. Raises UserError. Never looks in the current
-    folder: a download must not change what a command does."""
+    """The file of --config, of TPIEDGE_CONFIG or the user's own, or None. Never in the current folder: a download must
+    not change what a command does. Raises UserError."""
     if given is not None:
         return read_settings(given)
     if named := environment.get("TPIEDGE_CONFIG"):
@@ -329,14 +328,17 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def problems(file: SettingsFile, verbs: Verbs, tables: Collection[str] = ()) -> Iterator[str]:
-    """A line for each unknown table and key: its place, and the most similar known one. `tables` are known too."""
+def problems(file: SettingsFile, verbs: Verbs, others: Collection[str] = ()) -> Iterator[str]:
+    """A line for each unknown table and key: its place, and the most similar known one. Tables of `others`, which are
+    verbs too, are not looked into."""
     for table, entries in file.tables.items():
+        if _first(table) in others:
+            continue
         known: Collection[str] = COMMON if table == "common" else ()
         if table in verbs:
             known = options_of(verbs[table])
         elif table and not known:
-            meant = nearest(table, [*verbs, *tables, "common"])
+            meant = nearest(table, [*verbs, *others, "common"])
             yield f"{file.place(table)}: there is no table [{sanitised_line(table, 80)}]{meant}"
             continue
         for key in entries:
@@ -348,12 +350,7 @@ def problems(file: SettingsFile, verbs: Verbs, tables: Collection[str] = ()) -> 
                 yield f"{file.place(table, key)}: {words}"
 
 
-def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
-    for table, command in verbs_of(root).items():
-        yield from _refused(command, resolve(table, command, {}, file))
-
-
-def _refused(command: click.Command, settings: Mapping[str, Setting]) -> Iterator[str]:
+def refused(command: click.Command, settings: Mapping[str, Setting]) -> Iterator[str]:
     context, options = click.Context(command), options_of(command)
     for key, setting in settings.items():
         option = options[key]
@@ -370,69 +367,3 @@ def _refused(command: click.Command, settings: Mapping[str, Setting]) -> Iterato
 def nearest(name: str, known: Collection[str]) -> str:
     found = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {found[0]}?" if found else ""
-
-
-@click.group(cls=ListingGroup)
-def config() -> None:
-    """Show and check settings."""
-
-
-@config.command()
-@click.argument("words", metavar="[VERB]", nargs=-1)
-@json_option
-@click.pass_context
-def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path | None) -> None:
-    """Every value of VERB, or of all verbs, and where it comes from."""
-    root = ctx.find_root().command
-    verbs = verbs_of(root, words[:1] or None)
-    chosen = {table: verb for table, verb in verbs.items() if tuple(table.split("."))[: len(words)] == words}
-    if not chosen:
-        known = [table.replace(".", " ") for table in verbs_of(root)]
-        raise UserError(f"there is no verb {' '.join(words)!r}{nearest(' '.join(words), known)}")
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for table, command in chosen.items():
-        settings, found[table] = effective(root, table, command, config), {}
-        for key, option in options_of(command).items():
-            value, source = option.to_info_dict()["default"], "default"
-            if key in settings:
-                value, source = "***" if key in _SECRETS else settings[key].value, settings[key].origin
-            elif not isinstance(value, str | int | float | list | tuple | None):
-                value = str(value)
-            found[table][key] = {"value": value, "source": source}
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    rows = [
-        [f"{table.replace('.', ' ')} --{key}", _shown(item["value"]), item["source"]]
-        for table, items in found.items()
-        for key, item in items.items()
-    ]
-    print_table(["flag", "value", "source"], rows)
-    for name, meant in unused_variables(chosen, os.environ).items():
-        click.echo(f"not used: {name}{f'; did you mean {meant}?' if meant else ''}", err=True)
-
-
-show.params.append(_config_option())
-
-
-@config.command()
-@click.argument("file", type=Location())
-@click.pass_context
-def check(ctx: click.Context, file: Path) -> None:
-    """Check FILE against every verb; each problem is one line."""
-    root = ctx.find_root().command
-    settings = read_settings(file)
-    found = [*problems(settings, verbs_of(root)), *check_values(root, settings)]
-    for line in found[:-1]:
-        click.echo(f"tpiedge: {line}", err=True)
-    if found:
-        raise UserError(found[-1])
-    click.echo(f"{file} is in order")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "-"
-    return "-" if value is None else str(value)

@@ -121,8 +121,7 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
 
 @contextmanager
 def invitation(folder: Path, expires_s: float = DAY_S, uses: int | None = 1) -> Iterator[str]:
-    """Yields the secret of a new token, void afterwards; after a crash the next master withdraws it. Raises
-    UserError."""
+    """Yields the secret of a new token, void afterwards; after a crash the next master withdraws it."""
     _withdraw(folder)
     record, secret = TokenStore(folder).create(expires_s, uses)
     try:
@@ -142,7 +141,7 @@ def _withdraw(folder: Path) -> None:
 
 
 def await_token(path: Path, limit_s: float) -> str:
-    """The content of the file, once there is any. Raises UserError after `limit_s`."""
+    """The file's content, once there is any. Raises UserError after `limit_s`."""
     deadline, waiting = time.monotonic() + limit_s, False
     while True:
         try:

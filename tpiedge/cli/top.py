@@ -76,7 +76,7 @@ def top(once: bool, as_json: bool, state: Path | None) -> None:
 
 
 def _look(state: Path | None) -> PictureJson:
-    """Asks the current master: a restarted one has another address and secret."""
+    """Asks the current master; a restarted one has another address and secret."""
     with admin_of(state) as master:
         return master.get("/admin/cluster")
 
@@ -123,7 +123,7 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """The lines for a terminal of `size` (columns, lines), less one. `problem`: why the picture is old."""
+    """Lines for a terminal of `size` (columns, lines), less one. `problem`: the reason for an old picture."""
     width, height = size
     first, *others = picture_lines(picture, date.today())
     lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
@@ -221,7 +221,7 @@ def timeline_lines(timeline: PictureJson) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """`width` letters of equal time: the part that took most of each, blank for idle."""
+    """`width` letters of equal time: the longest part of each, blank for idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:

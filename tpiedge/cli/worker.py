@@ -56,7 +56,7 @@ class _Master:
 
 
 class _Joining:
-    """Joins masters with this machine's keys and state in `folder`, and offers it by the flags `given`."""
+    """Joins masters with the keys and state in `folder`, and offers this machine by the flags `given`."""
 
     def __init__(self, folder: Path, given: Mapping[str, Any], say: Callable[[str], None]) -> None:
         self._given = given

@@ -1,6 +1,6 @@
-"""How nodes add up their partial results.
+"""Collectives add up the partial results of nodes.
 
-`communicator` is that of a node alone; `group` is that of several over `peer_channel`, which sorts messages. Star, mesh
-and two shots (`direct`) carry out all-reduces, and `fast` is their steady state in one native call. `codec` says how
-parts travel, `summation` adds them in the order of ranks, f32 or integers, and blames what is not finite.
+`communicator` is the interface and serves a lone node; `group` serves several over `peer_channel`, which sorts
+messages. `direct` has star, mesh and two-shot; `fast` does their steady state in one native call. `codec` encodes
+parts, `summation` adds them in the order of ranks and names who sent a value that is not finite.
 """

@@ -1,7 +1,7 @@
-"""Collectives as the forward pass sees them: [tokens, hidden] tensors, tagged with their place in a step.
+"""Defines collectives as the forward pass sees them: [tokens, hidden] tensors, tagged with their place in a step.
 
-Every rank calls the same collectives in the same order with the same tags. Parts are summed in the order of ranks, so
-runs are reproducible bit for bit; integer sums are exact for every split and collective.
+Every rank calls the same collectives in the same order with the same tags. Parts are summed in the order of ranks;
+integer sums are exact.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tpiedge.wire.fields import CollectiveName, WirePrecision
 
 
 class Tag(NamedTuple):
-    """Which collective: the chunk `chunk` of block `block` of step `step`."""
+    """The place of a collective in a step."""
 
     step: int
     block: int
@@ -37,7 +37,7 @@ class Route:
 
 
 class Doing(NamedTuple):
-    """What a wait is for; formatted only when read."""
+    """The reason for a wait; formatted only when read."""
 
     operation: str
     place: Tag | str
@@ -59,8 +59,8 @@ class Liveness(Protocol):
 
 
 class Communicator:
-    """One rank's connection to the others: here a lone node's; `Group` is that of several. Blocking; PeerLost and
-    ProtocolError (naming the rank) end a wait, and after any error a new epoch needs a new communicator."""
+    """The connection of one rank to the others; this class is a lone node's. Blocking. PeerLost and ProtocolError
+    (naming the rank) end a wait; after an error a new epoch needs a new communicator."""
 
     rank = 0
     size = 1
@@ -77,7 +77,7 @@ class Communicator:
         self._begun.clear()
 
     def next_plan(self) -> StepPlan | LeavePages:
-        """Waits for the next plan, however long the cluster is idle. Drops what earlier steps left. Clears
+        """Waits for the next plan, however long the cluster is idle. Drops messages of earlier steps. Clears
         `cancelled`."""
         raise InternalError("rank 0 makes the plans")
 
@@ -85,38 +85,36 @@ class Communicator:
         """Takes in what peers send while no step runs, on rank 0, and notices broken connections."""
 
     def request_cancel(self, step: int) -> None:
-        """Has the next all-reduce of that step, if it is under way, carry the cancel flag. Rank 0, any thread."""
+        """Has the next all-reduce of that step carry the cancel flag. Rank 0, any thread."""
         self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        """The sum over ranks of `partial` (contiguous, [tokens, hidden]); same bits on every rank. All ranks give f32,
-        or all give integers within the laws of `summation.py`, each int32 or int64 as its values need, with the wire
-        "f32". The sum is int64 where a part was. The caller owns the result, which may be `partial` itself. With
-        `contributes=False` only its shape and dtype kind count; it stays unchanged."""
+        """Returns the sum over ranks of `partial` (contiguous, [tokens, hidden]), perhaps in `partial`. All ranks give
+        f32, or all give integers (`summation.py`). With `contributes=False` only its shape and dtype kind count."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
-        """Starts an all-reduce: the part travels while the caller computes. `partial` must not change before
-        `finish_all_reduce`. Several may be under way; every rank begins and finishes them in the same order."""
+        """Starts an all-reduce that travels while the caller computes. `partial` must not change before
+        `finish_all_reduce`. Several may be under way, in the same order on every rank."""
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
-        """The sum of what was begun with `tag`, the caller's own. Sets `cancelled`."""
+        """Returns the sum begun with `tag`, the caller's own. Sets `cancelled`."""
         self.cancelled = self._cancelled_step == tag.step
         return self._begun.pop(tag)
 
     def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:
-        """Rank 0's `hidden` (f32 [tokens, hidden]) on every rank. Elsewhere `hidden` only gives the shape."""
+        """Returns rank 0's `hidden` (f32 [tokens, hidden]). On other ranks `hidden` only gives the shape."""
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """At rank 0 the part (f32, 2-D) that `rank`, not 0, gave; None elsewhere. Other ranks do nothing, and rank 0's
-        part only gives the shape. A rank may not be ahead by more than PeerChannel holds."""
+        """Returns at rank 0 the part (f32, 2-D) that `rank`, not 0, gave; None elsewhere. Rank 0's part only gives the
+        shape. A rank may not be ahead by more than PeerChannel holds."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """At `rank`, not 0, the part that rank 0 gave, likewise; None elsewhere. Of the tag step and chunk count."""
+        """Returns at `rank`, not 0, the part that rank 0 gave; None elsewhere. The tag's block does not count."""
         raise InternalError(f"there is no rank {rank}")
 
 

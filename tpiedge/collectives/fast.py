@@ -1,6 +1,5 @@
-"""All-reduces of the steady state, each in one native call of the endpoint (transport/native_reducer.py).
-
-An all-reduce runs right after a wake-up, when Python costs several times the usual. So headers are made once per shape.
+"""All-reduces of the steady state, each in one native call (transport/native_reducer.py). Headers are made once per
+shape.
 """
 
 import ctypes
@@ -10,14 +9,14 @@ from typing import Final
 
 import numpy as np
 
-from tpiedge.collectives.codec import Codec, Shape
+from tpiedge.collectives.codec import Shape, header_of
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.peer_channel import PeerChannel, node_name
 from tpiedge.collectives.summation import Summable
 from tpiedge.transport.native_reducer import DONE, Combine, Exchange, Reduce
 from tpiedge.wire.codec import encode, place_of
 from tpiedge.wire.data import Partial, Reduced
-from tpiedge.wire.fields import CollectiveName
+from tpiedge.wire.fields import CollectiveName, SummandPrecision
 
 # A rank without a share never sends a part of a kind: leaving off every time costs more than going step by step.
 _MOST_LEFT_OFF: Final = 3
@@ -40,20 +39,20 @@ class _Prepared:
 
 
 class FastPath:
-    """One rank's. What it cannot do the collective does, from where it left off."""
+    """Tries all-reduces of one rank; the collective goes on where a call left off."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._rank = channel.rank
         self._prepared = functools.lru_cache(8)(functools.partial(_prepare, channel))
 
     def reduce(
-        self, name: CollectiveName, codec: Codec, own: Summable, tag: Tag
+        self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """To how many peers this rank's first message went, and the sum: `own`, in place, if all is done; else None, or
-        at a star's root the sum that these peers have, not rounded yet."""
+        """Returns how many peers got this rank's first message, and the sum: `own`, in place, if all is done; else
+        None, or at a star's root the sum that these peers have, not rounded yet."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
-        prepared = self._prepared(name, codec, own.shape)
+        prepared = self._prepared(name, wire, own.shape)
         if prepared is None:
             return 0, None
         kind = tag.block & 1
@@ -74,11 +73,13 @@ class FastPath:
         return sent, None
 
 
-def _prepare(channel: PeerChannel, name: CollectiveName, codec: Codec, shape: Shape) -> _Prepared | None:
+def _prepare(
+    channel: PeerChannel, name: CollectiveName, wire: SummandPrecision, shape: Shape
+) -> _Prepared | None:
     endpoint, rank, peers = channel.endpoint, channel.rank, channel.peers
     if name not in ("star", "mesh"):
         return None
-    header = codec.header(shape)
+    header = header_of(wire, shape)
     parts = {sender: encode(Partial(channel.epoch, 0, 0, 0, 0, sender, header)) for sender in (rank, *peers)}
     total = encode(Reduced(channel.epoch, 0, 0, 0, 0, header))
     if name == "mesh":
@@ -90,7 +91,5 @@ def _prepare(channel: PeerChannel, name: CollectiveName, codec: Codec, shape: Sh
     answers = {node_name(peer): message for peer, message in incoming.items()}
     rows, columns = shape
     scratch = bytearray(_ITEM_BYTES * rows * columns)
-    reduce = endpoint.reducer(
-        Exchange(combine, rank, codec.name, (rows, columns), outgoing, answers, scratch)
-    )
+    reduce = endpoint.reducer(Exchange(combine, rank, wire, (rows, columns), outgoing, answers, scratch))
     return None if reduce is None else _Prepared(reduce, scratch)

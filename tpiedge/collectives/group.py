@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from tpiedge.collectives.codec import CODECS, INTEGERS, Codec
+from tpiedge.collectives.codec import encode_array, header_of
 from tpiedge.collectives.communicator import Communicator, Doing, Liveness, Tag
-from tpiedge.collectives.direct import Collective, Job, Mesh, Star, TwoShot
+from tpiedge.collectives.direct import AllReduce, Mesh, Star, TwoShot
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.summation import SUMMABLE, Summable, array_of
@@ -19,7 +19,7 @@ from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire import fields
 from tpiedge.wire.data import Gathered, Hidden, LeavePages, StepPlan
 
-COLLECTIVES: Final[Mapping[str, type[Collective]]] = {"star": Star, "mesh": Mesh, "two-shot": TwoShot}
+COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh, "two-shot": TwoShot}
 
 
 class Group(Communicator):
@@ -45,9 +45,8 @@ class Group(Communicator):
         self._linked = linked
         self._channel = PeerChannel(endpoint, liveness, epoch=epoch, rank=rank, size=size)
         self._fast = FastPath(self._channel)
-        self._collectives = {name: kind(self._channel) for name, kind in COLLECTIVES.items()}
         self._plan = StepPlan(epoch, 0, (), 1, 1)
-        self._jobs: dict[Tag, tuple[Collective, Job]] = {}
+        self._jobs: dict[Tag, AllReduce] = {}
         self._rely(COLLECTIVES.keys())  # until the first plan tells
 
     @property
@@ -56,14 +55,12 @@ class Group(Communicator):
         return self._channel.dropped
 
     def announce(self, plan: StepPlan | LeavePages) -> None:
-        self.cancelled = False
         self._begin(plan)
         self._channel.begin(plan.step)
-        self._channel.send(plan, (), self._channel.peers, Doing("plan", f"step {plan.step}"))
+        self._channel.send(plan, None, self._channel.peers, Doing("plan", f"step {plan.step}"))
 
     def next_plan(self) -> StepPlan | LeavePages:
         plan = self._channel.next_plan()
-        self.cancelled = False
         self._begin(plan)
         return plan
 
@@ -79,6 +76,7 @@ class Group(Communicator):
         self._channel.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
     def _begin(self, plan: StepPlan | LeavePages) -> None:
+        self.cancelled = False
         # A cancelled step's all-reduces end here: their messages are too late.
         self._jobs.clear()
         if isinstance(plan, LeavePages):
@@ -94,10 +92,9 @@ class Group(Communicator):
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         own = array_of(partial, SUMMABLE)
-        name, codec = self._way(own)
-        job = Job(tag, own.shape, own if contributes else None, codec)
+        name, job = self._job(own, tag, contributes)
         if contributes and not self._cancel_requested and not self._channel.holds and not self._jobs:
-            job.sent, job.total = self._fast.reduce(name, codec, own, tag)
+            job.sent, job.total = self._fast.reduce(name, job.wire, own, tag)
             if job.total is own:
                 # No message of this kind has a flag.
                 self.cancelled = False
@@ -109,38 +106,36 @@ class Group(Communicator):
         return self._result(tag, partial if contributes else None)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
-        own = array_of(partial, SUMMABLE)
-        name, codec = self._way(own)
-        self._start(
-            name, Job(tag, own.shape, own if contributes else None, codec, cancel=self._cancel_requested)
-        )
+        name, job = self._job(array_of(partial, SUMMABLE), tag, contributes)
+        job.cancel = self._cancel_requested
+        self._start(name, job)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
         return self._result(tag, None)
 
-    def _way(self, own: Summable) -> tuple[fields.CollectiveName, Codec]:
+    def _job(self, own: Summable, tag: Tag, contributes: bool) -> tuple[fields.CollectiveName, AllReduce]:
         plan = self._plan
-        # Counted as narrow, so that all ranks go one way.
+        # Counted as narrow, so that all ranks choose the same.
         name = plan.collective if 4 * own.size <= plan.small_bytes else plan.bulk_collective
-        if own.dtype.kind == "f":
-            return name, CODECS[plan.wire]
-        if plan.wire != "f32":
-            raise InternalError(f"integers are summed as they are, and not rounded to {plan.wire}")
-        return name, INTEGERS
+        wire: fields.SummandPrecision = plan.wire
+        if own.dtype.kind != "f":
+            if wire != "f32":
+                raise InternalError(f"integers are summed as they are, and not rounded to {wire}")
+            wire = "i32"
+        return name, COLLECTIVES[name](self._channel, tag, own.shape, own if contributes else None, wire)
 
-    def _start(self, name: fields.CollectiveName, job: Job) -> None:
-        collective = self._collectives[name]
-        collective.begin(job)
+    def _start(self, name: fields.CollectiveName, job: AllReduce) -> None:
+        job.begin()
         # Earlier ones had a computation's time for their messages.
         for earlier in self._jobs.values():
-            _advance(*earlier)
-        self._jobs[job.tag] = collective, job
+            earlier.advance()
+        self._jobs[job.tag] = job
         self.counts[name] += 1
 
     def _result(self, tag: Tag, into: torch.Tensor | None) -> torch.Tensor:
-        collective, job = self._jobs[tag]
-        _advance(collective, job)
-        total = collective.finish(job)
+        job = self._jobs[tag]
+        job.advance()
+        total = job.finish()
         del self._jobs[tag]
         self.cancelled = job.cancel
         if into is not None and (place := into.numpy()).dtype == total.dtype:
@@ -154,36 +149,30 @@ class Group(Communicator):
             return self._received(Hidden, Tag(tag.step, 0, tag.chunk), 0, what, hidden)
         array = array_of(hidden)
         # Embeddings of a bf16 model need no more than bf16.
-        codec = CODECS["f32" if (array.view(np.uint32) & np.uint32(0xFFFF)).any() else "bf16"]
-        message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array.shape))
-        self._channel.send(message, (codec.encode(array),), self._channel.peers, what)
+        wire: fields.WirePrecision = "f32" if (array.view(np.uint32) & np.uint32(0xFFFF)).any() else "bf16"
+        message = Hidden(self._epoch, tag.step, tag.chunk, header_of(wire, array.shape))
+        self._channel.send(message, encode_array(wire, array), self._channel.peers, what)
         return hidden
 
     def send_up(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
         what = Doing("sending to node 0", tag)
         if self.rank == rank:
             own = array_of(part)
-            message = Gathered(self._epoch, *tag, self.rank, CODECS["f32"].header(own.shape))
-            self._channel.send(message, (own.data,), (0,), what)
+            message = Gathered(self._epoch, *tag, self.rank, header_of("f32", own.shape))
+            self._channel.send(message, own.data, (0,), what)
         return None if self.rank else self._received(Gathered, tag, rank, what, part)
 
     def send_down(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
         what = Doing(f"sending to node {rank}", tag)
         if self.rank == 0:
             own = array_of(part)
-            message = Hidden(self._epoch, tag.step, tag.chunk, CODECS["f32"].header(own.shape))
-            self._channel.send(message, (own.data,), (rank,), what)
+            message = Hidden(self._epoch, tag.step, tag.chunk, header_of("f32", own.shape))
+            self._channel.send(message, own.data, (rank,), what)
         if self.rank == rank:
             return self._received(Hidden, Tag(tag.step, 0, tag.chunk), 0, what, part)
         return None
 
     def _received(self, kind: type, tag: Tag, rank: int, what: Doing, shaped: torch.Tensor) -> torch.Tensor:
-        ((_, rows, _),) = self._channel.collect(kind, tag, {rank}, what, tuple(shaped.shape))
+        ((_, rows, _),) = self._channel.collect(kind, tag, (rank,), what, tuple(shaped.shape))
         assert rows is not None  # only a part may come without
         return torch.from_numpy(rows.copy())
-
-
-def _advance(collective: Collective, job: Job) -> None:
-    if not job.advanced:
-        collective.advance(job)
-        job.advanced = True

@@ -1,14 +1,12 @@
-"""One rank's messages of the tensor plane, sorted: awaited now, too early (held up to a limit), too late (dropped,
-counted).
+"""Sorts one rank's messages of the tensor plane: awaited now, too early (held up to a limit), too late (dropped).
 
-A message that speaks for another rank, or that its rank never sends, ends the wait. Waits go in slices, between which
-liveness is asked.
+A message that speaks for another rank, or that its rank never sends, ends the wait. Liveness is asked every 50 ms.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
-from tpiedge.collectives.codec import Codec, Shape, read_array
+from tpiedge.collectives.codec import Shape, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.summation import Summable
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
@@ -25,7 +23,7 @@ from tpiedge.transport.endpoint import (
 from tpiedge.units import MIB
 from tpiedge.wire.data import Gathered, Hidden, LeavePages, Partial, Reduced, Slice, StepPlan
 from tpiedge.wire.epochs import Echo, Probe
-from tpiedge.wire.fields import Message
+from tpiedge.wire.fields import Message, SummandPrecision
 
 #: For each rank. The protocol lets it be ahead by the all-reduces under way.
 MAX_HELD: Final = 64
@@ -67,13 +65,13 @@ class PeerChannel:
         return bool(self._held)
 
     def send(
-        self, message: Message, tensors: Sequence[Buffer], ranks: Iterable[int], what: Doing, sent: int = 0
+        self, message: Message, tensor: Buffer | None, ranks: Sequence[int], what: Doing, sent: int = 0
     ) -> None:
         """Sends to `ranks` in this order, but for the first `sent`. Raises PeerLost, ProtocolError."""
-        waiting = list(ranks)[sent:]
+        waiting = ranks[sent:]
         if not waiting:
             return
-        frame = frame_of(message, tensors, TENSOR)
+        frame = frame_of(message, tensor, TENSOR)
         names = [node_name(rank) for rank in waiting]
         while names:
             try:
@@ -96,16 +94,14 @@ class PeerChannel:
         self,
         kind: type,
         tag: Tag,
-        ranks: set[int],
+        ranks: Iterable[int],
         what: Doing,
         shape: Shape | list[Shape],
-        codec: Codec | None = None,
+        wire: SummandPrecision | None = None,
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
-        """One message of `kind` for `tag` from each of `ranks`, as they arrive: rank, tensor (read-only, None without
-        one), message. Each tensor has `shape`, or that of its rank in a list, read by `codec` (None: f32 or bf16 as its
-        header says). Raises PeerLost, ProtocolError (Misconduct where one rank is to blame), and what the endpoint
-        raises."""
+        """Yields one message of `kind` from each of `ranks`, as they arrive: rank, tensor (`read_array`), message. A
+        list has the shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
         missing = set(ranks)
         place = (kind, *tag, hop)
         early = [rank for rank in ranks if (*place, rank) in self._held] if self._held else []
@@ -126,8 +122,7 @@ class PeerChannel:
                     continue
             missing.discard(rank)
             expected = shape[rank] if isinstance(shape, list) else shape
-            array = read_array(envelope, rank, expected, codec) if envelope.tensors else None
-            yield rank, array, envelope.message
+            yield rank, read_array(envelope, rank, expected, wire), envelope.message
 
     def next_plan(self) -> StepPlan | LeavePages:
         """Waits for rank 0's next plan, however long it is idle."""
@@ -156,12 +151,9 @@ class PeerChannel:
                 self._hold(received[0], received[1])
 
     def _receive(self, what: object, timeout_s: float = _SLICE_S) -> _Sorted | None:
-        """None where nothing came, or a link broke that no step needs."""
+        """Returns None without a message, or if a link broke that no step needs."""
         try:
-            received = self.endpoint.recv_frame(timeout_s)
-            if received is None:
-                return None
-            envelope = self.endpoint.read(*received)
+            envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:
             rank = self._rank(error.peer)
             if rank not in self.needed:
@@ -170,10 +162,10 @@ class PeerChannel:
             raise PeerLost(rank, str(what), f"its connection {error.broke}") from error
         except MalformedMessage as error:
             raise Misconduct(self._rank(error.peer), str(error)) from error
-        return self._key(envelope), envelope
+        return None if envelope is None else (self._key(envelope), envelope)
 
     def _key(self, envelope: Envelope) -> _Key | None:
-        """None, and counted, where the message is too late."""
+        """Returns None, and counts, if the message is too late."""
         rank = self._rank(envelope.sender)
         message = envelope.message
         if isinstance(message, Probe | Echo):
@@ -198,8 +190,8 @@ class PeerChannel:
         if key in self._held:
             raise Misconduct(rank, f"node {rank} sent {envelope.message} twice")
         self._held[key] = envelope
-        ahead = [held.tensors for (*_, sender), held in self._held.items() if sender == rank]
-        nbytes = sum(tensor.nbytes for tensors in ahead for tensor in tensors)
+        ahead = [held.tensor for (*_, sender), held in self._held.items() if sender == rank]
+        nbytes = sum(tensor.nbytes for tensor in ahead if tensor is not None)
         if len(ahead) > MAX_HELD or nbytes > MAX_HELD_BYTES:
             raise Misconduct(
                 rank, f"node {rank} is too far ahead: {len(ahead)} messages that are not awaited yet"

@@ -1,8 +1,8 @@
-"""Collectives' tensors as numpy arrays, and their sum in the order of ranks.
+"""Sums the collectives' tensors, as numpy arrays, in the order of ranks.
 
-Quantised models sum integers exactly. A part is narrow (int32) or wide (int64) as its values need; the sum is wide
-where a part is. Narrow parts are at most (2^31 - 1) // size, wide ones LARGEST, so no sum overflows (a rank that breaks
-this gets a wrapped one). A wide part beyond LARGEST is not finite: the sum is NOT_A_NUMBER there, as f32 has NaN.
+Quantised models sum integers exactly. A part is narrow (int32) or wide (int64); the sum is wide if a part is. Narrow
+parts are at most (2^31 - 1) // size, wide ones LARGEST, so no sum overflows. A wide part beyond LARGEST is not finite:
+the sum is NOT_A_NUMBER there.
 """
 
 from math import isfinite
@@ -27,7 +27,7 @@ _TAKES: Final = "a collective takes contiguous f32 matrices, an all-reduce those
 
 
 def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> NDArray[Any]:
-    """The tensor's own memory. InternalError unless it is a contiguous matrix of one of these kinds."""
+    """The tensor's own memory. Raises InternalError unless it is a contiguous matrix of `kinds`."""
     try:
         array: NDArray[Any] = tensor.numpy()
     except (TypeError, RuntimeError) as error:
@@ -55,9 +55,9 @@ def is_finite(array: Summable, *, part: bool = False) -> bool:
 
 
 class OrderedSum:
-    """((p0 + p1) + p2) + ..., where a part is added as soon as all before it have been. `own` is the part of `rank`,
-    None without one. Parts are not written to: the sum grows in `out`, f32 as all parts are, or int32, and then in an
-    int64 copy from the first wide part on. Call within `np.errstate(over="ignore", invalid="ignore")`."""
+    """((p0 + p1) + p2) + ..., where a part is added as soon as all before it have been. `own` is the part of `rank`.
+    The sum grows in `out` (f32 or int32), or in an int64 copy from the first wide part on. Call within
+    `np.errstate(over="ignore", invalid="ignore")`."""
 
     def __init__(self, own: Summable | None, out: Summable, rank: int = 0) -> None:
         self._out = out
@@ -92,9 +92,8 @@ class OrderedSum:
         return self._out
 
     def finish(self, what: object, *, blames: bool = True) -> Summable:
-        """`complete`, which must be finite: otherwise Misconduct names the rank that sent such a value. ProtocolError
-        if all ranks sent one, if none did (an overflow), or without `blames`: then a third rank may have given the
-        sender something else."""
+        """Returns `complete`, which must be finite: otherwise Misconduct names the rank that sent such a value. Raises
+        ProtocolError if all ranks sent one, if none did (an overflow), or without `blames`."""
         total = self.complete()
         if is_finite(total):
             return total

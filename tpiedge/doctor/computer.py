@@ -21,7 +21,7 @@ import psutil
 from tpiedge.errors import DiskFull
 from tpiedge.host import device
 from tpiedge.host.disk_speed import DiskSpeed, measure_disk
-from tpiedge.host.process import LEAST_TO_COMPUTE, address_limit, cpu_name
+from tpiedge.host.process import LEAST_TO_COMPUTE, address_limit, cpu_name, proc_field
 from tpiedge.transport.keys import curve_available, zeromq_versions
 from tpiedge.units import GIB, MIB, counted, format_bytes
 
@@ -38,8 +38,6 @@ print(json.dumps({"torch": torch.__version__, "isa": library.isa if library else
 
 @dataclass(frozen=True)
 class Finding:
-    """`advice` says what to do; empty if all is well."""
-
     check: str
     found: str
     advice: str = ""
@@ -54,8 +52,8 @@ fail = partial(Finding, verdict="fail")
 
 
 def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
-    """Every finding, in the order of `checks`. A check may hang on a dead file system: after `limit_s` its thread is
-    left."""
+    """Returns all findings in the order of `checks`. A check may hang on a dead file system: after `limit_s` its thread
+    is left."""
     found: dict[str, Sequence[Finding]] = {}
 
     def run(name: str, check: Check) -> None:
@@ -81,7 +79,10 @@ def check_processor() -> Sequence[Finding]:
     quotas = device.Cgroups.own().cpu_quotas()
     threads = counted(device.default_threads(), "thread")
     cores = f"{physical} physical, {device.usable_cores():g} usable, {threads} by default"
-    features = judge_features(platform.machine(), _features())
+    flags = proc_field(
+        "/proc/cpuinfo", "flags", "Features"
+    )  # "" without /proc: the kernels ask the processor
+    features = judge_features(platform.machine(), frozenset(flags.split()))
     if quotas and min(quotas) < 1:
         advice = "raise the container's CPU quota (docker: --cpus): every node waits for the slowest"
         return [features, warn("cores", f"{cores}, a quota of {min(quotas):.2g}", advice)]
@@ -98,29 +99,15 @@ def judge_features(machine: str, features: frozenset[str]) -> Finding:
     return ok("processor", found)
 
 
-def _features() -> frozenset[str]:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return frozenset(line.partition(":")[2].split())
-    except OSError:
-        pass  # no /proc: the kernels ask the processor
-    return frozenset()
-
-
 def check_memory() -> Sequence[Finding]:
     swap, free = psutil.swap_memory(), psutil.virtual_memory().available
-    return [
-        judge_memory(
-            device.available_memory_bytes(), free, min(device.Cgroups.own().memory_room(), default=None)
-        ),
-        judge_swap(swap.total, swap.used),
-        judge_address_space(address_limit()),
-    ]
+    room = min(device.Cgroups.own().memory_room(), default=None)
+    memory = judge_memory(device.available_memory_bytes(), free, room)
+    return [memory, judge_swap(swap.total, swap.used), judge_address_space(address_limit())]
 
 
 def judge_memory(available: int, free: int, room: int | None) -> Finding:
-    """`room`: what a control group leaves; None without a limit."""
+    """`room`: bytes that a control group leaves; None without a limit."""
     found = f"{format_bytes(available)} can be taken"
     if room is not None and room < free:
         found += f" (a limit on this process; the computer has {format_bytes(free)})"
@@ -141,7 +128,6 @@ def judge_swap(total: int, used: int) -> Finding:
 
 
 def judge_address_space(limit: int | None) -> Finding:
-    """`limit`: bytes that a process may map; None without one."""
     if limit is None:
         return ok("address space", "no limit")
     verdict = fail if limit < LEAST_TO_COMPUTE else warn
@@ -150,7 +136,6 @@ def judge_address_space(limit: int | None) -> Finding:
 
 
 def check_disk(cache: Path, most_bytes: int = 64 * MIB) -> Sequence[Finding]:
-    """Room and speed for packs and shards, measured with an unnamed file."""
     folder = cache
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -166,7 +151,6 @@ def check_disk(cache: Path, most_bytes: int = 64 * MIB) -> Sequence[Finding]:
 
 
 def judge_disk(folder: Path, free: int, speed: DiskSpeed | None) -> Finding:
-    """`speed`: None if there was no room to measure."""
     found = f"{format_bytes(free)} free in {folder}"
     if speed is not None:
         how = "" if speed.is_direct else " through the page cache (no O_DIRECT)"

@@ -53,7 +53,7 @@ def check_firewall() -> Sequence[Finding]:
 
 
 def judge_firewall(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
-    """`ufw`: its configuration; `rules`: of nftables. None if they cannot be read."""
+    """`ufw` is its configuration, `rules` those of nftables; None if unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
         advice = "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
@@ -105,7 +105,7 @@ def check_mtu() -> Sequence[Finding]:
 
 
 def judge_mtu(sizes: Mapping[str, int]) -> Finding:
-    """`sizes`: bytes per interface that is up; 0 if unknown."""
+    """`sizes`: bytes per active interface; 0 if unknown."""
     small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < 1280}
     found = ", ".join(f"{name} {mtu}" for name, mtu in (small or sizes).items())
     if small:
@@ -114,7 +114,7 @@ def judge_mtu(sizes: Mapping[str, int]) -> Finding:
 
 
 def check_reach(master: Address) -> Sequence[Finding]:
-    """Connects to the master's ports; that of tensors opens when needed."""
+    """Connects to the master's ports; the port of tensors opens when needed."""
     control, name = _connect(master), f"master {master}"
     if isinstance(control, str):
         running = "is the master running, its --listen reachable from here, and its firewall open?"
@@ -144,7 +144,7 @@ def _other(control: Address, address: Address, purpose: str) -> Finding:
 
 
 def _connect(address: Address) -> float | str:
-    """Seconds of the second connection (the first may resolve names), or why there is none."""
+    """Returns the seconds of the second connection (the first may resolve names), or the reason of a failure."""
     try:
         for _ in range(2):
             started = time.perf_counter()
@@ -165,7 +165,6 @@ def check_large_packets(master: Address) -> Sequence[Finding]:
 
 
 def judge_packets(passed: bool | None) -> Finding:
-    """`passed`: whether large packets reach the master; None if unknown."""
     name = "large packets"
     if passed is None:
         return skip(name, "not tried: no connection to the master, or the system does not tell")

@@ -1,18 +1,11 @@
-"""Which tokens of which sequences the next step computes: a machine without tensors, sockets or clock.
+"""Plans steps: which tokens of which sequences. Pure: without tensors, sockets or clock.
 
-A sequence waits, then runs: its prompt is computed in pieces (prefill), then one row and some drafted ones a step
-(decode). All that run share every step.
-
-Laws:
-1. Sequences begin in order of arrival, when a slot is free and pages for all their tokens are; one whose next page
-   another is computing lets later ones go first.
-2. Older sequences get pages first. Without a free page the youngest is preempted: it waits in front of all others and
-   is computed anew, from its pages that are still there.
-3. Beside decoding, prompts may make a step `_PATIENCE` times as long; a step of prompts alone, while others may come,
-   takes `_STEP_S` or twice the least step. The oldest prompt has a share for sure, the rest goes to the one nearest to
-   its first token.
-4. A page is published when all its tokens are decided and computed, and never written again.
-5. However a sequence ends, its pages, slot and tokens are given back.
+1. Sequences begin in order of arrival, when a slot and pages for all their tokens are free; one whose next page another
+   is computing lets later ones go first.
+2. Without a free page the youngest sequence is preempted: it waits in front, and lost pages are computed anew.
+3. Beside decoding, prompts may make a step `_PATIENCE` times as long; prompts alone may take `_STEP_S` or twice the
+   least step. The oldest prompt has a share, the rest goes to the one nearest to its first token.
+4. A page is published when all its tokens are decided and computed.
 """
 
 import heapq
@@ -29,18 +22,17 @@ from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
+#: Guesses for one sequence in a step: with the row before them as many as a native call takes.
 MAX_DRAFTED: Final = 15
-"""Guesses for one sequence in a step: with the row before them as many as a native call takes."""
-
 _PATIENCE: Final = 4.8
 _STEP_S: Final = 1.0
-#: Prompt tokens that join answers at unknown cost; that join them at least; that a step without answers has at least.
+#: Prompt tokens that join answers at unknown cost; least tokens beside answers; least tokens of a step without answers.
 _UNKNOWN_TOKENS: Final = 64
 _LEAST_TOKENS: Final = 16
 _ROOMY_TOKENS: Final = 256
-#: The part of a step's prompt tokens that is the oldest prompt's.
+#: The oldest prompt's share of a step's prompt tokens: one in so many.
 _OLDEST_PART: Final = 4
-#: Rows of answers, guesses included, that have logits at a time.
+#: Rows of answers and guesses in a step.
 _MOST_ROWS: Final = 64
 #: New pages of one step: half of what its plan can name.
 _MOST_PAGES: Final = MAX_PAGES // 2
@@ -66,8 +58,8 @@ class Batch:
 
 
 class Batcher:
-    """Not thread-safe. A step has at most `step_tokens` of `sequences`, with `speculate` tokens drafted for each. The
-    caller measures `cost`. `room` limits the memory of pages where weights could use it."""
+    """Plans steps of at most `step_tokens` of `sequences`, `speculate` of each drafted. The caller measures `cost`.
+    `room` limits the memory of pages where weights could use it."""
 
     def __init__(
         self,
@@ -77,21 +69,19 @@ class Batcher:
         speculate: int = 0,
         room: KVRoom | None = None,
     ) -> None:
-        self._pool = pool
-        self.cost = StepCost()
+        self._pool, self._room, self.cost = pool, room, StepCost()
         self._step_tokens, self._sequences, self._speculate = step_tokens, sequences, speculate
-        self._room = room
         self._waiting: deque[RunningSequence] = deque()
         self._running: list[RunningSequence] = []
         self._slots = list(range(sequences))  # a heap
         self._short = False  # a running sequence lacked pages in the last step
-        #: By request, what an earlier epoch computed; and whether other sequences may not have it.
+        #: Pages of an earlier epoch by request; and whether other sequences must not find them.
         self._carried: dict[str, CarriedSequence] = {}
         self._private = False
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute; sequences that wait for masks do not count."""
+        """Whether no sequence can be computed; some may wait for masks."""
         waits = self._running or not self._waiting
         return bool(waits) and all(sequence.undrawn for sequence in self._running)
 
@@ -100,7 +90,7 @@ class Batcher:
         return (*self._running, *self._waiting)
 
     def add(self, request: GenerationRequest) -> RunningSequence:
-        """Accepts a request, which must fit the cache. The answer that it brings is computed anew, like a prompt."""
+        """Accepts a request, which must fit the cache. Its answer so far is computed anew, like a prompt."""
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
         if self._speculate:
             sequence.lookup = PromptLookup()
@@ -113,8 +103,8 @@ class Batcher:
         return sequence
 
     def leave(self, most_pages: int) -> tuple[tuple[int, ...], tuple[CarriedSequence, ...]]:
-        """The pages (at most `most_pages`) of running sequences, oldest first, and who has which. A scanned prompt is
-        left out: its hidden states would be missing."""
+        """Returns pages, at most `most_pages`, of running sequences, oldest first, and who has which. A scanned prompt
+        is left out: its hidden states would be missing."""
         places: dict[int, int] = {}
         left: list[CarriedSequence] = []
         for one in self._running:
@@ -130,8 +120,8 @@ class Batcher:
         return tuple(places), tuple(left)
 
     def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
-        """Takes over the first `pages` pages of an earlier epoch, for `add` to find. `private`: not for other
-        sequences."""
+        """Takes over the first `pages` pages, which an earlier epoch filled, for `add` to find. `private`: other
+        sequences must not share them."""
         self._private = private
         self._carried = {one.request: one for one in sequences}
         taken = [self._pool.take() for _ in range(pages)]
@@ -141,8 +131,8 @@ class Batcher:
         self._pool.give_back(taken)
 
     def forget(self, *, claimed: bool = False) -> bool:
-        """Gives back adopted pages that no request came for, or (`claimed`) that none has begun with. Returns whether
-        there were any."""
+        """Gives back adopted pages of requests that did not come, or (`claimed`) have not begun. Returns whether there
+        were any."""
         found, self._carried = list(self._carried.values()), {}
         for sequence in self._waiting if claimed else ():
             if sequence.carried is not None:
@@ -162,7 +152,7 @@ class Batcher:
             self._release(sequence)
 
     def plan(self) -> Batch | None:
-        """The next step; None if there is nothing to compute."""
+        """Plans the next step; None if no sequence can be computed."""
         self._admit()
         pieces = self._pieces()
         if not pieces:
@@ -172,9 +162,7 @@ class Batcher:
             self._pool.shrink(self._room.ask(needed))
         tables = tuple(change for piece in pieces if (change := _change(piece.sequence)) is not None)
         left = max(0, MAX_PAGES - sum(len(change.pages) for change in tables))
-        segments = tuple(
-            Segment(piece.sequence.slot, piece.start, len(piece.ids), piece.wanted) for piece in pieces
-        )
+        segments = tuple(Segment(one.sequence.slot, one.start, len(one.ids), one.wanted) for one in pieces)
         decode_tokens = sum(len(piece.ids) for piece in pieces if piece.sequence.decodes)
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
@@ -186,8 +174,7 @@ class Batcher:
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Notes the tokens drawn after a piece: one for each draft that came true, and one more; none within a
-        prompt."""
+        """Notes the tokens drawn after a piece: one more than drafts came true; none within a prompt."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
@@ -218,7 +205,7 @@ class Batcher:
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """The kept pages with which it can begin; None while another sequence is computing the next one."""
+        """Finds pages with which it can begin; None while another sequence is computing the next one."""
         if sequence.carried is not None:
             return list(sequence.carried.pages)
         if not self._shares(sequence):
@@ -293,21 +280,24 @@ class Batcher:
         rows = sum(len(piece.ids) for piece in pieces)
         prompts = [sequence for sequence in able if not sequence.decodes]
         for sequence, tokens in self._allotted(prompts, rows):
-            if sequence.slot >= 0:
-                pieces += self._prompt_piece(sequence, tokens, pieces)
+            # An earlier prompt may have preempted the sequence, or lack of pages does.
+            if sequence.slot >= 0 and not self._secure(sequence, sequence.done + tokens, pieces):
+                tokens = len(sequence.pages) * self._pool.positions - sequence.done
+            if sequence.slot >= 0 and tokens > 0:
+                ids = sequence.ids[sequence.done : sequence.done + tokens]
+                pieces.append(StepPiece(sequence, sequence.done, ids, tokens if sequence.scanned else 1))
         return pieces
 
     def _with_drafts(self, pieces: Sequence[StepPiece]) -> list[StepPiece]:
         """Adds as many guesses as pay; no sequence is preempted for them."""
         if not pieces or not self._speculate:
             return list(pieces)
-        guesses = [self._guess(piece.sequence) for piece in pieces]
-        bids = [(piece.sequence.drafting, guess) for piece, guess in zip(pieces, guesses, strict=True)]
+        bids = [(piece.sequence.drafting, self._guess(piece.sequence)) for piece in pieces]
         rows = len(pieces)
         counts = allot(bids, rows, self.cost, min(_MOST_ROWS, self._step_tokens) - rows)
         return [
             self._drafted(piece.sequence, guess, count)
-            for piece, guess, count in zip(pieces, guesses, counts, strict=True)
+            for piece, (_, guess), count in zip(pieces, bids, counts, strict=True)
         ]
 
     def _guess(self, sequence: RunningSequence) -> Guess:
@@ -315,7 +305,7 @@ class Batcher:
         most = min(self._speculate, left)
         if sequence.lookup is None or most <= 0:
             return NO_GUESS
-        forced = tuple((sequence.forced() or ())[:most]) if sequence.forced is not None else ()
+        forced = tuple((sequence.forced() or ())[:most])
         return Guess(forced, sure=len(forced)) if forced else sequence.lookup.draft(most)
 
     def _drafted(self, sequence: RunningSequence, guess: Guess, count: int) -> StepPiece:
@@ -325,20 +315,9 @@ class Batcher:
         ids = [sequence.ids[-1], *guess.ids[:count]]
         return StepPiece(sequence, sequence.done, ids, len(ids), count, guess)
 
-    def _prompt_piece(
-        self, sequence: RunningSequence, tokens: int, pieces: Sequence[StepPiece]
-    ) -> list[StepPiece]:
-        if not self._secure(sequence, sequence.done + tokens, pieces):
-            tokens = len(sequence.pages) * self._pool.positions - sequence.done
-        if sequence.slot < 0 or tokens <= 0:
-            return []
-        stop = sequence.done + tokens
-        wanted = tokens if sequence.scanned else 1
-        return [StepPiece(sequence, sequence.done, sequence.ids[sequence.done : stop], wanted)]
-
     def _secure(self, sequence: RunningSequence, positions: int, pieces: Sequence[StepPiece]) -> bool:
-        """Gets pages for `positions`, preempting younger sequences that are not in the step yet. Returns whether it has
-        them all; otherwise it has as many as there are, or was preempted itself."""
+        """Gets pages for `positions`, preempting younger sequences that are not in the step yet. If it returns False,
+        the sequence has as many as there are, or was preempted itself."""
         planned = {piece.sequence.slot for piece in pieces}
         while len(sequence.pages) < self._pool.pages_of(positions):
             if self._pool.available:

@@ -1,12 +1,11 @@
 """KV transfer from one epoch to the next, instead of prefilling again.
 
-When an epoch ends, every node writes heads that this machine's next node needs to a file, and rank 0 also heads that
+At an epoch's end every node writes heads that this machine's next node needs to a file, and rank 0 also heads that
 nodes elsewhere will lack (`planner/carriage.py`). In the next epoch every node reads its machine's file into the first
-pages of its cache, and rank 0 sends the rest. They count only where every node has all its heads.
+pages of its cache, and rank 0 sends the rest. They count only if every node has all its heads.
 
-A file is a nonce, the header's length, the header (JSON, without tokens), and the parts by head, page and layer. All
-are encrypted with a key that this machine's processes have in memory. Opening a file deletes it, as does a failed
-write.
+A file is a nonce, the header's length, the header (JSON, without tokens), and parts by head, page and layer, encrypted
+with a key in this machine's processes. Opening a file deletes it, as does a failed write.
 """
 
 import contextlib
@@ -45,7 +44,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Locker:
-    """Where this machine's nodes leave files for each other, and the key to them."""
+    """The folder in which this machine's nodes leave files for each other, and the key to them."""
 
     folder: Path
     key: bytes = field(repr=False)
@@ -54,13 +53,13 @@ class Locker:
         return self.folder / str(epoch)
 
     def clear(self) -> None:
-        """Deletes all files. Raises OSError."""
+        """Raises OSError."""
         for path in self.folder.glob("*"):
             path.unlink(missing_ok=True)
 
 
 class _Cipher:
-    """XORs with a keystream: SHAKE-128 of key, nonce and a label that no other part of the file has."""
+    """XORs with a keystream: SHAKE-128 of key, nonce and a label that each part of the file has alone."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
         self._begun = hashlib.shake_128(key + nonce)
@@ -79,7 +78,7 @@ class _Cipher:
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """The heads, sequences and number of pages of a file. `facts` as in Carrier."""
+    """The first part of a file. `facts` as in Carrier."""
 
     facts: Sequence[str]
     heads: Sequence[int]
@@ -88,7 +87,7 @@ class FileHeader(msgspec.Struct, frozen=True):
 
 
 class LeftFile:
-    """The file being written. The first error stops writing, deletes the file, and is kept in `error`."""
+    """The file being written. The first error is kept in `error`, and deletes the file."""
 
     def __init__(self, locker: Locker, epoch: int, said: FileHeader, stack: ExitStack) -> None:
         self.error = ""
@@ -113,7 +112,7 @@ class LeftFile:
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Deletes the file. One that cannot be deleted the next node here finds and tells."""
+        """Deletes the file. If that fails, the next node here finds and tells it."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -134,7 +133,7 @@ class LeftFile:
 
 
 class FoundFile:
-    """The file that was left here, deleted at once; `error` says what is wrong with it."""
+    """The file that was left here, deleted when opened; `error` says what is wrong with it."""
 
     def __init__(
         self, locker: Locker, carried: Carried, facts: Sequence[str], layers: int, stack: ExitStack
@@ -160,7 +159,7 @@ class FoundFile:
             self.error = f"what was left cannot be read: {type(error).__name__}"
 
     def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
-        """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns why it cannot, or ""."""
+        """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns the error, or ""."""
         if head not in self.said.heads:
             return f"head {head} was not left here"
         first = (self.said.heads.index(head) * self.said.pages + page) * self._layers + first_layer
@@ -176,8 +175,8 @@ class FoundFile:
 
 
 class Carrier:
-    """What one node leaves and takes. `locker`: None without a place on this machine. `facts`: what both epochs must
-    have in common. `progress` gets the bytes moved so far."""
+    """One node's transfers. `locker`: None without a place on this machine. Both epochs must have the same `facts`.
+    `progress` gets the bytes moved so far."""
 
     def __init__(
         self,
@@ -203,13 +202,13 @@ class Carrier:
         self, order: LeavePages, stored: Sequence[int] = (), sequences: Sequence[CarriedSequence] = ()
     ) -> str:
         """Leaves what rank 0 orders. All ranks call it, rank 0 with the heads `stored` for nodes elsewhere and the
-        sequences that have the pages. Returns why nothing can be carried, or "". Raises PeerLost, ProtocolError."""
+        sequences. Returns why nothing can be carried, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 carries pages or nodes that there are not")
         self._check_moves(order.sent, "sends")
         self._number = 0
-        rank, own = self._communicator.rank, self._heads.units
+        rank, own = self._communicator.rank, self._heads
         kept = sorted({head for head in (*range(*order.kept[rank]), *stored) if head in own})
         received = [] if rank else [head for _, head in order.sent]
         with ExitStack() as stack:
@@ -232,14 +231,14 @@ class Carrier:
         return why
 
     def discard(self) -> None:
-        """Deletes what was left: the epoch goes on, or a node could not. Idempotent."""
+        """Deletes what was left. Idempotent."""
         if self._left is not None:
             self._left.discard()
             self._left = None
 
     def take(self, carried: Carried) -> tuple[Sequence[CarriedSequence], int]:
         """Fills the first pages of the cache. All ranks call it, before the first step. Returns how many pages, and on
-        rank 0 the sequences that are complete: none where anything was missing. Raises PeerLost, ProtocolError."""
+        rank 0 the sequences, none if anything was missing. Raises PeerLost, ProtocolError."""
         self._check_moves(carried.brought, "brings")
         self._number = 0
         pages = range(min(carried.pages, self._cache.pages))
@@ -247,7 +246,7 @@ class Carrier:
         self._weights.make_room(self._cache.held_bytes)
         rank = self._communicator.rank
         brought = {head for to, head in carried.brought if to == rank}
-        here = [head for head in self._heads.units if head not in brought]
+        here = [head for head in self._heads if head not in brought]
         with ExitStack() as stack:
             found, error = None, _NO_PLACE if here or rank == 0 else ""
             if self._locker is not None and (here or rank == 0):
@@ -295,7 +294,7 @@ class Carrier:
         return error
 
     def _agreed(self, step: int, error: str) -> str:
-        """Why not all ranks can go on, on every rank; "" where all can."""
+        """Tells every rank why not all can go on; "" if all can."""
         mine = torch.full((1, 1), float(bool(error)))
         for rank in range(1, self._communicator.size):
             said = self._communicator.send_up(mine, rank, self._tag(step))
@@ -311,7 +310,7 @@ class Carrier:
         step: int,
         answer: Callable[[torch.Tensor, int, Tag], torch.Tensor | None],
     ) -> Iterator[tuple[int, int, int, slice]]:
-        """(rank, head, page, layers) of what travels, alike on every rank. Receivers answer every _AHEAD chunks."""
+        """Yields (rank, head, page, layers), alike on every rank. Receivers answer every _AHEAD chunks."""
         size = max(1, MIB // self._part_bytes)
         travels = itertools.product(moves, pages, range(0, self._layers, size))
         for count, ((rank, head), page, first) in enumerate(travels, 1):
@@ -336,7 +335,7 @@ class Carrier:
     def _check_moves(self, moves: Sequence[tuple[int, int]], does: str) -> None:
         for rank, head in moves:
             own = rank == self._communicator.rank
-            if not 0 < rank < self._communicator.size or (own and head not in self._heads.units):
+            if not 0 < rank < self._communicator.size or (own and head not in self._heads):
                 raise ProtocolError(f"the plan {does} KV head {head} of node {rank}, which has none such")
 
 

@@ -1,6 +1,5 @@
-"""The constraints of rank 0's requests, and how long steps wait for them: a step of several requests at most `_PART`
-of its computation or `_LEAST_S`, a lone answer as long as a cancellation may, and no step for catching up with an
-epoch."""
+"""The constraints of rank 0's requests, and how long steps wait for masks: a step of several requests at most `_PART`
+of its computation or `_LEAST_S`, a lone answer as long as a cancellation may."""
 
 import logging
 import time
@@ -26,14 +25,11 @@ class LateConstraint:
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         self._constraint = constraint
-        self._failed = False
-        self._begins = grammar.begins
-        self._thoughts = grammar.thoughts
-        self._thinking = False
+        self._begins, self._thoughts = grammar.begins, grammar.thoughts
+        self._stop = request.stop_ids[0]
+        self._failed = self._within = self._thinking = False
         for token in request.prompt_ids if grammar.thoughts else ():
             self._think(token)
-        self._stop = request.stop_ids[0]
-        self._within = False
         #: Tokens of this step that were the grammar's, before it ended.
         self._kept = 0
         self._guesses: Sequence[int] = ()
@@ -64,7 +60,7 @@ class LateConstraint:
             self._tried(lambda: self._constraint.guess(ids), None)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
-        """None where every token may be drawn. Stops after a guess that begins or ends the grammar."""
+        """Masks as of a constraint, None for free tokens. Stops after a guess that begins or ends the grammar."""
         self._kept = 0
         if self._within:
             none: list[TokenMask] = []
@@ -102,8 +98,6 @@ class LateConstraint:
         return ready
 
     def _catch_up(self) -> None:
-        """Gives tokens of an earlier epoch after the beginning token to the grammar, and looks at those it did not
-        keep."""
         if self._within:
             self._earlier = self._earlier[self._constraint.kept :]
             self._within = not self._earlier
@@ -133,7 +127,6 @@ class LateConstraint:
 
 
 AnswerConstraint = Constraint | LateConstraint
-"""Methods raise UserError where the request is refused after all, and ChildLost."""
 
 _PART: Final = 0.1
 _LEAST_S: Final = 0.001
@@ -162,8 +155,7 @@ class GrammarPreparations:
     """The constraints of one epoch."""
 
     def __init__(self, epoch: int, grammars: Grammars) -> None:
-        self._epoch = epoch
-        self._grammars = grammars
+        self._epoch, self._grammars = epoch, grammars
         self._prepared: dict[str, AnswerConstraint | None] = {}
         #: Requests whose grammars the master does not know to be ready.
         self._untold: set[str] = set()
@@ -196,8 +188,7 @@ class GrammarPreparations:
                     found.append(Compiled(self._epoch, name, spent_s))
                     self._untold.discard(name)
             except (UserError, ChildLost) as error:
-                spent_s = self._end(name)
-                found.append(Failed(self._epoch, 0, name, type(error).__name__, str(error), spent_s))
+                found.append(failed(self._epoch, name, error, self._end(name)))
         return found
 
     def drop(self, names: Collection[str]) -> list[Finished]:
@@ -209,11 +200,19 @@ class GrammarPreparations:
 
     def _end(self, name: str) -> float:
         self._untold.discard(name)
-        constraint = self._prepared.pop(name)
-        if constraint is None:
-            return 0.0
-        constraint.close()
-        return constraint.take_spent()
+        return end_constraint(self._prepared.pop(name))
+
+
+def end_constraint(constraint: AnswerConstraint | None) -> float:
+    """Closes the constraint. Returns what `take_spent` does."""
+    if constraint is None:
+        return 0.0
+    constraint.close()
+    return constraint.take_spent()
+
+
+def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> Failed:
+    return Failed(epoch, 0, request, type(error).__name__, str(error), spent_s)
 
 
 class MaskWaits:
@@ -224,10 +223,8 @@ class MaskWaits:
         now: Callable[[], float] = time.perf_counter,
         wait: Callable[[Sequence[AnswerConstraint], float], None] = await_any,
     ) -> None:
-        self._now = now
-        self._wait = wait
-        self._step_s = 0.0
-        self._left_s = 0.0
+        self._now, self._wait = now, wait
+        self._step_s = self._left_s = 0.0
 
     def begin(self, *, lone: bool) -> None:
         self._left_s = _LONE_S if lone else max(_LEAST_S, _PART * self._step_s)

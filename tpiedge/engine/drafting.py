@@ -1,18 +1,11 @@
-"""Drafts from a sequence's own text (prompt lookup decoding), and how many its next step takes. Pure: no clock, no
-chance.
+"""Drafts from a sequence's own text (prompt lookup decoding), and how many of them a step takes. Pure.
 
-Laws:
-1. A guess continues the longest suffix found earlier, the latest of equals; from `_ENOUGH` tokens on all are alike.
-   Just after a long match failed, it goes on beside it: after a near place of the same token, or as if one token had
-   been replaced. A guess that reaches the end of the text repeats itself.
-2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons; twelve bytes are kept per token.
-3. The step takes as many first tokens of guesses as make its expected tokens per second the most. How often guesses
-   come true is learnt for each sequence, by how many tokens matched before.
-4. Against a run without drafts a sequence has never lost more than `_RISK` of that run's time and `_CREDIT` tokens'
-   worth. Gains of up to `_GAINED` tokens' worth may be lost again. (By `StepCost`; a shared step counts in parts.)
-
-Pairs of tokens are found as in LZ77: `_heads` has, by a hash of the pair, where it last ended, and `_earlier` where the
-one before that did. A pair enters when its successor is known, so the suffix does not find itself.
+1. A guess continues the longest suffix found earlier, the latest of equals. Just after a long match failed, it goes on
+   beside the match. A guess that reaches the end of the text repeats itself.
+2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
+3. The step takes the first tokens of guesses that make its expected tokens per second the most.
+4. Against a run without drafts a sequence loses at most `_RISK` of that run's time and `_CREDIT` tokens' worth, by
+   `StepCost`. Gains of up to `_GAINED` tokens' worth may be lost again.
 """
 
 from array import array
@@ -34,8 +27,7 @@ _REACH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next, after `matched` equal tokens (0 or 1: beside a match); the first `sure` are
-    certain."""
+    """Tokens that may come next, after `matched` equal tokens; the first `sure` are certain."""
 
     ids: tuple[int, ...] = ()
     matched: int = 0
@@ -46,16 +38,17 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
+    """Finds pairs of tokens as LZ77 does: by a pair's hash, `_heads` has the place where it last ended, and `_earlier`
+    that before. A pair enters when its successor is known, so a suffix does not find itself."""
+
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
         self._heads = array("i", bytes(4 * _HASHES))
         self._earlier = array("i", (0, 0))
         # Place of the token that should come next, and the length of its match. 0: unknown.
-        self._place = 0
-        self._matched = 0
+        self._place = self._matched = 0
         # Place of the expected token that did not come, and how many tokens ago.
-        self._lost = 0
-        self._strayed = 0
+        self._lost = self._strayed = 0
         for token in ids:
             self.append(token)
 
@@ -70,7 +63,6 @@ class PromptLookup:
         self._follow(token)
 
     def draft(self, most: int) -> Guess:
-        """Up to `most` tokens that may come next."""
         self._find()
         if not self._place or most < 1:
             return NO_GUESS
@@ -106,7 +98,7 @@ class PromptLookup:
             self._place, self._matched = self._beside()
 
     def _longest(self) -> tuple[int, int]:
-        """Where the longest earlier suffix ends, and its length; (0, 0) below two tokens."""
+        """Finds the end of the longest earlier suffix, and its length; (0, 0) below two tokens."""
         ids, best, longest = self._ids, 0, 1
         last = len(ids) - 1
         if last < 1:
@@ -133,6 +125,7 @@ class PromptLookup:
         return length
 
     def _beside(self) -> tuple[int, int]:
+        """Goes on after a near place of the same token, or as if one token had been replaced."""
         ids, latest = self._ids, self._ids[-1]
         in_step = self._lost + self._strayed
         near = range(self._lost, min(self._lost + _REACH, len(ids) - 1))
@@ -165,25 +158,23 @@ class DraftLength:
         #: By how many tokens matched before (`_kind`): guesses seen, and the right ones among them.
         self._seen = [_WEIGHT] * len(_EXPECTED)
         self._right = [_WEIGHT * expected for expected in _EXPECTED]
-        #: What drafts cost beyond their gain, what the answer would have taken without them, and a token's worth.
-        self._lost_s = 0.0
-        self._plain_s = 0.0
-        self._token_s = 0.0
+        #: Time lost by drafts beyond their gain, time of the answer without them, and a token's worth.
+        self._lost_s = self._plain_s = self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
-        """How likely the guess is right up to its first, second, ... token."""
+        """Estimates whether the guess is right up to its first, second, ... token."""
         kinds = [_kind(guess.matched + i) for i in range(guess.sure, len(guess.ids))]
         sure = [1.0] * min(guess.sure, len(guess.ids))
         return accumulate(sure + [self._right[kind] / self._seen[kind] for kind in kinds], mul)
 
     @property
     def affordable_s(self) -> float:
-        """Seconds that the next step's drafts may take if none comes true."""
+        """Seconds that the next step's drafts may lose."""
         left_s = _RISK * self._plain_s + _CREDIT * self._token_s - self._lost_s
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes a planned step's seconds of drafts, and of a token: the sequence's part of the step without drafts."""
+        """Notes a planned step's seconds of drafts, and the sequence's part of the step without drafts."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
@@ -207,8 +198,8 @@ def _kind(matched: int) -> int:
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:
-    """How many tokens of each guess the next step takes, and notes them: call it once per step. `bids`: all decoding
-    sequences, also with an empty guess. `rows`: of the step without drafts. `most`: drafted tokens together."""
+    """Decides and notes how many tokens of each guess the next step takes, at most `most`. `bids`: all decoding
+    sequences, also with an empty guess. `rows`: of the step without drafts."""
     counts = [0] * len(bids)
     plain_s = cost.seconds(rows)
     if plain_s is None:
@@ -226,7 +217,7 @@ def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, 
 def _likeliest(
     bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost
 ) -> list[tuple[float, int]]:
-    """(Chance, index of its bid), the likeliest first, within a bid in order."""
+    """Returns (chance, index of its bid) of tokens, the likeliest first, within a bid in order."""
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))

@@ -1,31 +1,119 @@
-"""What rank 0 makes of a step's hidden states: drawn tokens, log probabilities of prompts, embeddings."""
+"""The LM head, on rank 0 only (TPI-LLM, section 3.1): hidden states to tokens, log probabilities and embeddings.
+
+M positions, V vocabulary, R rows of it in a tile.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, repeat
-from typing import Final
+from typing import Final, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.constraints import AnswerConstraint, MaskWaits
 from tpiedge.engine.forward import Engine
-from tpiedge.engine.head import Head, MeanState
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.errors import ChildLost, UserError
+from tpiedge.kernels.elementwise import rms_norm
+from tpiedge.kernels.library import NATIVE_TOKENS
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.panel_matrix import Weight
+from tpiedge.memory.weights import NodeWeights
+from tpiedge.model.config import ModelConfig
 from tpiedge.wire.control import AnswerPart, Embedding, FinishReason, PromptScores, Token
 
-_SCORE_ROWS: Final = 64
+_SCORE_ROWS: Final = 64  # whose logits of a tile exist at a time
+
+Scored: TypeAlias = tuple[tuple[int, float], ...]
+"""Tokens with their log probabilities, the likeliest first."""
+
+
+class Head:
+    """Final norm and the product with the vocabulary's rows, tile by tile."""
+
+    def __init__(self, config: ModelConfig, weights: NodeWeights, linear: Linear) -> None:
+        self._config = config
+        self._weights = weights
+        self._linear = linear
+
+    def logits(self, x_MH: Tensor, *, apart: bool = False, room: Tensor | None = None) -> Tensor:
+        """Returns f32 [M, V], in `room` if given. `apart`: a row's bits must not depend on other rows."""
+        h_MH = self.states(x_MH)
+        rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
+        logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
+        for first, tile_RH in self._weights.head_tiles():
+            for row in range(0, len(h_MH), rows):
+                logits_MR = logits_MV[row : row + rows, first : first + tile_RH.shape[0]]
+                if logits_MR.shape[1] == tile_RH.shape[0]:
+                    self._linear.project_into(h_MH[row : row + rows], tile_RH, logits_MR)
+                else:  # the vocabulary ends within the tile
+                    logits_MR.copy_(self._of_tile(h_MH[row : row + rows], first, tile_RH))
+        return logits_MV
+
+    def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
+        """Log probabilities of the tokens `ids_M`, and the `likeliest` at each position. Reads every tile once."""
+        count = min(likeliest, self._config.vocab_size)
+        total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
+        own_M = torch.empty(len(ids_M))
+        best_MK = torch.full((len(ids_M), count), -torch.inf)
+        best_ids_MK = torch.zeros(len(ids_M), count, dtype=torch.long)
+        for first, tile_RH in self._weights.head_tiles():
+            for rows in (slice(row, row + _SCORE_ROWS) for row in range(0, len(ids_M), _SCORE_ROWS)):
+                logits_MR = self._of_tile(self.states(x_MH[rows]), first, tile_RH)
+                total_M[rows] = torch.logaddexp(total_M[rows], logits_MR.logsumexp(dim=-1))
+                places_M = ids_M[rows] - first
+                here = torch.nonzero((places_M >= 0) & (places_M < logits_MR.shape[1]))[:, 0]
+                own_M[rows][here] = logits_MR[here, places_M[here]]
+                if count:
+                    new_MK, places_MK = logits_MR.topk(min(count, logits_MR.shape[1]))
+                    ids_ML = torch.cat([best_ids_MK[rows], places_MK + first], dim=1)
+                    best_MK[rows], places_MK = torch.cat([best_MK[rows], new_MK], dim=1).topk(count)
+                    best_ids_MK[rows] = ids_ML.gather(1, places_MK)
+        best = zip(best_ids_MK.tolist(), (best_MK - total_M[:, None]).tolist(), strict=True)
+        return (own_M - total_M).tolist(), [tuple(zip(*one, strict=True)) for one in best]
+
+    def states(self, x_MH: Tensor) -> Tensor:
+        weight = self._weights.head_vectors()["final_norm"]
+        return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
+
+    def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:
+        rows = min(tile_RH.shape[0], self._config.vocab_size - first)
+        return self._linear.project(h_MH, tile_RH)[:, :rows]
+
+
+class MeanState:
+    """The mean of hidden states of `width` numbers, summed in f64 one by one: its bits do not depend on how many come
+    at a time."""
+
+    def __init__(self, width: int) -> None:
+        self._total_H: NDArray[np.float64] = np.zeros(width)
+        self.count = 0
+
+    def add(self, h_MH: Tensor) -> None:
+        for row_H in h_MH.numpy():
+            self._total_H += row_H
+        self.count += len(h_MH)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The mean of at least one state. Raises UserError if it is no finite f32."""
+        mean_H = self._total_H / self.count
+        if not (np.abs(mean_H) <= np.finfo(np.float32).max).all():
+            raise UserError("the model makes an embedding with a number that is not finite: check its files")
+        return tuple(mean_H.tolist())
 
 
 @dataclass(eq=False)
 class LiveRequest:
     """A request that has not ended. `scored`: the first position whose log probability was not told. `late`: a piece,
-    its logits, and whether its step was shared, while its masks are missing. `refused`: why it ends after all."""
+    its logits, and whether its step was shared, while masks are missing. `refused`: the error that ends it."""
 
     sequence: RunningSequence
     sampler: Sampler
@@ -47,7 +135,7 @@ class LiveRequest:
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
-        """The tokens that come next whatever the model says; None while unknown, empty where the grammar has failed."""
+        """The only tokens that may come next; None while unknown, empty if the grammar has failed."""
         found: Sequence[int] | None = ()
         with refusing(self):
             found = () if self.constraint is None else self.constraint.forced()
@@ -67,7 +155,7 @@ class Drawing:
         self._logits_MV = torch.empty(0, self._vocab_size)
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
-        """Draws the next tokens of all sequences whose last position was computed. `requests`: by their ids."""
+        """Draws for all sequences whose last position was computed. `requests`: by their ids."""
         ends = accumulate(len(piece.ids) for piece in batch.pieces)
         pieces = list(zip(batch.pieces, ends, strict=True))
         answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
@@ -99,7 +187,7 @@ class Drawing:
                 live.late = piece, own_MV.clone(), shared
 
     def draw_late(self, requests: Iterable[LiveRequest]) -> None:
-        """Draws for answers whose masks came after their step. A preempted one is computed anew."""
+        """Draws for answers whose masks came after their step. Preempted answers are computed anew."""
         for live in requests:
             if live.late is not None and not live.sequence.undrawn:
                 live.late = None
@@ -151,7 +239,7 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Log probabilities of the prompt's tokens after these positions, but for those told before a preemption."""
+        """Tells log probabilities of the prompt's tokens after these positions, unless told before a preemption."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
@@ -167,7 +255,7 @@ class Drawing:
             live.scored += len(scores[part])
 
     def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """Pools hidden states not taken before a preemption, or only the last one. The request ends with its prompt."""
+        """Pools hidden states not taken before a preemption, or only the last one."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
         with self._meter.head_span:

@@ -1,42 +1,46 @@
 """The forward pass of one node: its slice of every layer, and the all-reduces that join the slices.
 
-Shapes: T tokens of the step, C tokens of a chunk, H hidden size, n local query heads, K local KV heads, d head
-dimension, P rows of a head and F of the FFN share as products see them (f32 and bf16 units are padded to whole pages).
-The residual stream x_TH is f32 and identical on all nodes, because each adds the same sums in the same order (TPI-LLM,
-section 3.1).
+Shapes: T tokens of the step, C of a chunk, H hidden size, n local query heads, K local KV heads, d head dimension, P
+rows of a head as products see them (f32 and bf16 units are padded to whole pages). The residual stream x_TH is f32 and
+identical on all nodes: each adds the same sums in the same order (TPI-LLM, section 3.1).
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.engine.fused_blocks import BlockGrids, FusedBlocks, ffn_bias
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, segments_of, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
+from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
 from tpiedge.kernels.elementwise import rms_norm, rope, tables
-from tpiedge.kernels.ffn import ffn
+from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.grids import Exponents
-from tpiedge.pack.layout import FFN_MATRICES
+from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import KVPrecision
 
+T = TypeVar("T")
 _POSITIONS: Final = 64
+_FFN_TILE: Final = 128
 
 
 class _ChunkPart(NamedTuple):
@@ -48,7 +52,7 @@ class _ChunkPart(NamedTuple):
 
 @functools.lru_cache(maxsize=128)
 def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, Tensor]:
-    """Tables of 64 positions at a time: for one token it takes a fifth of the time."""
+    # 64 positions at a time: for one token it takes a fifth of the time.
     inv_freq, scale = rope_frequencies(rope, head_dim)
     positions = torch.arange(block * _POSITIONS, (block + 1) * _POSITIONS)
     return tables(positions, torch.from_numpy(inv_freq), scale)
@@ -61,7 +65,7 @@ def kv_cache(
     slots: int,
     capacity_tokens: int,
 ) -> KVCache:
-    """The cache for the node's own KV heads. Raises OutOfMemory."""
+    """Raises OutOfMemory."""
     return KVCache(
         num_layers=config.num_layers,
         kv_heads=len(kv_share(share.attention, config.group_size)),
@@ -100,10 +104,12 @@ class Engine:
         self._kv = kv_share(share.attention, config.group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, config.group_size)
         #: Of o and down of each layer; None for a model that is not quantised.
-        self._grids: BlockGrids = [
+        self._grids: Sequence[tuple[Grid | None, Grid | None]] = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
         ] or [(None, None)] * config.num_layers
-        self._fused = FusedBlocks(config, share, self._kv_of_head, cache, weights, self._grids, linear.pool)
+        #: Blocks as native calls by layer, and their weights: streamed ones are other objects in every step.
+        self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
+        self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
 
     @property
     def quantised(self) -> bool:
@@ -112,8 +118,8 @@ class Engine:
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carries `x_TH` (embeddings on rank 0, elsewhere only a shape) through all layers in place, then commits the
-        KV cache. Only rows that the plan wants are complete at the end. Raises PeerLost, ProtocolError, or
-        StepCancelled (then nothing is committed)."""
+        KV cache. Only wanted rows are complete. Raises PeerLost, ProtocolError, or StepCancelled (nothing is
+        committed)."""
         self.cache.change(plan.tables, plan.discarded)
         self.cache.begin(plan.segments)
         self.weights.make_room(self.cache.held_bytes)
@@ -138,8 +144,7 @@ class Engine:
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
-        """Computes all blocks in one native call, if a lone node has a few tokens, all wanted, and all weights in
-        memory."""
+        """Computes all blocks in one native call if a lone node has few tokens, all wanted. Returns whether it did."""
         if (
             self.communicator.size > 1
             or plan.tokens > NATIVE_TOKENS
@@ -148,7 +153,7 @@ class Engine:
             or any(segment.wanted < segment.length for segment in plan.segments)
         ):
             return False
-        fused = self._fused.stack
+        fused = self._layers
         if fused is None or plan.tokens > fused.most_tokens:
             return False
         rows, spans, cos_Td, sin_Td = parts[0]
@@ -195,8 +200,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Rank 0's embeddings of a chunk. One at a time: earlier all-reduces pace it, so few messages wait for a slow
-        node."""
+        """Takes rank 0's embeddings of one chunk: earlier all-reduces pace it, so few messages wait for a slow node."""
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
@@ -206,7 +210,7 @@ class Engine:
         if not len(self._share.attention):
             return None
         rows, spans, cos_Cd, sin_Cd = part
-        fused = self._fused.attention(layer, weights)
+        fused = _kept(self._attentions, layer, weights, self._new_attention)
         if fused is not None:
             return fused.run(rows.x_CH, spans, cos_Cd, sin_Cd)
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
@@ -239,19 +243,22 @@ class Engine:
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
         if not len(self._share.ffn):
             return None
-        fused = self._fused.ffn(layer, weights)
+        fused = _kept(self._ffns, layer, weights, self._new_ffn)
         if fused is not None:
             return fused.run(x_CH)
         matrices = [weights.matrices[name] for name in FFN_MATRICES]
         gate, up, down = (w for w in matrices if isinstance(w, Tensor))
-        biases = self._bias(weights, "gate", gate.shape[0]), self._bias(weights, "up", up.shape[0])
+        biases = self._ffn_bias(weights, "gate", gate.shape[0]), self._ffn_bias(weights, "up", up.shape[0])
         norm_H = weights.vectors["ffn_norm"]
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases)
 
-    def _bias(self, weights: BlockWeights, name: str, columns: int) -> Tensor | None:
-        """This node's part of a bias; the zeros for the padding stay zero through SwiGLU and down."""
-        own = ffn_bias(weights, name, self._share)
-        return None if own is None else functional.pad(own, (0, columns - own.shape[0]))
+    def _ffn_bias(self, weights: BlockWeights, name: str, columns: int = 0) -> Tensor | None:
+        """Pads this node's part of a bias with zeros to `columns`: they stay zero through SwiGLU and down."""
+        bias = weights.vectors.get(f"{name}_bias")
+        if bias is None:
+            return None
+        own = bias[self._share.ffn.start * _FFN_TILE : self._share.ffn.stop * _FFN_TILE]
+        return functional.pad(own, (0, max(0, columns - own.shape[0])))
 
     def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
         rope, width = self.config.rope, self.config.head_dim
@@ -262,3 +269,73 @@ class Engine:
         if len(blocks) == 1:
             return cos[0][own], sin[0][own]
         return torch.cat(cos)[own], torch.cat(sin)[own]
+
+    @cached_property
+    def _layers(self) -> FusedLayers | None:
+        """All layers as one native call. None where one cannot be fused, weights are streamed, or o or down has a
+        bias, which is added after the all-reduce."""
+        kept = self.weights.kept()
+        if self.linear.pool is None or kept is None:
+            return None
+        blocks: list[tuple[FusedAttention, FusedFFN]] = []
+        for layer in range(self.config.num_layers):
+            of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
+            if "o_bias" in of_attention.vectors or "down_bias" in of_ffn.vectors:
+                return None
+            attention = _kept(self._attentions, layer, of_attention, self._new_attention)
+            ffn_block = _kept(self._ffns, layer, of_ffn, self._new_ffn)
+            if attention is None or ffn_block is None:
+                return None
+            blocks.append((attention, ffn_block))
+        return FusedLayers(blocks, self.linear.pool)
+
+    def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
+        """Returns None, as for an FFN, if kernels are not native or weights not quantised."""
+        vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
+        matrices = _panels(weights, ATTENTION_MATRICES)
+        if pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
+            return None
+        q, k, v, o = matrices
+        q_bias, k_bias, v_bias = (
+            vectors[f"{name}_bias"][heads.start * config.head_dim : heads.stop * config.head_dim]
+            if config.qkv_bias
+            else None
+            for name, heads in (("q", self._share.attention), ("k", self._kv), ("v", self._kv))
+        )
+        return FusedAttention(
+            (q, k, v, o),
+            grid,
+            vectors["attention_norm"],
+            config.rms_norm_eps,
+            self._kv_of_head,
+            self.cache.layouts[layer],
+            pool,
+            biases=(q_bias, k_bias, v_bias),
+            head_norms_d=(vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None,
+            window=config.windows[layer],
+        )
+
+    def _new_ffn(self, layer: int, weights: BlockWeights) -> FusedFFN | None:
+        matrices, pool, (_, grid) = _panels(weights, FFN_MATRICES), self.linear.pool, self._grids[layer]
+        if pool is None or len(matrices) < 3 or grid is None:
+            return None
+        gate, up, down = matrices
+        biases = self._ffn_bias(weights, "gate"), self._ffn_bias(weights, "up")
+        norm_H, eps = weights.vectors["ffn_norm"], self.config.rms_norm_eps
+        return FusedFFN(norm_H, eps, (gate, up, down), pool, grid, biases)
+
+
+def _kept(
+    made: dict[int, tuple[BlockWeights, T]],
+    layer: int,
+    weights: BlockWeights,
+    make: Callable[[int, BlockWeights], T],
+) -> T:
+    known = made.get(layer)
+    if known is None or known[0] is not weights:
+        known = made[layer] = weights, make(layer, weights)
+    return known[1]
+
+
+def _panels(weights: BlockWeights, names: Sequence[str]) -> list[PanelMatrix]:
+    return [w for w in map(weights.matrices.__getitem__, names) if isinstance(w, PanelMatrix)]

@@ -1,17 +1,13 @@
-"""Keeps answers to grammars, each grammar in a process of its own that may be killed at any time. No torch here.
+"""Compiles grammars and follows answers, in a process per grammar. No torch here.
 
-`grammars.py` starts it with a socket as standard input (`python -P -m tpiedge.engine.grammar_child FOLDER ROWS END`).
-It reads the tokenizer in FOLDER once and forks for every grammar. A grammar is hostile: a few bytes can exhaust a
-stack, a processor or a memory, so each child has limits, a low priority, and nothing but open sockets. For each child
-two sockets come: one for frames, and one that ends the child when closed and then tells its end (`FATE`).
+A grammar is hostile, so each child has limits and two sockets: one for frames, and one that ends the child when closed
+and then tells its `FATE`.
 
-Frames are those of `text_child.py` with the number of an answer, 0 for the grammar. u32 numbers everywhere.
-- Grammar: `r` (pid) when ready; is sent `g`, JSON (kind, text, again); says `y` (microseconds) once compiled.
-- Answer: is sent `g` (JSON: answer so far, again, usual), `a` (tokens drawn), `d` (tokens that may follow), `b` (back
-  to the beginning, then these tokens of an earlier epoch) and `x` (over).
-- After `g`, `a` and `b`: `f` (how many tokens of `b` were the grammar's before its text might end, then forced tokens)
-  and `m`, a mask. After `d`: `d`, a mask for each allowed token. Before the first mask: microseconds they took.
-- A mask is a byte, whether the answer may end, and a bit for each token. `e` is why there is no more.
+Frames are as in `text_child.py`, with u32 numbers and an answer's number, 0 for the grammar:
+- sent: `g` JSON, `a` drawn tokens, `d` possible tokens, `b` restart and tokens, `x` over;
+- said: `r` pid, `y` compiled (microseconds), `e` error;
+- after `g`, `a`, `b`: `f` (count of the grammar's tokens in `b`, forced tokens), `m` mask; after `d`: `d` masks.
+Masks follow microseconds. A mask is a byte (may the answer end?) and a bit per token.
 """
 
 import array
@@ -75,15 +71,15 @@ class _Nursery:
         self._children: dict[int, tuple[int, socket.socket]] = {}
 
     def run(self) -> None:
-        while True:
-            ready = [fd for fd, _ in self._poll.poll()]
-            for fd in ready:
+        running = True
+        while running:
+            for fd, _ in self._poll.poll():
                 if fd in self._children:
                     self._end(fd)
-            if self._link.fileno() in ready and not self._take():
-                for pid, _ in self._children.values():
-                    os.kill(pid, signal.SIGKILL)
-                return
+                else:
+                    running = self._take()
+        for pid, _ in self._children.values():
+            os.kill(pid, signal.SIGKILL)
 
     def _end(self, fd: int) -> None:
         pid, watch = self._children.pop(fd)
@@ -95,8 +91,7 @@ class _Nursery:
             watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
 
     def _take(self) -> bool:
-        """Starts a child. Returns False once the parent is gone. Without room for a process the sockets are just
-        closed."""
+        """Starts a child; without room for a process closes its sockets. Returns False once the parent is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._link, 1, 2)
         except ConnectionError:
@@ -116,7 +111,7 @@ class _Nursery:
         return bool(data)
 
     def _leave(self, session: socket.socket, parent: int) -> NoReturn:
-        """Runs the child, and exits whatever happens: nothing of the parent may run in it."""
+        """Runs the child, and exits whatever happens: nothing of its parent may run in it."""
         try:
             die_with_parent()
             if os.getppid() == parent:
@@ -136,11 +131,10 @@ class _TokenizerWrapper:
         self.special_token_ids = sorted(tokenizer.special_ids)
         self.eos_token_id = end
         self.bos_token_id = tokenizer.bos_id
-        self.greedy: Callable[[str], list[int]] = lambda _: []
-        """Tokenizes texts that the tokenizer would change."""
+        self.greedy: Callable[[str], list[int]] = lambda _: []  # for texts that the tokenizer would change
 
     def __call__(self, text: str) -> list[int]:
-        # Some put a space before a text; not so within one.
+        # Some tokenizers put a space before a text, but not within one.
         for before in ("", "\n"):
             skipped = len(self._tokenizer.encode(before, add_special=False))
             ids = self._tokenizer.encode(before + text, add_special=False)[skipped:]
@@ -150,7 +144,7 @@ class _TokenizerWrapper:
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
-    """The vocabulary, or why there is none. A model may have more rows than its tokenizer has tokens, or fewer."""
+    """The vocabulary, or what is wrong with it. A model may have more rows than its tokenizer has tokens, or fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
@@ -243,7 +237,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """Restarts and takes tokens until the text may end. Returns how many."""
+        """Restarts, and takes tokens until the text may end. Returns how many."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():
@@ -261,7 +255,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
     from llguidance.gbnf_to_lark import any_to_lark
 
-    # As Python and most models write JSON. No space is free: a model that is lost would write spaces without end.
+    # Python and most models write JSON so. No space is free: a lost model would write spaces without end.
     spaces: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     if kind == "json":
         grammar = LLMatcher.grammar_from_json_schema(text, defaults=spaces)
@@ -285,7 +279,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
 
 
 def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
-    """The mask; where the grammar forces a text in its usual tokens, these alone are allowed."""
+    """A mask; where the grammar forces a text in its usual tokens, these alone are allowed."""
     mask = matcher.compute_bitmask()
     _check(matcher)
     if forced:

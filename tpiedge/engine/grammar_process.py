@@ -1,10 +1,11 @@
-"""The process of one grammar: the parent's side of `grammar_child.py`. Nothing here waits; select() takes what `links`
-returns. A process killed from outside is started again once; one that dies of what it does is not."""
+"""The parent's side of `grammar_child.py`. Nothing here waits. A process that is killed from outside is started again
+once."""
 
 import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import struct
 import time
@@ -21,21 +22,12 @@ from tpiedge.wire.requests import Grammar
 
 FATE: Final = struct.Struct("<iQ")
 """A child's exit status (negative of a signal), and its microseconds of a processor."""
+#: Until a process has begun, after others and the tokenizer. All time before a mask is below a request's stall limit.
 _READY_S: Final = 25.0
-"""Until a process has begun: earlier ones and the tokenizer may take their time. All time before a mask stays below a
-request's stall limit."""
 COMPILE_S: Final = 20.0
 """Until a grammar is compiled, and then until its answer begins; CPU limits end most long before."""
 AGAIN_S: Final = 30.0
 """The same where an answer has begun."""
-
-
-class LinkEnded(Exception):
-    """The process is gone. `foreign`: it was killed from outside."""
-
-    def __init__(self, *, foreign: bool) -> None:
-        super().__init__("the process of a grammar has ended")
-        self.foreign = foreign
 
 
 class GrammarLink:
@@ -51,21 +43,22 @@ class GrammarLink:
         self._received = bytearray()
         self._silent = False
         self._pid = 0
-        self._said_s = self._fate_s = self._told_s = 0.0
+        self._known_s = self._told_s = 0.0
+        self.killed: bool | None = None
+        """Once the child has ended: whether it was killed from outside."""
 
     @staticmethod
     def through(parent: socket.socket) -> "GrammarLink":
         """A link to a new child of the process at the other end of `parent`. Raises OSError."""
-        with contextlib.ExitStack() as undone, contextlib.ExitStack() as theirs:
-            ends = []
+        with contextlib.ExitStack() as undone, contextlib.ExitStack() as sent:
+            pairs = []
             for _ in range(2):
-                own, other = socket.socketpair()
-                undone.callback(own.close)
-                theirs.callback(other.close)
-                ends.append((own, other))
-            socket.send_fds(parent, [b"s"], [other.fileno() for _, other in ends])
+                own, theirs = socket.socketpair()
+                undone.enter_context(own)
+                pairs.append((own, sent.enter_context(theirs)))
+            socket.send_fds(parent, [b"s"], [theirs.fileno() for _, theirs in pairs])
             undone.pop_all()
-        return GrammarLink(ends[0][0], ends[1][0])
+        return GrammarLink(pairs[0][0], pairs[1][0])
 
     @property
     def reads(self) -> socket.socket:
@@ -76,12 +69,12 @@ class GrammarLink:
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
-        """Sends a frame, the rest of it later where there is no room: the child may not have begun."""
+        """Sends a frame, or later what finds no room: the child may not have begun."""
         self._unsent += HEAD.pack(len(body), letter, number) + body
         self._flush()
 
     def take(self) -> Sequence[tuple[bytes, int, bytes]]:
-        """The frames that have come: letter, number, body. Raises LinkEnded once there are no more."""
+        """The frames that have come: letter, number, body."""
         self._flush()
         if not self._silent:
             part = _received(self._session, 1 << 18)
@@ -102,15 +95,18 @@ class GrammarLink:
             if letter == b"r":
                 self._pid = int.from_bytes(body, "little")
             elif letter in b"dmy":
-                self._said_s += micros(body) / 1e6
-        if not found and self._silent:
-            self._hear_fate()
+                self._known_s += micros(body) / 1e6
+        said = _received(self._watch, FATE.size) if not found and self._silent else None
+        if said is not None:
+            # Without a fate the parent of the child has ended, too.
+            status, spent = FATE.unpack(said) if len(said) == FATE.size else (-signal.SIGKILL, 0)
+            self.killed = killed_from_outside(status)
+            self._known_s = max(self._known_s, spent / 1e6)
         return found
 
     def spent_s(self) -> float:
-        now_s = max(self._told_s, self._said_s, self._fate_s, _processor_s(self._pid))
-        spent_s, self._told_s = now_s - self._told_s, now_s
-        return spent_s
+        before_s, self._told_s = self._told_s, max(self._told_s, self._known_s, _processor_s(self._pid))
+        return self._told_s - before_s
 
     def close(self) -> None:
         self._session.close()
@@ -126,19 +122,9 @@ class GrammarLink:
         except OSError:
             self._unsent = b""
 
-    def _hear_fate(self) -> None:
-        said = _received(self._watch, FATE.size)
-        if said is None:
-            return
-        if len(said) != FATE.size:  # the parent of the child has ended, too
-            raise LinkEnded(foreign=True)
-        status, spent = FATE.unpack(said)
-        self._fate_s = spent / 1e6
-        raise LinkEnded(foreign=killed_from_outside(status))
-
 
 def _received(source: socket.socket, most: int) -> bytes | None:
-    """None where nothing has come yet, b"" once nothing more will."""
+    """Reads what has come: None is nothing yet, b"" the end."""
     try:
         return source.recv(most)
     except BlockingIOError:
@@ -148,8 +134,7 @@ def _received(source: socket.socket, most: int) -> bytes | None:
 
 
 def micros(body: bytes) -> int:
-    """The microseconds of a processor that a frame begins with."""
-    return int.from_bytes(body[:4], "little")
+    return int.from_bytes(body[:4], "little")  # of a processor
 
 
 def _processor_s(pid: int) -> float:
@@ -172,9 +157,8 @@ class GrammarProcess:
         *,
         again: bool,
     ) -> None:
-        """`fork` makes a process, and raises OSError. `again`: an answer has begun with the grammar."""
-        asked = {"kind": grammar.kind, "text": grammar.text, "again": again}
-        self._asked = json.dumps(asked).encode("ascii")
+        """`fork` raises OSError. `again`: an answer has begun with the grammar."""
+        self._asked = json.dumps({"kind": grammar.kind, "text": grammar.text, "again": again}).encode("ascii")
         self._compile_s = AGAIN_S if again else COMPILE_S
         self._fork = fork
         self._now = now
@@ -186,15 +170,14 @@ class GrammarProcess:
         self._error: TpiedgeError | None = None
         self.begun = 0
         """How many processes there were: a new one knows no answer."""
-        self._spent_s = 0.0
-        self._deadline = 0.0
+        self._spent_s = self._deadline = 0.0
 
     @property
     def usable(self) -> bool:
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """The number of a new answer; `hear` gets the frames (letter, body) while any answer asks for `ready`."""
+        """Numbers a new answer. `hear` gets its frames (letter, body) while any answer asks for `ready`."""
         number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number
@@ -230,21 +213,19 @@ class GrammarProcess:
 
     def _advance(self) -> None:
         link = self._link or self._begin()
-        try:
-            while frames := link.take():
-                for letter, number, body in frames:
-                    self._understand(letter, number, body)
-        except LinkEnded as ended:
-            self._end()
-            if not ended.foreign:
-                raise GrammarRefused(
-                    "the grammar is refused: it takes too much time or memory; give a smaller one"
-                ) from None
+        while frames := link.take():
+            for letter, number, body in frames:
+                self._understand(letter, number, body)
+        if link.killed is False:
+            raise GrammarRefused(
+                "the grammar is refused: it takes too much time or memory; give a smaller one"
+            )
+        if link.killed:
             if self.begun > 1:
-                raise killed_twice("a grammar") from None
+                raise killed_twice("a grammar")
+            self._end()
             self._is_ready = self._compiled = False
-            return
-        if not self._compiled and self._now() > self._deadline:
+        elif not self._compiled and self._now() > self._deadline:
             if self._is_ready:
                 raise starved()
             raise ChildLost(f"the process of a grammar was not ready within {_READY_S:g} s: try again later")
@@ -279,7 +260,6 @@ class GrammarProcess:
 
 
 def refused(why: bytes) -> GrammarRefused:
-    """The error of a wrong grammar, in the words of its process."""
     return GrammarRefused(f"the grammar is refused: {sanitised_line(why.decode(errors='replace'), 400)}")
 
 

@@ -1,10 +1,8 @@
-"""What grammars allow, asked of processes beside rank 0 (`grammar_child.py`) while steps are computed.
+"""Masks of allowed tokens, asked of processes beside rank 0 (`grammar_child.py`) while steps are computed.
 
-Laws:
-1. An answer that ends by itself is a text of its grammar; another is the beginning of one. What is allowed depends on
-   the grammar and the answer's tokens alone, so another epoch can go on.
-2. A wrong or too expensive grammar is refused, and hurts only requests that share its process: beside others a mask may
-   take `_MASK_S` of a processor, or `_PART` of its step, and all of them `_SLACK_S` more.
+1. An answer that ends by itself is a text of its grammar; another is the beginning of one. Masks depend on the grammar
+   and the answer's tokens alone, so another epoch can go on.
+2. A wrong or too expensive grammar is refused, and hurts only requests that share its process.
 3. No process outlives its requests or its parent.
 """
 
@@ -38,22 +36,21 @@ from tpiedge.wire.requests import GenerationRequest
 
 #: How long a mask may take.
 _ANSWER_S: Final = 10.0
-#: A mask's share of a processor where others share the steps: this much, or this part of the step; and a debt in all.
+#: Beside other answers a mask may take so much of a processor, or this part of its step, and all masks so much more.
 _MASK_S: Final = 0.005
 _PART: Final = 0.1
 _SLACK_S: Final = 1.0
 
 
 class Grammars:
-    """The grammar processes of one model with `rows` tokens, whose tokenizer is in `folder`. For one thread, which must
-    outlive it: the processes die with it."""
+    """The grammar processes of one model with `rows` tokens and the tokenizer in `folder`. One thread makes all calls;
+    the processes die with it."""
 
     def __init__(self, folder: Path, rows: int) -> None:
-        self._folder = folder
-        self._rows = rows
+        self._folder, self._rows = folder, rows
         self._shared: dict[str, GrammarProcess] = {}
         self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
-        self._end: int | None = None
+        self._end = -1
 
     def begin(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
         """Starts to compile the request's grammar. `again`: an answer has begun with it. Requests of one `group` share
@@ -68,7 +65,7 @@ class Grammars:
             )
         if not request.stop_ids or request.ignore_eos:
             raise GrammarRefused("an answer by a grammar ends with an end token: do not ignore it")
-        if self._end is None:
+        if self._end < 0:
             self._end = request.stop_ids[0]
         process = self._shared.get(group)
         if process is None or not process.usable:
@@ -93,15 +90,15 @@ class Grammars:
                 return GrammarLink.through(self._first[1])
             except ConnectionError:  # it has ended since
                 self.close()
+        module = ["-P", "-m", "tpiedge.engine.grammar_child"]
         arguments = [str(self._folder), str(self._rows), str(self._end)]
-        command = ["-P", "-m", "tpiedge.engine.grammar_child", *arguments]
-        self._first = start_linked(command, child_environment())
+        self._first = start_linked([*module, *arguments], child_environment())
         return GrammarLink.through(self._first[1])
 
 
 class Constraint:
-    """What a grammar allows of one answer. All methods raise GrammarRefused, and ChildLost where the process is killed
-    from outside or does not get going."""
+    """One answer's walk through a grammar. Methods raise GrammarRefused, and ChildLost where the process is killed from
+    outside or does not get going."""
 
     def __init__(
         self,
@@ -121,9 +118,9 @@ class Constraint:
         self._end_ids = self._stop_ids | {child_end}
         self._usual = request.grammar is None or request.grammar.begins is None
         self._again = again
-        #: Which of the processes (`GrammarProcess.begun`) knows the answer.
+        #: The number of the process (`GrammarProcess.begun`) that knows the answer.
         self._begun = 0
-        #: Accepted since the grammar's beginning, and those of a restart still unanswered: another process can go on.
+        #: Tokens accepted since the grammar's beginning, and of an unanswered restart: another process can go on.
         self._accepted = list(request.answer_ids)
         self._replayed: Sequence[int] | None = None
         self._guesses: Sequence[int] = ()
@@ -134,10 +131,9 @@ class Constraint:
         self._due = self._due_following = 0
         self.kept = 0
         """How many tokens of the last restart were the grammar's before its text might end."""
-        self._deadline = 0.0
         self._refused: GrammarRefused | None = None
         #: Processor time since tokens were drawn last, and how much more than allowed.
-        self._cost_s = self._debt_s = 0.0
+        self._cost_s = self._debt_s = self._deadline = 0.0
         self._drawn_at = now()
 
     def links(self) -> Sequence[GrammarLink]:
@@ -145,7 +141,7 @@ class Constraint:
         return () if known or self._refused is not None else self._process.links()
 
     def ready(self) -> bool:
-        """Whether the grammar is compiled and the first mask has come."""
+        """Whether the grammar is compiled and the next token's mask has come."""
         self._advance()
         return self._mask is not None
 
@@ -154,7 +150,7 @@ class Constraint:
         return self.ready() and self._following is not None
 
     def forced(self) -> Sequence[int] | None:
-        """The tokens that come next whatever the model says; None while unknown."""
+        """The only tokens that may come next; None while unknown."""
         self._advance()
         return self._forced
 
@@ -162,7 +158,7 @@ class Constraint:
         self._guesses, self._following = ids, None if ids else []
         if ids:
             self._deadline = self._now() + _ANSWER_S
-            self._ask(b"d", array("I", ids).tobytes())
+            self._ask(b"d", ids)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
         """The next token's mask, then one after each guess, up to one not allowed. `shared`: other answers wait,
@@ -172,9 +168,10 @@ class Constraint:
         assert self._mask is not None
         found = [self._mask, *(self._following or ())]
         step_s, self._drawn_at = self._now() - self._drawn_at, self._now()
-        cost_s, self._cost_s = self._cost_s, 0.0
         if shared:
-            self._debt_s = max(0.0, self._debt_s + cost_s - max(_MASK_S * len(found), _PART * step_s))
+            allowed_s = max(_MASK_S * len(found), _PART * step_s)
+            self._debt_s = max(0.0, self._debt_s + self._cost_s - allowed_s)
+        self._cost_s = 0.0
         if self._debt_s > _SLACK_S:
             raise GrammarRefused(
                 "the grammar is refused: beside other answers it takes more than "
@@ -187,7 +184,7 @@ class Constraint:
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Restarts the grammar with tokens of an earlier epoch, after the last mask has come; sets `kept`."""
+        """Restarts the grammar with tokens of an earlier epoch, once the last mask has come; sets `kept`."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
@@ -203,15 +200,13 @@ class Constraint:
         self._forced = self._mask = None
         self._guesses, self._following = (), []
         self._deadline = deadline
-        self._ask(letter, array("I", tokens).tobytes())
+        self._ask(letter, tokens)
 
-    def _ask(self, letter: bytes, body: bytes) -> None:
-        if letter == b"d":
-            self._due_following += 1
-        else:
-            self._due += 1
+    def _ask(self, letter: bytes, tokens: Sequence[int], body: bytes = b"") -> None:
+        self._due_following += letter == b"d"
+        self._due += letter != b"d"
         if self._begun == self._process.begun:  # or `_open` says it to the process that has begun since
-            self._process.send(letter, self._number, body)
+            self._process.send(letter, self._number, body or array("I", tokens).tobytes())
 
     def _advance(self) -> None:
         if not self._process.ready():
@@ -231,11 +226,11 @@ class Constraint:
         self._deadline = self._now() + (AGAIN_S if self._again else COMPILE_S)
         self._due = self._due_following = 0
         asked = {"answer": self._accepted, "again": again, "usual": self._usual}
-        self._ask(b"g", json.dumps(asked).encode("ascii"))
+        self._ask(b"g", (), json.dumps(asked).encode("ascii"))
         if self._replayed is not None:
-            self._ask(b"b", array("I", self._replayed).tobytes())
+            self._ask(b"b", self._replayed)
         if self._guesses:
-            self._ask(b"d", array("I", self._guesses).tobytes())
+            self._ask(b"d", self._guesses)
 
     def _understand(self, letter: bytes, body: bytes) -> None:
         match letter:
@@ -246,26 +241,21 @@ class Constraint:
                     self._replayed = None
                 within = next((i for i, token in enumerate(forced) if token >= self._rows), len(forced))
                 self._forced = tuple(forced[:within])
-            case b"m":
-                self._due -= 1
-                mask = self._costing(body)
-                if self._due == 0:
-                    self._mask = self._mask_of(mask)
-            case b"d":
-                self._due_following -= 1
-                masks = self._costing(body)
-                if self._due_following == 0 and self._guesses:
+            case b"m" | b"d":
+                self._cost_s += micros(body) / 1e6
+                self._due -= letter == b"m"
+                self._due_following -= letter == b"d"
+                masks = np.frombuffer(body, np.uint8, offset=4)
+                if letter == b"m" and self._due == 0:
+                    self._mask = self._mask_of(masks)
+                elif letter == b"d" and self._due_following == 0 and self._guesses:
                     size = 1 + len(self._mask) if self._mask is not None else 1
                     self._following = [self._mask_of(one) for one in masks.reshape(-1, size)]
             case b"e":
                 self._refused = refused(body)
 
-    def _costing(self, body: bytes) -> TokenMask:
-        self._cost_s += micros(body) / 1e6
-        return np.frombuffer(body, np.uint8, offset=4)
-
     def _mask_of(self, said: TokenMask) -> TokenMask:
-        """The mask with the request's own end tokens where the answer may end."""
+        """Adds the request's own end tokens where the answer may end."""
         mask = said[1:].copy()
         for token in self._end_ids:
             if token // 8 < len(mask):

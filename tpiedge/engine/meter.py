@@ -1,4 +1,4 @@
-"""Where a node's time goes, in all and in one step that rank 0's plan picks. Other steps record nothing."""
+"""Measures a node's time: sums, and the spans of a step that rank 0's plan picks."""
 
 import time
 from collections.abc import Callable
@@ -10,12 +10,15 @@ from tpiedge.wire.control import StepSpans
 from tpiedge.wire.data import StepPlan
 from tpiedge.wire.fields import MAX_SPANS
 
+_KINDS = ("attention", "ffn")
+_LANES = (COMPUTE, REDUCE, WAIT)
+
 
 @dataclass
 class Meter:
     """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read. `attention_s`
-    and `ffn_s` cover arithmetic, `reduce_wait_s` the collectives, and `head_s` (rank 0) embedding, final norm, LM head
-    and sampling with waits for streamed tiles."""
+    and `ffn_s` cover arithmetic, `reduce_wait_s` the collectives, `head_s` (rank 0) embedding, LM head and sampling
+    with waits for streamed tiles."""
 
     attention_s: float = 0.0
     ffn_s: float = 0.0
@@ -37,8 +40,7 @@ class Meter:
         self.head_span = _Span(self, "head_s", COMPUTE, "head")
         self.announce_span = _Span(self, "reduce_wait_s", REDUCE, "plan")
         self.broadcast_span = _Span(self, "reduce_wait_s", REDUCE, "broadcast")
-        kinds = "attention", "ffn"
-        self._reduce_spans = [_Span(self, "reduce_wait_s", REDUCE, f"reduce {kind}") for kind in kinds]
+        self._reduce_spans = [_Span(self, "reduce_wait_s", REDUCE, f"reduce {kind}") for kind in _KINDS]
         self.sink: EventSink | None = None
         #: Whether every step is recorded block by block.
         self.traced = False
@@ -62,20 +64,16 @@ class Meter:
         """Records that a block's all-reduce, begun at `begun` (perf_counter), is over."""
         if self.sink is not None:
             layer, kind = divmod(block, 2)
-            name = self.sink.name(("attention", "ffn")[kind])
-            self.sink.add(TRAVEL, name, begun, time.perf_counter(), layer, self.step)
+            self.sink.add(TRAVEL, self.sink.name(_KINDS[kind]), begun, time.perf_counter(), layer, self.step)
 
 
 class _Span:
-    """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches."""
+    """Adds the time of a `with` block to a field of the meter. It runs twice per block, with cold caches."""
 
     __slots__ = ("_field", "_lane", "_layer", "_meter", "_name", "_started")
 
     def __init__(self, meter: Meter, field: str, lane: int, name: str) -> None:
-        self._meter = meter
-        self._field = field
-        self._lane = lane
-        self._name = name
+        self._meter, self._field, self._lane, self._name = meter, field, lane, name
         self._layer = -1
         self._started = 0.0
 
@@ -94,19 +92,13 @@ class _Span:
             meter.sink.add(self._lane, number, self._started, ended, self._layer, meter.step)
 
 
-_LANES = (COMPUTE, REDUCE, WAIT)
-
-
 class StepRecorder:
-    """Records single steps. `tell` gets them, and must not block."""
+    """Records single steps for `tell`, which must not block."""
 
     def __init__(
         self, rank: int, meter: Meter, weights: NodeWeights, tell: Callable[[StepSpans], None]
     ) -> None:
-        self._rank = rank
-        self._meter = meter
-        self._weights = weights
-        self._tell = tell
+        self._rank, self._meter, self._weights, self._tell = rank, meter, weights, tell
         self._plan: StepPlan | None = None
         self._spans: dict[int, list[tuple[float, float]]] = {}
 

@@ -1,4 +1,4 @@
-"""The loops of rank 0 (plan, embed, forward, head, sample) and of the others, which see no token id."""
+"""The loops of rank 0 (plan, embed, forward, head, sample) and of other ranks, which see no token id."""
 
 import secrets
 import time
@@ -12,11 +12,16 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Route
 from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.carrying import Carrier
-from tpiedge.engine.constraints import AnswerConstraint, GrammarPreparations, MaskWaits
-from tpiedge.engine.drawing import Drawing, LiveRequest, refusing
+from tpiedge.engine.constraints import (
+    AnswerConstraint,
+    GrammarPreparations,
+    MaskWaits,
+    end_constraint,
+    failed,
+)
+from tpiedge.engine.drawing import Drawing, LiveRequest, MeanState, refusing
 from tpiedge.engine.forward import Engine
 from tpiedge.engine.grammars import Grammars, await_any
-from tpiedge.engine.head import MeanState
 from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import CarriedSequence
@@ -35,7 +40,7 @@ _CLAIM_S: Final = 10.0
 
 @dataclass(frozen=True)
 class Serving:
-    """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences` run at once; `speculate`:
+    """Settings of an epoch. `context_tokens`: most positions of one sequence; `sequences` run at once; `speculate`:
     drafts of one in a step; `grain_pages`: pages that give memory back to weights at a time, 0 for never."""
 
     epoch: int
@@ -58,10 +63,8 @@ class Leader:
         grammars: Grammars,
     ) -> None:
         cache = engine.cache
-        self._engine = engine
-        self._config = engine.config
+        self._engine, self._config, self._communicator = engine, engine.config, engine.communicator
         self._epoch = serving.epoch
-        self._communicator = engine.communicator
         self._limits = serving.limits or StepLimits.of(engine.config.hidden_size)
         self._serving = serving
         self._preparations = GrammarPreparations(serving.epoch, grammars)
@@ -114,7 +117,7 @@ class Leader:
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
-        """Has all nodes record the next step of answers alone. From any thread."""
+        """Has all nodes record the next step without prompts. From any thread."""
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
@@ -122,7 +125,7 @@ class Leader:
         self._preparations.add(request, group)
 
     def submit(self, request: GenerationRequest, emit: Callable[[AnswerPart], None]) -> None:
-        """Accepts a request; new tokens go to `emit` as they are drawn. Raises UserError."""
+        """Accepts a request; `emit` gets its tokens. Raises UserError."""
         self._check(request)
         sampler = self._sampler(request)
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
@@ -134,8 +137,8 @@ class Leader:
         self._live[request.id] = live
 
     def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
-        """Tells every node, in place of a step, what to leave for the next epoch: the order, and who has which
-        pages."""
+        """Tells every node, in place of a step, what to leave for the next epoch. Returns the order and the
+        sequences."""
         pages, sequences = self._batcher.leave(MAX_PAGES)
         self._step += 1
         order = LeavePages(self._epoch, self._step, pages, halt.kept, halt.sent)
@@ -143,12 +146,12 @@ class Leader:
         return order, sequences
 
     def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
-        """Expects these requests, whose keys and values are in the first pages. Call it before `submit`."""
+        """Expects requests whose keys and values are in the first pages. Call it before `submit`."""
         self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
-        """Ends the request once that costs no other anything; within a step if it is alone. From any thread."""
+        """Ends the request after the step, or within it if the request is alone. From any thread."""
         self._cancels[request] = None
         lone, step = self._lone
         if lone == request:
@@ -227,21 +230,17 @@ class Leader:
         return [self._end(live) for live in ended]
 
     def _end(self, live: LiveRequest) -> Finished | Failed:
-        sequence, reason = live.sequence, live.reason
+        sequence, name = live.sequence, live.sequence.request.id
         self._batcher.end(sequence)
-        spent_s = 0.0
-        if live.constraint is not None:
-            live.constraint.close()
-            spent_s = live.constraint.take_spent()
-        del self._live[sequence.request.id]
-        self._cancels.pop(sequence.request.id, None)
+        spent_s = end_constraint(live.constraint)
+        del self._live[name]
+        self._cancels.pop(name, None)
         if live.refused is not None:
-            kind, why = type(live.refused).__name__, str(live.refused)
-            return Failed(self._epoch, 0, sequence.request.id, kind, why, spent_s)
+            return failed(self._epoch, name, live.refused, spent_s)
         return Finished(
             epoch=self._epoch,
-            request=sequence.request.id,
-            reason=reason or "length",
+            request=name,
+            reason=live.reason or "length",
             prompt_tokens=sequence.prompt_tokens,
             tokens=sequence.answer_tokens,
             cached_tokens=sequence.cached,
@@ -249,11 +248,8 @@ class Leader:
             processor_s=spent_s,
         )
 
-    def _announced(self) -> None:
-        """Called once the plan of a step is told: the time to look whether it is still wanted."""
-
     def _run(self, batch: Batch) -> Tensor:
-        """One sweep over the model: the hidden states [T, H], of which only the wanted rows are complete."""
+        """Sweeps over the model. Returns hidden states [T, H], of which only wanted rows are complete."""
         self._step += 1
         ids, engine, route = batch.ids, self._engine, self._serving.route
         self._read = tuple(
@@ -287,7 +283,6 @@ class Leader:
         try:
             with engine.meter.announce_span:
                 self._communicator.announce(plan)
-                self._announced()
                 # A cancel that came before the announcement belonged to no step yet.
                 if batch.lone in self._cancels:
                     self._communicator.request_cancel(self._step)
@@ -308,7 +303,6 @@ def follow(engine: Engine, carrier: Carrier, told: Callable[[StepSpans], None]) 
         carrier.discard()
         x_TH = torch.empty(plan.tokens, engine.config.hidden_size)
         recorder.begin(plan)
-        # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
         try:
             engine.run(x_TH, plan)
         except StepCancelled:

@@ -1,21 +1,15 @@
 """Logits to tokens, on rank 0, in the order of Hugging Face's processors and warpers:
 
-1. logit bias: added to the logits;
+1. logit bias is added;
 2. repetition penalty r, for tokens of prompt and answer: a positive score is divided by r, a negative one multiplied;
-3. presence and frequency penalty, for tokens of the answer (as OpenAI counts): score -= presence + frequency * count;
-4. grammar: scores of tokens that it forbids become -inf;
-5. temperature 0 ends here: the largest score, the lowest id among equals. Otherwise scores are divided by it;
-6. top-k: scores below the k-th largest go; equals of it stay;
-7. top-p: the smallest set of the likeliest whose probability reaches p stays (with the token that crosses p; equals go
-   by id);
-8. min-p: tokens less likely than min_p times the likeliest go;
-9. one of the rest is drawn by inverting the cumulative distribution over ascending ids, in whole numbers.
+3. presence and frequency penalty, for tokens of the answer: score -= presence + frequency * count;
+4. grammar: forbidden tokens get -inf;
+5. temperature 0 ends here: the largest score, the lowest id among equals.
 
-Steps 1 to 4 are here, in numpy; the others in `kernels/draw.py`.
+`kernels/draw.py` goes on with temperature, top-k, top-p and min-p.
 
-Laws: at least one token survives; a logit of -inf is never drawn; the random number depends on (seed, position) alone,
-and a token is drawn on one thread with the same result natively and by numpy: neither nodes, batches, repeated steps,
-threads nor machines change a token.
+At least one token survives, and a logit of -inf is never drawn. The random number depends on (seed, position) alone:
+neither nodes, batches, repeated steps, threads nor machines change a token.
 """
 
 import hashlib
@@ -42,17 +36,16 @@ TokenMask = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token. `logprobs`: if asked for, (id, log probability) of the likeliest, descending, without masked
-    ones, and of the drawn token at the end if not among them; of the model's own logits, before steps 1 to 9."""
+    """One drawn token. `logprobs`: if asked for, (id, log probability) of the likeliest, descending, and of the drawn
+    token at the end if not among them; by the model's own logits."""
 
     token: int
     logprobs: tuple[tuple[int, float], ...]
 
 
 class Sampler:
-    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated; `accept` appends a token.
-    A sampler made anew from prompt and answer so far draws the same. Token ids are below `vocab_size`, `sampling` in
-    its ranges."""
+    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A sampler made anew from
+    prompt and answer so far draws the same. Token ids are below `vocab_size`, `sampling` in its ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()
@@ -77,9 +70,8 @@ class Sampler:
             self._answered.add(token)
 
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
-        """Draws the next token from f32 logits [V], which stay unchanged; only one of those `allowed`. Raises
-        InternalError for logits of the wrong shape, with NaN or +inf, or all -inf; GrammarRefused where all allowed
-        tokens have -inf."""
+        """Draws the next token, `allowed` if given, from f32 logits [V]. Raises InternalError for logits of the wrong
+        shape, with NaN or +inf, or all -inf; GrammarRefused where all allowed tokens have -inf."""
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
@@ -144,14 +136,13 @@ class _Occurrences:
         return self._times_V[: len(self._places)]
 
     def add(self, token: int) -> None:
-        """Appends `token` to the text, in constant time."""
         place = self._places.setdefault(token, len(self._places))
         self._ids_V[place] = token
         self._times_V[place] += 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """The random number in [0, 1) for (seed, position): the first 53 bits of their BLAKE2b hash."""
+    """A random number in [0, 1): 53 bits of the BLAKE2b hash of seed and position."""
     message = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     digest = hashlib.blake2b(message, digest_size=8, person=b"tpiedge sampler").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""One request on rank 0: its tokens, how far they are computed, and the pages that hold them."""
+"""One request on rank 0: its tokens, how far they are computed, and their pages."""
 
 import hashlib
 from array import array
@@ -11,8 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True)
 class CarriedSequence:
-    """A KV cache at an epoch's end: its first `done` positions, the digest of their `tokens`, the numbers of
-    `pages`."""
+    """A sequence's keys and values at an epoch's end: `done` positions of `tokens` (a digest) in `pages`."""
 
     request: str
     scope: str
@@ -35,7 +34,7 @@ def _digest(ids: Sequence[int]) -> str:
 
 @dataclass(eq=False)
 class RunningSequence:
-    """A request from its arrival to its end; `batcher` changes it."""
+    """A request from its arrival to its end; only `batcher` changes it."""
 
     request: GenerationRequest
     #: Prompt and answer, whose last token is not computed yet.
@@ -62,7 +61,7 @@ class RunningSequence:
     #: Whether it is computed but waits for its mask.
     undrawn: bool = False
     #: Tokens that its grammar forces next; None while unknown.
-    forced: Callable[[], Sequence[int] | None] | None = None
+    forced: Callable[[], Sequence[int] | None] = tuple
 
     @property
     def prompt_tokens(self) -> int:
@@ -78,7 +77,7 @@ class RunningSequence:
 
     @property
     def scanned(self) -> bool:
-        """Whether the hidden states of all prompt positions are still wanted."""
+        """Whether hidden states of all prompt positions are still wanted."""
         every = self.request.prompt_scores or self.request.pooling == "mean"
         return every and self.answer_tokens == 0
 
@@ -90,7 +89,7 @@ class RunningSequence:
 
 @dataclass(frozen=True, eq=False)
 class StepPiece:
-    """Tokens of a sequence from `start` on, the last `drafted` guessed; the last `wanted` need hidden states."""
+    """Tokens of a sequence from `start` on. The last `drafted` are guesses, the last `wanted` need hidden states."""
 
     sequence: RunningSequence
     start: int

@@ -1,14 +1,10 @@
-"""What a step takes by its number of rows, learnt from measured steps. Pure.
+"""The time of a step by its number of rows, learnt from measured steps. Pure.
 
-Steps are of a kind between two powers of two rows. The median of a kind's latest `_KEPT` is a point of a curve,
-straight between points.
+Steps between two powers of two rows are of a kind. The median of a kind's latest `_KEPT` is a point of a curve.
 
-Laws:
 1. More rows never take less: contradicting measurements are averaged (isotonic regression).
-2. One slow step has no effect once its kind was measured three times; a lasting change counts fully after `_KEPT`
-   steps.
-3. Beyond the largest measured step the curve overestimates, as long as rows do not get dearer; below the smallest it
-   says nothing.
+2. One slow step has no effect once its kind was measured three times.
+3. Beyond the largest measured step the curve overestimates as long as rows do not get dearer.
 """
 
 from bisect import bisect_left
@@ -52,8 +48,6 @@ class _Level:
 
 
 class StepCost:
-    """What steps of one plan take; a new plan needs a new one."""
-
     def __init__(self) -> None:
         self._kinds: dict[int, _SimilarSteps] = {}
         self._count = 0
@@ -66,7 +60,7 @@ class StepCost:
         self._draw()
 
     def seconds(self, rows: int) -> float | None:
-        """What a step of `rows` takes; None below the smallest measured step."""
+        """Estimates a step of `rows`; None below the smallest measured step."""
         if not self._rows or rows < self._rows[0]:
             return None
         above = bisect_left(self._rows, rows)
@@ -80,8 +74,7 @@ class StepCost:
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """The least a step may take, for a trial: where its kind is hardly known, that of the next smaller known
-        one."""
+        """The least a step may take, for a trial: if its kind is hardly known, as the next smaller known one."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:
@@ -90,7 +83,7 @@ class StepCost:
         return self.seconds(rows if best == wanted else min(rows, median_low(self._kinds[best].rows)))
 
     def rows_within(self, seconds: float, most: int) -> int | None:
-        """The most rows, up to `most`, of a step of at most `seconds`; None where all measured steps took longer."""
+        """The most rows, up to `most`, of a step of at most `seconds`; None if all measured steps took longer."""
         if not self._rows or seconds < self._seconds[0]:
             return None
         return bisect_left(range(1, most + 1), True, key=lambda rows: (self.seconds(rows) or 0.0) > seconds)

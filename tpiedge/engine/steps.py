@@ -1,5 +1,5 @@
-"""A step in chunks, each computed and reduced as one: every block costs one message per chunk. A chunk's sum is needed
-where its next block begins; until then parts travel while this node computes other chunks."""
+"""Steps in chunks: every block costs one message per chunk. A chunk's sum is needed where its next block begins; until
+then its parts travel while this node computes other chunks."""
 
 import time
 from bisect import bisect_left
@@ -32,7 +32,7 @@ _PRODUCT_ROWS = 16
 
 @dataclass(frozen=True)
 class StepLimits:
-    """How many tokens a step and a chunk hold."""
+    """Bounds the tokens of a step and of a chunk."""
 
     step_tokens: int
     chunk_tokens: int
@@ -44,9 +44,8 @@ class StepLimits:
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
-        """Tokens of a chunk: shared steps are cut in two at least, one computing while the other travels, if
-        products stay efficient. The first half is rounded up to whole tiles: rounded down, a few rows would make a
-        third chunk."""
+        """Cuts shared steps in two at least, one computing while the other travels, if products stay efficient. The
+        half is rounded up to whole tiles: rounded down, a few rows would make a third chunk."""
         if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
         half = -(-tokens // 2)
@@ -63,7 +62,7 @@ def segments_of(plan: StepPlan, rows: slice) -> Iterator[Segment]:
 
 
 def chunks(plan: StepPlan) -> list[slice]:
-    """Rows of the step's chunks, alike on every node. Raises ProtocolError if the plan contradicts itself."""
+    """Cuts the step's rows, alike on every node. Raises ProtocolError if the plan contradicts itself."""
     total = sum(segment.length for segment in plan.segments)
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0 or plan.apart_tokens > total:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
@@ -71,7 +70,7 @@ def chunks(plan: StepPlan) -> list[slice]:
 
 
 def wanted_rows(plan: StepPlan) -> tuple[list[int], list[slice]]:
-    """The rows whose hidden states are wanted, and their chunks when they are side by side. Raises ProtocolError."""
+    """Returns the rows whose hidden states are wanted, and chunks of them side by side. Raises ProtocolError."""
     rows: list[int] = []
     end = 0
     for segment in plan.segments:
@@ -91,8 +90,7 @@ def _cut(rows: int, apart: int, chunk_rows: int) -> list[slice]:
     return [slice(*bounds) for bounds in pairwise((*starts, rows))]
 
 
-#: All-reduces under way while this node computes: each is in memory here and at peers. One more is begun while the
-#: oldest is awaited.
+#: All-reduces under way while this node computes. One more is begun while the oldest is awaited.
 _MOST: Final = 2
 
 
@@ -122,16 +120,13 @@ class _UnderWay:
 
 
 class OverlappedReduces:
-    """The all-reduces of one node in one step. Methods raise PeerLost, ProtocolError or StepCancelled. Sums of a grid
-    travel as integers, but as rounded numbers where `wire` is not f32."""
+    """One node's all-reduces in one step. Methods raise PeerLost, ProtocolError or StepCancelled. Sums of a grid travel
+    as integers if `wire` is f32."""
 
     def __init__(
         self, communicator: Communicator, meter: Meter, pool: Pool | None, wire: WirePrecision = "f32"
     ) -> None:
-        self._communicator = communicator
-        self._meter = meter
-        self._pool = pool
-        self._wire = wire
+        self._communicator, self._meter, self._pool, self._wire = communicator, meter, pool, wire
         self._under_way: deque[_UnderWay] = deque()
 
     def all_reduce(
@@ -144,8 +139,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """x += sum of all nodes' partials (+ a bias, once): at once (`wait`), or by the next `settle`. `grid`: partials
-        are sums of it; the same on all nodes."""
+        """x += sum of all nodes' partials (+ a bias, once): at once (`wait`), or by the next `settle`. Partials are
+        sums of `grid`, the same on all nodes."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

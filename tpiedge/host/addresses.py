@@ -1,4 +1,4 @@
-"""Addresses of masters as people write them, HOST or HOST:PORT, also [IPv6]:PORT; and who has a port here."""
+"""Addresses of masters as people write them (HOST, HOST:PORT, [IPv6]:PORT), and the holders of ports."""
 
 import contextlib
 import errno
@@ -63,8 +63,7 @@ def resolve(address: Address) -> Address:
 
 
 def resolve_all(address: Address) -> tuple[Address, ...]:
-    """Returns the numeric addresses, at least one, best first. Raises UserError for an unknown host, at once or when
-    the resolver gives up."""
+    """Returns the numeric addresses, best first. Raises UserError for an unknown host."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -77,7 +76,7 @@ def resolve_all(address: Address) -> tuple[Address, ...]:
 
 
 def _scoped(address: tuple[Any, ...]) -> str:
-    """Returns the host of a socket's address. Raises UserError for a link-local one without its interface."""
+    """Returns the host of a socket's address. Raises UserError for a link-local address without its interface."""
     host = str(address[0])
     if len(address) < 4 or "%" in host or not ipaddress.IPv6Address(host).is_link_local:
         return host
@@ -89,14 +88,10 @@ def _scoped(address: tuple[Any, ...]) -> str:
 
 
 def outgoing_host() -> str | None:
-    """Returns the address at which other machines probably reach this one; None without a network. Sends nothing: asks
-    the routing table or, without a route (laptops on one switch), the interfaces."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            pass
+    """Returns the address at which other machines probably reach this one: from the routing table, or without a route
+    (laptops on one switch) from the interfaces; None without a network."""
+    if (own := _own_address("192.0.2.1", 9)) is not None:
+        return str(own[0])
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, records in psutil.net_if_addrs().items():
         for record in records if name in up else ():
@@ -107,9 +102,19 @@ def outgoing_host() -> str | None:
     return None
 
 
+def _own_address(host: str, port: int) -> tuple[Any, ...] | None:
+    """Returns the own address on the route to `host`; None without a route. Sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            own: tuple[Any, ...] = probe.getsockname()
+            return own
+    except OSError:
+        return None
+
+
 def own_names() -> frozenset[str]:
-    """Returns host name, mDNS name and full name in lower case. Blocks until the resolver knows the latter or gives
-    up."""
+    """Returns host name, mDNS name and full name in lower case. Blocks on the resolver."""
     name = socket.gethostname().lower()
     return frozenset({name, f"{name.partition('.')[0]}.local", socket.getfqdn().lower()} - {""})
 
@@ -149,21 +154,17 @@ def endpoint_at(source: str, endpoint: str) -> str:
 
 def listening_address(control_address: str) -> str:
     """Returns the address at which a worker's node listens, at any port: that of the interface to the master at
-    `control_address` (tcp://IP:PORT), else loopback. Sends nothing."""
+    `control_address` (tcp://IP:PORT), else loopback."""
     host, _, port = control_address.removeprefix("tcp://").rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, int(port)))
-            own: tuple[Any, ...] = probe.getsockname()
-    except OSError:
+    own = _own_address(host.removeprefix("[").removesuffix("]"), int(port))
+    if own is None:
         return "tcp://127.0.0.1:*"
     return f"tcp://{own[0]}:*" if len(own) == 2 else f"tcp://[{_scoped(own)}]:*"
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Returns the address at which another node reaches a node that listens at `endpoint`: the master's
-    `control_address` if rank 0 listens everywhere, and the same interface for a link-local address."""
+    """Returns the address of `endpoint` for another node: at `control_address` if rank 0 listens everywhere, and on its
+    interface for a link-local address."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
@@ -172,7 +173,7 @@ def data_endpoint(endpoint: str, control_address: str) -> str:
 
 
 def port_state(port: int, host: str = "0.0.0.0") -> str:
-    """Returns 'free', 'in use', or why the port cannot be had; accepts nothing on it. `host` must be numeric."""
+    """Returns 'free', 'in use' or the system's reason. `host` must be numeric."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: only a listener counts
@@ -184,7 +185,7 @@ def port_state(port: int, host: str = "0.0.0.0") -> str:
 
 
 def holder(port: int) -> str:
-    """Names the listener: 'another tpiedge master, pid 123' (or its node), 'nginx, pid 123' or 'another program'."""
+    """Names the listener: 'another tpiedge master, pid 123', 'nginx, pid 123' or 'another program'."""
     found = "another program"
     with contextlib.suppress(psutil.Error, OSError):  # of another user's process
         pids = {

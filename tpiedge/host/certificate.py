@@ -1,4 +1,4 @@
-"""The certificate by which clients know a TLS server: read from files, or made here once by the command `openssl`."""
+"""A TLS server's certificate: read from files, or made once by the command `openssl`."""
 
 import hashlib
 import re
@@ -39,8 +39,8 @@ def fingerprint_of(der: bytes) -> str:
 
 
 def read_certificate(cert: Path, key: Path) -> Certificate:
-    """Reads a certificate, followed by those up to its CA, and its key, both in PEM. Raises UserError if one is missing
-    or damaged, they do not match, or others can read the key."""
+    """Reads a chain of certificates and the key of the first, both in PEM. Raises UserError if a file is missing or
+    damaged, they do not match, or others can read the key."""
     try:
         with cert.open("rb") as file:
             text = file.read(1 << 20).decode("ascii", "replace")
@@ -70,8 +70,8 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
 
 
 def own_certificate(folder: Path, hosts: Iterable[str]) -> Certificate:
-    """Reads the self-signed certificate in `folder`, or makes one for these names and addresses. For one process at a
-    time. Raises UserError, also if the command `openssl` is missing."""
+    """Reads the self-signed certificate in `folder`, or makes one for these names and addresses. Only one process at a
+    time may call it. Raises UserError, also without the command `openssl`."""
     cert, key = folder / _CERT, folder / _KEY
     if not (cert.exists() and key.exists()):
         _make(private_folder(folder), cert, key, hosts)

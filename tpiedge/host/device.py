@@ -1,7 +1,7 @@
-"""Processors, memory and disk that this process may use, and changes of its memory limits. No torch.
+"""Processors, memory and disk that this process may use. No torch.
 
-Containers and services limit these by control groups (Linux, versions 1 and 2); the own group and all its ancestors
-count. Their files are read below `root`; a missing, unreadable or non-numeric one is no limit.
+Control groups (Linux, versions 1 and 2) limit containers and services: the own group and all its ancestors. Their files
+are read below `root`; a missing, unreadable or non-numeric file means no limit.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from tpiedge.units import GIB, MIB, format_bytes
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Returns the memory that can be taken now without swapping or exceeding a limit. Page cache counts as free."""
+    """Returns the memory that is free now within all limits. Page cache counts as free."""
     free = psutil.virtual_memory().available
     return max(0, min([free, *Cgroups.own(root).memory_room(), address_room()]))
 
 
 def default_memory_bytes(available: int | None = None) -> int:
-    """Returns what tpiedge takes by default: 80 % of what is available, leaving at least 128 MiB and at most 2 GiB."""
+    """Returns 80 % of the available memory, leaving at least 128 MiB and at most 2 GiB."""
     if available is None:
         available = available_memory_bytes()
     return max(0, int(available - min(max(0.2 * available, 128 * MIB), 2 * GIB)))
@@ -39,8 +39,8 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Returns the physical cores that this process may use, at least one: hardware threads of a core share its vector
-    unit, and a thread beyond a quota makes the others wait."""
+    """Returns the usable physical cores, at least one: hardware threads of a core share its vector unit, and a thread
+    beyond a quota makes the others wait."""
     allowed = None
     if hasattr(os, "sched_getaffinity"):
         topology = root / "sys/devices/system/cpu"
@@ -51,7 +51,7 @@ def default_threads(root: Path = Path("/")) -> int:
 
 
 def _core(topology: Path) -> str:
-    """Returns the hardware threads of the same core, as Linux lists them; "" if it does not."""
+    """Returns Linux's list of the core's hardware threads, or ""."""
     for name in ("core_cpus_list", "thread_siblings_list"):  # the latter before Linux 5.3
         with contextlib.suppress(OSError, ValueError):
             if text := (topology / name).read_text(encoding="ascii").strip():
@@ -60,15 +60,15 @@ def _core(topology: Path) -> str:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Returns what this user may still write to `folder`, even if it does not exist yet."""
+    """Returns the free bytes for this user in `folder`, which need not exist."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 class MemoryLimits:
-    """Reads the limits of this process's groups at each `usable_bytes`, without a lock, in about a millisecond. A group
-    that it joined later counts as empty."""
+    """Reads the limits of this process's groups at each `usable_bytes`, without a lock, in a millisecond. A group that
+    the process joins later counts as empty."""
 
     def __init__(self, asked_bytes: int | None = None, root: Path = Path("/")) -> None:
         """`asked_bytes`: --memory; None: the default."""
@@ -80,15 +80,15 @@ class MemoryLimits:
         self._taken = {**Cgroups.own(root).memory_taken(), Path("/"): memory.total - memory.available}
 
     def shortfall(self, usable: int) -> str:
-        """Returns the line for the user if less is usable than was asked for; else ""."""
+        """Returns the line for the user if --memory exceeds `usable`, else ""."""
         if self._asked_bytes is None or usable >= self._asked_bytes:
             return ""
         asked, most = format_bytes(self._asked_bytes), format_bytes(usable)
         return f"--memory gives {asked}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """Returns the smaller of --memory and the smallest limit; without --memory, the usual part of what others left
-        below the limits."""
+        """Returns the smaller of --memory and the smallest limit; without --memory, the default part of the memory that
+        others left below the limits."""
         with contextlib.suppress(OSError):  # no descriptor is left for another look
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}
@@ -100,19 +100,16 @@ class MemoryLimits:
 
 @dataclass(frozen=True)
 class Cgroups:
-    """Folders of the groups that limit this process, own one first, then ancestors."""
+    """Folders of the groups that limit this process, own group first, then ancestors."""
 
     memory_v1: tuple[Path, ...]
-    memory_v2: tuple[Path, ...]
     cpu_v1: tuple[Path, ...]
-    cpu_v2: tuple[Path, ...]
+    unified: tuple[Path, ...]
 
     @staticmethod
     def own(root: Path = Path("/")) -> "Cgroups":
-        groups = _own_groups(root)
-        mounts = _mounts(root)
-        unified = _folders(groups, mounts, "")
-        return Cgroups(_folders(groups, mounts, "memory"), unified, _folders(groups, mounts, "cpu"), unified)
+        found = _own_folders(root)
+        return Cgroups(*(found.get(controller, ()) for controller in ("memory", "cpu", "")))
 
     def memory_room(self) -> list[int]:
         taken = self.memory_taken()
@@ -120,13 +117,13 @@ class Cgroups:
 
     def memory_limits(self) -> dict[Path, int]:
         limits = {folder: _limit(folder, "memory.limit_in_bytes") for folder in self.memory_v1}
-        limits |= {folder: _limit(folder, "memory.max", "memory.high") for folder in self.memory_v2}
+        limits |= {folder: _limit(folder, "memory.max", "memory.high") for folder in self.unified}
         return {folder: limit for folder, limit in limits.items() if limit is not None}
 
     def memory_taken(self) -> dict[Path, int]:
-        """Returns the bytes taken by the group's folder, without page cache, which the kernel gives back."""
+        """Returns folder -> bytes, without page cache, which the kernel gives back."""
         used = [(folder, "memory.usage_in_bytes", "total_") for folder in self.memory_v1]
-        used += [(folder, "memory.current", "") for folder in self.memory_v2]
+        used += [(folder, "memory.current", "") for folder in self.unified]
         return {
             folder: (_number(folder / name) or 0)
             # Files in memory (not of tmpfs, which can only be swapped).
@@ -135,9 +132,9 @@ class Cgroups:
         }
 
     def oom_kills(self) -> int:
-        """Returns how many processes of the own group the kernel has killed for lack of memory."""
+        """Counts the processes of the own group that the kernel killed for lack of memory."""
         own = [folder / "memory.oom_control" for folder in self.memory_v1[:1]]
-        own += [folder / "memory.events" for folder in self.memory_v2[:1]]
+        own += [folder / "memory.events" for folder in self.unified[:1]]
         return sum(_field(path, "oom_kill") for path in own)
 
     def cpu_quotas(self) -> list[float]:
@@ -145,63 +142,49 @@ class Cgroups:
             (next(_lines(folder / "cpu.cfs_quota_us"), ""), next(_lines(folder / "cpu.cfs_period_us"), ""))
             for folder in self.cpu_v1
         ]
-        limits = [next(_lines(folder / "cpu.max"), "").partition(" ") for folder in self.cpu_v2]
+        limits = [next(_lines(folder / "cpu.max"), "").partition(" ") for folder in self.unified]
         pairs += [(quota, period) for quota, _, period in limits]
         numbers = [(int(one), int(other)) for one, other in pairs if one.isdecimal() and other.isdecimal()]
         return [quota / period for quota, period in numbers if period]
 
 
-def _own_groups(root: Path) -> dict[str, str]:
+def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
+    """Returns controller ("" in version 2) -> folders from the own group up to the mount."""
     groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        controllers, _, path = line.partition(":")[2].partition(":")
         groups |= dict.fromkeys(controllers.split(","), path)
-    return groups
-
-
-def _mounts(root: Path) -> dict[str, tuple[str, Path]]:
-    """Returns controller -> (path of the mounted group, mount)."""
-    mounts: dict[str, tuple[str, Path]] = {}
+    folders: dict[str, tuple[Path, ...]] = {}
     for line in _lines(root / "proc/self/mountinfo"):
         left, _, right = line.partition(" - ")
         fields, system = left.split(" "), right.split(" ")
         if len(fields) < 5 or len(system) < 3 or system[0] not in ("cgroup", "cgroup2"):
             continue
-        place = (fields[3], root / fields[4].lstrip("/"))
-        controllers = [""] if system[0] == "cgroup2" else system[-1].split(",")
-        mounts |= dict.fromkeys(controllers, place)
-    return mounts
+        for controller in groups.keys() & (system[-1].split(",") if system[0] == "cgroup" else [""]):
+            folders[controller] = _up_to_mount(groups[controller], fields[3], root / fields[4].lstrip("/"))
+    return folders
 
 
-def _folders(
-    groups: dict[str, str], mounts: dict[str, tuple[str, Path]], controller: str
-) -> tuple[Path, ...]:
-    """Returns the folders from the own group up to the mount, which in a container often is the own group."""
-    if controller not in groups or controller not in mounts:
-        return ()
-    top, mount = mounts[controller]
-    try:
-        inner = Path(groups[controller]).relative_to(top)
-    except ValueError:
-        return (mount,)
+def _up_to_mount(group: str, top: str, mount: Path) -> tuple[Path, ...]:
+    """Lists folders; `top` is the mounted group, which in a container often is the own one."""
+    inner = Path(group).relative_to(top) if Path(group).is_relative_to(top) else Path()
     return tuple([mount / part for part in (inner, *inner.parents)]) if ".." not in inner.parts else (mount,)
 
 
 def _limit(folder: Path, *names: str) -> int | None:
     limits = [_number(folder / name) for name in names]
-    # Version 1 writes the largest multiple of a page where there is none.
+    # Version 1 writes the largest multiple of a page for "no limit".
     return min((limit for limit in limits if limit is not None and limit < 1 << 60), default=None)
 
 
 def _field(path: Path, name: str) -> int:
-    """Returns the number beside `name` in lines "name number"; 0 if it is missing."""
+    """Returns the number in the line "name number"; 0 without one."""
     pairs = (line.partition(" ") for line in _lines(path))
     return next((int(value) for key, _, value in pairs if key == name and value.isdecimal()), 0)
 
 
 def _number(path: Path) -> int | None:
-    """Returns the file's number; None if there is none ("max", "-1")."""
+    """Returns the file's number; None for other texts ("max", "-1")."""
     text = next(_lines(path), "")
     return int(text) if text.isdecimal() else None
 

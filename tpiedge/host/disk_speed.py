@@ -1,4 +1,4 @@
-"""Measures in a fraction of a second how fast a folder's disk is read. No torch."""
+"""Measures the speed of a folder's disk in a fraction of a second. No torch."""
 
 import mmap
 import os
@@ -22,8 +22,8 @@ class DiskSpeed:
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Writes for a third of `seconds`, at most `nbytes`, then reads for the rest. Only a single chunk that takes longer
-    exceeds `seconds`. Raises OSError if not even one chunk fits."""
+    """Writes for a third of `seconds`, at most `nbytes`, then reads for the rest. Only a single slow chunk exceeds
+    `seconds`. Raises OSError if no chunk fits."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:
@@ -39,7 +39,6 @@ def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> 
                 written += os.write(fd, data)
                 os.fsync(fd)
             started = now = time.perf_counter()
-            # From the start again where the file ends before the time.
             while not done or now < began + seconds:
                 done += source.read_into(done % written, buffer)
                 now = time.perf_counter()

@@ -16,22 +16,22 @@ from tpiedge.errors import UserError, cannot_write
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
-#: The folder in a machine's state in which a node leaves keys and values for the next one.
+#: The folder in a machine's state in which a node leaves keys and values for the next node.
 LOCKER = "locker"
 
 
 def master_state(state: Path | None) -> Path:
-    """Returns the folder with this machine's key, members and tokens as a master; `state`: --state."""
+    """Returns the folder of the master's key, members and tokens; `state`: --state."""
     return (state or user_state_path("tpiedge")) / "master"
 
 
 def worker_state(state: Path | None) -> Path:
-    """Returns the folder with this machine's key as a worker, and the masters that it knows."""
+    """Returns the folder of the worker's key and known masters."""
     return (state or user_state_path("tpiedge")) / "worker"
 
 
 def private_folder(folder: Path) -> Path:
-    """Makes `folder` for its owner alone if it is missing. Raises UserError, DiskFull."""
+    """Makes a missing `folder` for its owner alone. Raises UserError, DiskFull."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -41,8 +41,8 @@ def private_folder(folder: Path) -> Path:
 
 
 def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
-    """Raises UserError if others may write in `folder` (given by `flag`) or its folders `within`, or if it is a link to
-    nothing. A missing folder is fine, and so is one like /tmp, where entries belong to their makers."""
+    """Raises UserError if others may write in `folder` (given by `flag`) or its folders `within`, or if it is a broken
+    link. A missing folder is fine, and so is one like /tmp, whose entries belong to their makers."""
     if folder.is_symlink() and not folder.exists():
         raise UserError(
             f"{folder} is a link to {folder.readlink()}, which is not there: make or mount that, or give another {flag}"
@@ -51,7 +51,7 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
         try:
             found = one.stat()
         except OSError:
-            continue  # who uses it says why it cannot be used, as of what is no folder
+            continue  # its user reports this, and a file in place of a folder
         if not stat.S_ISDIR(found.st_mode):
             continue
         if found.st_uid not in (0, os.geteuid()):
@@ -67,8 +67,8 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
 
 
 def read_private(path: Path) -> dict[str, object] | None:
-    """Returns the JSON object in `path`; None without a file. Raises UserError if others may read it, it has other
-    contents, or it cannot be read."""
+    """Returns the JSON object in `path`; None without a file. Raises UserError as `private_bytes`, and for other
+    contents."""
     try:
         data = private_bytes(path)
     except FileNotFoundError:
@@ -85,8 +85,8 @@ def read_private(path: Path) -> dict[str, object] | None:
 
 
 def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
-    """Returns the file's contents. Raises FileNotFoundError, and UserError if it has more than `most` bytes, others may
-    read it, or it cannot be read."""
+    """Returns the file's contents. Raises FileNotFoundError; UserError if others may read it, it has more than `most`
+    bytes, or it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -135,8 +135,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], None]) -> bool:
-    """Durably writes a new file beside `path`, to which `place` gives its name. Returns False if a link finds a file
-    there."""
+    """Writes a new file durably; `place` renames or links it to `path`. Returns False if a link finds a file there."""
     private_folder(path.parent)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -160,12 +159,12 @@ def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], 
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the folder's entries durable. Unlike `pack/files.py`, which needs numpy, it serves every command."""
+    """Makes the folder's entries durable, without numpy, which `pack/files.py` imports."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that does so by itself, or never
+        if error.errno != errno.EINVAL:  # a file system without fsync of folders
             raise
     finally:
         os.close(fd)

@@ -1,6 +1,4 @@
-"""Limits of this process (RLIMIT_AS, RLIMIT_NOFILE), which children inherit; its memory and processor; and how freed
-memory goes back to the system.
-"""
+"""Limits of this process (RLIMIT_AS, RLIMIT_NOFILE), which children inherit; its memory and processor."""
 
 import contextlib
 import ctypes
@@ -22,8 +20,8 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Raises this process's limits as far as allowed; of open files to 10,240, what macOS grants, since some programs
-    close as many at their start."""
+    """Raises this process's limits as far as allowed; that of open files to 10,240, as macOS grants no more and some
+    programs close as many at their start."""
     endless = resource.RLIM_INFINITY
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)
@@ -55,8 +53,8 @@ def check_address_space(least: int) -> None:
         )
 
 
-#: A master with a worker needs some seventy, and more for each further one; unauthenticated peers may hold half of all
-#: at its HTTP port (api/limits.py) and 128 at each of three others (transport/backlog.py).
+#: A master with a worker needs some seventy; unauthenticated peers may hold half of all at its HTTP port
+#: (api/limits.py) and 128 at each of three others (transport/backlog.py).
 LEAST_DESCRIPTORS: Final = 1024
 
 
@@ -75,7 +73,7 @@ def check_descriptors() -> int:
 
 def peak_rss_bytes() -> int:
     """Returns the largest resident set of this process so far."""
-    if high := _said("/proc/self/status", "VmHWM:"):
+    if high := proc_field("/proc/self/status", "VmHWM:"):
         return int(high.split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
@@ -89,22 +87,21 @@ def rss_bytes(pid: int) -> int:
 
 
 def cpu_name() -> str:
-    return (_said("/proc/cpuinfo", "model name") or platform.processor() or platform.machine())[:64]
+    return (proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine())[:64]
 
 
-def _said(path: str, name: str) -> str:
-    """Returns the rest of the line that begins with `name`; "" without /proc or such a line."""
+def proc_field(path: str, *names: str) -> str:
+    """Returns the text after the colon in the first line that begins with a name; "" without /proc or such a line."""
     with contextlib.suppress(OSError):
         for line in Path(path).read_text().splitlines():
-            if line.startswith(name):
+            if line.startswith(names):
                 return line.partition(":")[2].strip()
     return ""
 
 
 def give_back_what_is_freed() -> None:
-    """Has malloc return freed blocks of 128 KiB or more to the system. glibc raises that bound to 32 MiB as such blocks
-    are freed: 65 MB more among eight nodes with rows 8192 wide. Page faults cost an eighth of a prompt's time with all
-    weights in memory."""
+    """Makes malloc return freed blocks of 128 KiB or more to the system. glibc raises that bound to 32 MiB in time: 65
+    MB more among eight nodes with rows 8192 wide."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
         library.mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD of <malloc.h>
@@ -113,8 +110,8 @@ def give_back_what_is_freed() -> None:
 
 
 class FreedMemory:
-    """Returns free memory of all threads' heaps to the system, at most every ten seconds. glibc returns only a heap's
-    end: after floods of small messages a master had 68 MB free beside 18 in use."""
+    """Returns free memory of all threads' heaps to the system, at most every ten seconds. glibc returns only the end of
+    a heap: after floods of small messages a master held 68 MB free beside 18 in use."""
 
     def __init__(self) -> None:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -122,6 +119,6 @@ class FreedMemory:
 
     def give_back(self, now: float) -> None:
         if self._trim is not None and now >= self._due:
-            # A look takes a millisecond, and what is used again a page fault for every 4 KiB.
+            # A call takes a millisecond, and memory that is used again a page fault for every 4 KiB.
             self._due = now + 10.0
             self._trim(0)

@@ -40,10 +40,9 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """Connects to the master at the first of the host's addresses, best first, that has it; the caller closes the link,
-    which mends itself after breaks. Each address may take `timeout_s` and a moment. Errors call the address `shown`. A
-    token's `secret` gives the link a place among strangers. Raises UserError only if trying again changes nothing at
-    any address."""
+    """Connects to the master at the first of the host's addresses that has it, each in `timeout_s`; the caller closes
+    the link. Errors call the address `shown`. A token's `secret` gives a place. UserError: trying again is of no
+    use."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
@@ -63,8 +62,7 @@ def open_link(
 
 
 def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Found:
-    """Says who is at the host's addresses; takes `timeout_s` for each. "somebody" refuses, like a master whose places
-    for unknown keys are taken."""
+    """Says who is at the host's addresses; takes `timeout_s` for each. "somebody" refused this key."""
     keys = CurveKeys.generate()  # this worker's own may still be taken, by a connection that is silent
     try:
         addresses = resolve_all(address)

@@ -1,8 +1,7 @@
 """Decides the master's answer to a worker that wants to join, without sockets or files.
 
 A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret. A revoked key,
-another protocol or other numbers are refused, members too, and no secret is spent. A secret known to be bad is refused
-without the disk; guessing 128 bits is hopeless.
+another protocol or other numbers are refused, members too, and no secret is spent.
 """
 
 import logging
@@ -32,9 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:
-    """Describes this machine from its installation, without importing torch. Machines compute the same numbers if they
-    agree on two fields: torch's release without the build ("2.9.1", not "2.9.1+cpu"; "" for none), and how numbers lie
-    in memory. Python itself needs IEEE 754."""
+    """Describes this machine without importing torch. Machines compute the same numbers if they agree on torch's
+    release without the build ("2.9.1", not "2.9.1+cpu"; "" for none), and how numbers lie in memory."""
     try:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -53,8 +51,8 @@ class Enrolment:
     glance: Callable[[str], Redemption]
 
     def judge(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Answers the message of `peer`, whose connection proves `key`; or returns the Enrol of a newcomer, whose token
-        the journal must redeem: pass the outcome to `decided`."""
+        """Answers `peer`, whose connection proves `key`; or returns a newcomer's Enrol, whose token the journal must
+        redeem: pass the outcome to `decided`."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

@@ -1,7 +1,7 @@
 """Admits and revokes workers at the master's hub, with its journal and tokens.
 
-The hub's owner calls `heard`, `settle` and `tick`, which read small changed files but never wait for a write: a thread
-does that, in the order of arrival. `admit` and `revoke` are for other threads, and block for the disk.
+The hub's owner calls `heard`, `settle` and `tick`, which read small files; a thread writes, in the order of arrival.
+`admit` and `revoke` are for other threads, and block for the disk.
 """
 
 import contextlib

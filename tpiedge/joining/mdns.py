@@ -1,8 +1,7 @@
 """Announces masters in the local network and finds them; the only place that knows zeroconf, an extra (`pip install
 'tpiedge[mdns]'`).
 
-Nothing heard is trusted: it is an address on an own network to try, as one that a user types. The worker proves who is
-there by a code or a known key when it joins.
+Answers are untrusted addresses to try. The worker proves who is there by a code or a known key when it joins.
 """
 
 import contextlib
@@ -117,7 +116,7 @@ def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
             mdns, SERVICE, handlers=[lambda **event: changed.put(event["name"])]
         )
         until = deadline = time.monotonic() + limit_s
-        with contextlib.suppress(queue.Empty):  # nobody else answered in time
+        with contextlib.suppress(queue.Empty):  # no other answered in time
             while len(names) < _MOST and (left_s := until - time.monotonic()) > 0:
                 names[changed.get(timeout=left_s)] = None
                 until = min(until, time.monotonic() + _SETTLE_S)
@@ -147,7 +146,7 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
 @contextlib.contextmanager
 def _opened(where: list[str] | zeroconf.InterfaceChoice) -> Iterator[zeroconf.Zeroconf]:
     """Raises UserError without a network."""
-    # It warns of every packet that is none, which anybody may send, and shows what is in it.
+    # It warns of every malformed packet, which anyone may send, and shows its content.
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
     try:
         mdns = zeroconf.Zeroconf(where, ip_version=zeroconf.IPVersion.V4Only)

@@ -1,7 +1,7 @@
-"""The members of the cluster and the revoked keys.
+"""Keeps the members of the cluster and the revoked keys.
 
-A member in `MemberJournal` is on the disk already; a revoked key is out before the disk has it. A worker becomes a
-member and a use of its token is spent in one write: both lists name the token.
+A member in `MemberJournal` is on the disk already; a revoked key is out before the disk has it. One write makes a
+worker a member and spends a use of its token.
 """
 
 import threading
@@ -29,15 +29,11 @@ NEW_KEY = (
 
 
 @dataclass(frozen=True, slots=True)
-class KnownWorker:
-    """An admitted worker. `host`: its computer's name; `joined`: seconds since 1970; `how`: token or code; `token`: the
-    id of the spent one, or ""."""
+class _KeyHolder:
+    """A key and its computer's name."""
 
     key: str
     host: str
-    joined: float
-    how: str
-    token: str = ""
 
     @property
     def name(self) -> str:
@@ -45,15 +41,18 @@ class KnownWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoked:
-    key: str
-    host: str
-    when: float
+class KnownWorker(_KeyHolder):
+    """An admitted worker. `joined`: seconds since 1970; `how`: token or code; `token`: the spent one's id, or ""."""
+
+    joined: float
+    how: str
     token: str = ""
 
-    @property
-    def name(self) -> str:
-        return peer_name(self.key)
+
+@dataclass(frozen=True, slots=True)
+class Revoked(_KeyHolder):
+    when: float
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,8 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """Returns the peer name of the worker that `name` means: its peer name, or its computer's if that is connected
-        and unique. `hosts`: computers of the connected workers by peer name. Raises UserError, UnknownWorker."""
+        """Returns the peer name that `name` means: a peer name, or that of the only connected worker with this
+        computer's name. `hosts`: computers of the connected workers by peer name. Raises UserError, UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]

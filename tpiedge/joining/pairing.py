@@ -2,8 +2,8 @@
 
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
 both public keys and a fresh nonce of each side. The worker proves the code (Reveal), then the master, once the user has
-typed it (Verdict); each proof holds for one pair of keys. So an attacker in the middle who swaps a key can make neither
-proof: with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
+typed it (Verdict); each proof holds for one pair of keys. So an attacker who swaps a key can make neither proof: with
+16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Pairing over the network: the master's hub beside its control port, and the worker's visit.
 
-Every tpiedge derives the same key pair for the hub. It proves nothing and only gives a channel of the usual form; trust
-rests on the code alone (`pairing.py`). The handshake proves the worker's own key.
+Every tpiedge derives the same key pair for the hub, which proves nothing: trust rests on the code (`pairing.py`). The
+handshake proves the worker's own key.
 """
 
 import contextlib
@@ -125,9 +125,8 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Pairs with the master with control port `address`; returns its key once the user has typed the code there.
-    `show_code` is called once. Raises UserError (refused, or not the master), PeerError (no answer, gone, or the code
-    was not typed in time)."""
+    """Pairs with the master with control port `address`; returns its key once the user has typed the code there. Raises
+    UserError (refused, or not the master), PeerError (no answer, gone, or no code in time)."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     door, key = address.beside(PAIRING_OFFSET), introduction_keys().public

@@ -1,9 +1,9 @@
-"""Tokens that let a new worker in: the text that people carry, and the table in the master's state folder, which
-`tpiedge token` and a running master share.
+"""Tokens that let a new worker in: their text, and the table in the master's state folder, which `tpiedge token` and a
+running master share.
 
-The table holds a hash of each secret only. A token of n uses admits n workers, counted where they are members. It works
-from creation to expiry by the wall clock, of which CLOCK_TOLERANCE_S backwards are forgiven. A clock before CLOCK_SET_S
-is not set since power-on: the life of a token from then begins when the clock is seen set.
+The table holds a hash of each secret. A token of n uses admits n workers, counted where they are members. It works from
+creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A clock before CLOCK_SET_S is not set
+since power-on: the life of a token from then begins when the clock is seen set.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Causal attention over the pages of a KV cache, and appending to them: natively, or in f32 and bf16 by torch.
+"""Causal attention over the pages of a KV cache, and appending to them: native, or f32 and bf16 in torch.
 
 T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
 page, d head width, B bytes of a row. A token's bits depend on its own sequence alone; natively not even on the other
@@ -23,8 +23,7 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
-    """The local KV head of every query head in [start, stop). A share may start inside a group: (3, 6, 2) -> (0, 1,
-    1)."""
+    """The local KV head of every query head. A share may start inside a group: (3, 6, 2) -> (0, 1, 1)."""
     return tuple(head // group_size - start // group_size for head in range(start, stop))
 
 
@@ -37,10 +36,8 @@ def attention_pages(
     window: int | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """[T, N, d] f32 of f32 queries, each over its own sequence up to its own position. A query sees only keys at
-    positions above its own minus `window` (Hugging Face's meaning). `kv_of_head` is non-decreasing, one entry per query
-    head. torch's scratch: 12 MiB, copies of a sequence's keys and values, and one KV head widened from bf16 (8 S d
-    bytes)."""
+    """[T, N, d] f32 of f32 queries; a query sees keys up to its own position, with a `window` only those above it minus
+    the window. `kv_of_head`: non-decreasing, by query head. Torch's scratch: 12 MiB, copies of keys and values."""
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
@@ -69,8 +66,8 @@ def attention_pages(
 def append_pages(
     k_TKd: Tensor, v_TKd: Tensor, spans: Spans, layout: PageLayout, pool: Pool | None = None
 ) -> None:
-    """Stores keys and values (f32) at the positions of the spans, rounded as the cache keeps them; with the same bytes
-    natively and by torch."""
+    """Stores f32 keys and values at the spans' positions in the cache's precision; native and torch write the same
+    bytes."""
     spans.check_pages(layout)
     for name, x_TKd in (("keys", k_TKd), ("values", v_TKd)):
         shape = spans.tokens, layout.kv_heads, layout.format.width
@@ -91,7 +88,7 @@ def append_pages(
 
 @functools.lru_cache(maxsize=64)
 def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
-    """The first query head of every KV head, and the end, as int64: checked, because memory is read with them."""
+    """The first query head of every KV head, and the end, as int64. Checked, because memory is read by them."""
     if list(kv_of_head) != sorted(kv_of_head):
         raise ValueError(f"KV heads {kv_of_head} decrease")
     if len(kv_of_head) != heads or (heads and not 0 <= min(kv_of_head) <= max(kv_of_head) < kv_heads):
@@ -101,12 +98,7 @@ def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes
 
 
 def _group(
-    q_TKgd: Tensor,
-    k_KSd: Tensor,
-    v_KSd: Tensor,
-    offset: int,
-    window: int | None,
-    out_TKgd: Tensor,
+    q_TKgd: Tensor, k_KSd: Tensor, v_KSd: Tensor, offset: int, window: int | None, out_TKgd: Tensor
 ) -> None:
     """Fills `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
     tokens = q_TKgd.shape[0]
@@ -133,7 +125,7 @@ def _group(
 
 
 def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:
-    """(KV heads, query heads) of each computation: only one where `whole` and all groups are equal."""
+    """(KV heads, query heads) of each computation; a single one if `whole` and all groups are equal."""
     runs: list[tuple[slice, slice]] = []
     for head, kv in enumerate(kv_of_head):
         start = runs.pop()[1].start if runs and runs[-1][0].start == kv else head

@@ -1,5 +1,5 @@
-"""A node's attention block of quantised matrices as one native call, and all layers as one, with the bits of linear.py,
-elementwise.py and attention.py: between separate calls weights drive Python's code out of the CPU's caches.
+"""A node's quantised attention block as one native call, and all layers as one, with the bits of linear.py,
+elementwise.py and attention.py: between separate calls weights evict Python's code from the CPU's caches.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
@@ -30,9 +30,9 @@ _LAYER = struct.Struct("=3qd")
 
 
 class FusedAttention:
-    """One block on the pages of one cache: q, k, v and o of `matrices`, the `grid` of o, and where the model has them
-    `biases` of q, k and v and `head_norms_d` of queries and keys; `rotated`: columns of a head, by default all. Raises
-    ValueError for what does not fit together. The block's matrices must not move."""
+    """One block on the pages of one cache: q, k, v and o of `matrices`, which must not move, the `grid` of o, and
+    optionally `biases` of q, k and v and `head_norms_d` of queries and keys; `rotated`: columns of a head, by default
+    all. Raises ValueError for what does not fit together."""
 
     def __init__(
         self,
@@ -95,8 +95,7 @@ class FusedAttention:
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
-        """[T, O], sums of the grid: appends k and v to the cache and applies attention and o. A token's bits do not
-        depend on the others."""
+        """[T, O], sums of the grid; appends k and v to the cache. A token's bits do not depend on the others."""
         self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
@@ -145,7 +144,7 @@ class FusedLayers:
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
-        """Adds every block's result to `x_TH`. Returns the seconds of attention and FFN blocks."""
+        """Adds every block's result to `x_TH`. Returns the seconds of attention and of FFN blocks."""
         self._blocks[0][0].check(x_TH, spans, cos_Tr, sin_Tr)
         if not x_TH.is_contiguous():
             raise ValueError("activations to add to are not contiguous")

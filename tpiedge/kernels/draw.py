@@ -1,18 +1,11 @@
-"""Drawing one token from scores, and the likeliest tokens with their log probabilities. No torch.
+"""Draws a token from scores, and ranks tokens with log probabilities. No torch.
 
-Scores are f32[V], contiguous, without NaN and +inf, one above -inf. Filters apply in this order:
+Scores: f32[V], contiguous, no NaN or +inf, one above -inf. Filters apply in this order: `top_k`, `top_p`, `min_p`. A
+mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`) with which all masses just fit int64, so
+sums are exact in every order; masses below a step (2**-44 of the likeliest with 262,144 tokens) become 0.
 
-1. `top_k`: the largest and equals of the least of them stay (0 keeps all);
-2. `top_p`: the fewest likeliest whose mass reaches that part stay, with the one that crosses; equal scores go by id (1
-   keeps all);
-3. `min_p`: tokens with at least that part of the likeliest's mass stay.
-
-A mass is e**((score - largest) / temperature), rounded to whole steps so fine that all masses just fit int64
-(`mass_bits`): sums are exact in every order; tokens below a step are never drawn (2**-44 of the likeliest in a
-vocabulary of 262,144). Drawn is the first id at which the survivors' cumulated mass exceeds `number` of the total.
-
-numpy here is the definition. The native kernels (native/draw.cpp) give the same tokens and log probabilities to the
-last bit, on the calling thread without the GIL. MemoryError where there is no memory for a draw.
+numpy defines the result. The native kernels (native/draw.cpp) give the same bits, on the calling thread without the
+GIL. MemoryError without memory for a draw.
 """
 
 import math
@@ -40,7 +33,9 @@ _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """`temperature` is above 0; the other defaults keep every token."""
+    """`top_k`: keeps the largest and equals of the least of them (0: all). `top_p`: keeps the fewest likeliest whose
+    mass reaches that part, equal scores by id (1: all). `min_p`: keeps tokens with that part of the likeliest's mass.
+    `temperature` is above 0."""
 
     temperature: float
     top_k: int = 0
@@ -49,7 +44,7 @@ class Filters:
 
 
 def draw(scores_V: Scores, filters: Filters, number: float) -> int:
-    """The id that `number`, from [0, 1), draws from what `filters` leave."""
+    """The first surviving id at which the cumulated mass exceeds `number`, from [0, 1), of the total."""
     library = kernel_library()
     if library is None:
         return draw_by_numpy(scores_V, filters, number)
@@ -67,8 +62,8 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
-    """The ids of the `count` largest scores (one at least), descending, equals by id; and the log of the sum of
-    e**score over all tokens, to 2e-8 for vocabularies of 262,144."""
+    """The ids of the `count` largest scores (at least 1), descending, equals by id; and the log of the sum of e**score
+    over all tokens, to 2e-8 for vocabularies of 262,144."""
     count, bits = min(count, len(scores_V)), mass_bits(len(scores_V))
     library = kernel_library()
     if library is None:
@@ -103,7 +98,7 @@ def draw_by_numpy(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def mass_bits(vocab_size: int) -> int:
-    """The likeliest token's mass is 2 to the power of this; as in native/mass.h."""
+    """The exponent of 2 that is the likeliest token's mass, as in native/mass.h."""
     return min(50, 62 - vocab_size.bit_length())
 
 
@@ -132,7 +127,7 @@ def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
 
 
 def _top_k(scores: Scores, k: int) -> Ids:
-    """Indices, ascending, of the k largest and equals of the least of them. k = 0 keeps all."""
+    """Ascending indices of the k largest and equals of the least of them. k = 0 keeps all."""
     if k == 0 or k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])
@@ -144,7 +139,7 @@ def _descending(scores: Scores, k: int) -> Ids:
 
 
 def _nucleus(scores: Scores, masses: Masses, top_p: float) -> Ids:
-    """Indices, ascending, of the fewest likeliest whose masses sum to `top_p` of all."""
+    """Ascending indices of the fewest likeliest whose masses sum to `top_p` of all."""
     if top_p >= 1:
         return np.arange(len(masses))
     total = int(masses.sum())

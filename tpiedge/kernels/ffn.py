@@ -1,8 +1,8 @@
 """A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
-Many tokens pass in mini-sequences (MOM, section 3.1), so gate and up (T x F floats each) and the normed rows (T x H)
-stay within SCRATCH_BYTES and NORMED_BYTES. Native products keep more: 8 MiB at most when quantised, else 32 bytes for
-each token and output.
+Many tokens pass in mini-sequences (MOM, section 3.1), so gate and up (T x F floats each) and normed rows (T x H) stay
+within SCRATCH_BYTES and NORMED_BYTES. Native products keep at most 8 MiB more when quantised, else 32 bytes per token
+and output.
 """
 
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ def ffn(
     linear: Linear,
     biases: Biases = (None, None),
 ) -> Tensor:
-    """[T, O] f32: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x), of matrices in f32 or
-    bf16. Few tokens without biases take one native call, with the same bits."""
+    """[T, O] f32: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x), of f32 or bf16 matrices.
+    Few tokens without biases take one native call, with the same bits."""
     if biases == (None, None):
         found_TO = _few(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear)
         if found_TO is not None:
@@ -67,7 +67,7 @@ def ffn(
 def _few(
     x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Tensor, Tensor, Tensor], linear: Linear
 ) -> Tensor | None:
-    """None where torch computes so many tokens."""
+    """Computes the block in one native call; None if torch computes so many tokens."""
     pool = linear.pool_of(len(x_TH))
     if pool is None:
         return None
@@ -100,8 +100,8 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
 
 
 class FusedFFN:
-    """A block of quantised matrices (gate, up, down), checked and packed once, so they must not move. Raises ValueError
-    for what does not fit together."""
+    """A block of quantised matrices (gate, up, down), packed once, which must not move. Raises ValueError for what does
+    not fit together."""
 
     def __init__(
         self,

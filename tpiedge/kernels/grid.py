@@ -1,9 +1,8 @@
 """Integer sums of quantised row-parallel products, so that no order of summation changes them.
 
 Every unit's part (an attention head, or 128 columns of the FFN) is folded in f32 and rounded to a multiple of
-2**exponent. The multiples are added as integers, over units and nodes, and rounded to f32 once. Sums are int32 where
-they surely fit, with all nodes' added, else int64. An int64 part may have 2**46 steps; beyond, or without a number, the
-sum is NOT_A_NUMBER.
+2**exponent. The multiples are added as integers over units and nodes, then rounded to f32 once. Sums are int32 if they
+surely fit with all nodes' added, else int64. An int64 part beyond 2**46 steps, or NaN, makes the sum NOT_A_NUMBER.
 """
 
 from collections.abc import Callable
@@ -25,19 +24,18 @@ _INT32: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One matrix's grid for one node: sums count steps of 2**exponent, in int32 at most `most` in magnitude."""
+    """A matrix's grid on one node: sums count steps of 2**exponent; int32 sums are at most `most` in magnitude."""
 
     exponent: int
     most: int = _INT32
 
     @staticmethod
     def among(exponent: int, nodes: int) -> "Grid":
-        """One node's grid among `nodes`, whose int32 sums still fit int32 when added."""
         return Grid(exponent, _INT32 // nodes)
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """The sums that `compute(sums, wide)` makes: int32, or int64 where it says that they may not fit."""
+    """The sums of `compute(sums, wide)`: int32, or int64 if it returns that they may not fit."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)

@@ -1,18 +1,8 @@
-"""How the KV cache stores the numbers of one head at one position: a row of bytes, the same on every machine.
+"""Bytes of a KV cache's rows (the numbers of one head at one position), the same on every machine.
 
-- f32, bf16: the numbers, one after the other.
-- q8, q4: groups of 32 numbers along the head's dimension (the last may be short): first all scales, then all codes
-  (FlexGen's compression, with groups inside a head).
-- q8: a group has one f16 scale s, the least with 127 s >= max |x|. Code: x / s to the nearest integer, halves to even,
-  int8; it stands for s * code.
-- q4: a group has two f16, scale s and floor m: m is the greatest f16 not above min x, s the least with 15 s >= max x -
-  m. Code: (x - m) / s likewise, 0 to 15; it stands for m + s * code. Of n numbers byte j holds code j in its lower four
-  bits and code ceil(n / 2) + j in its upper four (zeros beyond the end).
-- All is computed in f32, every operation rounded by itself; x / s is x * (1 / s), or 0 where s = 0.
-- A group with a NaN or an infinity, or too large for f16, has the scale NaN (0x7e00) and zeros: it is NaN from then on.
-
-What is read differs from what was written by s / 2 at most (and f32 rounding): both f16 are rounded to the safe side. A
-page's part of one layer and KV head is the rows of its keys, those of its values, and padding to 4 KiB.
+docs/kernels.md has every bit. A number read from q8 or q4 differs from the written one by half a scale at most (and f32
+rounding), as f16 scales are rounded to the safe side. A page's part of one layer and KV head is the rows of its keys,
+those of its values, and padding to 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -23,7 +13,7 @@ from tpiedge.wire.fields import Compute, KVPrecision
 KV_GROUP = 32
 
 KEYS = 64
-"""Attention takes aligned blocks of so many keys, which must not straddle pages."""
+"""Keys of an aligned block of attention, which must not straddle pages."""
 _NUMBER_BYTES = {"f32": 4, "bf16": 2}
 
 _ALIGN = 4096
@@ -32,8 +22,6 @@ _SCALES_BYTES = {"q8": 2, "q4": 4}  # of a group
 
 @dataclass(frozen=True)
 class KVFormat:
-    """How heads of `width` numbers are stored."""
-
     precision: KVPrecision
     width: int
 
@@ -55,7 +43,7 @@ class KVFormat:
 
     @cached_property
     def row_nbytes(self) -> int:
-        """Bytes of one position of a head, keys or values."""
+        """Bytes of one position's keys or values of a head."""
         if not self.quantised:
             return self.width * _NUMBER_BYTES[self.precision]
         return self.scales_nbytes + -(-self.width * self.bits // 8)

@@ -1,4 +1,4 @@
-"""Where a KV cache's keys and values lie in its pages, and which positions a call takes.
+"""Addresses of keys and values in a KV cache's pages, and the positions of a call.
 
 A page has P positions, and a part for each layer and KV head: keys, then values. Position x is row x % P of page x //
 P. Native kernels read raw memory, so all but a table's addresses is checked here.
@@ -24,9 +24,9 @@ _SPAN = struct.Struct("=4q")
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """How one layer's keys and values lie in the pages of a cache. Raises ValueError for what does not fit together.
-    `positions`: of a page, a multiple of KEYS. `store_PB`: the memory of all pages, uint8 [pages, bytes of a page], in
-    which the parts of all layers and KV heads follow each other."""
+    """One layer's keys and values in a cache's pages. `positions`: of a page, a multiple of KEYS. `store_PB`: the
+    memory of all pages, uint8 [pages, bytes of a page], parts by layer, then KV head. Raises ValueError for what does
+    not fit together."""
 
     format: KVFormat
     kv_heads: int
@@ -70,14 +70,13 @@ class PageLayout:
 
     @property
     def layer_offset(self) -> int:
-        """Bytes from a page's address to the layer's first part."""
         return self.layer * self.kv_heads * self.head_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Successive positions of one sequence from `start` on. `table`: addresses of its pages from position 0 on, at
-    least up to the last position's."""
+    """Successive positions of one sequence from `start` on. `table`: addresses of its pages from position 0 to at least
+    the last."""
 
     tokens: int
     start: int
@@ -89,9 +88,9 @@ class Span:
 
 
 class Spans:
-    """The spans of a call, checked and packed once for all layers; their tokens are the call's rows, in this order.
-    Several may be of one sequence, but of different positions. Raises ValueError for a table that ends too early or is
-    no contiguous int64. Tables must not be written to or freed while calls are made."""
+    """A call's spans, checked and packed once for all layers; their tokens are its rows, in this order. Spans of one
+    sequence have different positions. Tables must not be written to or freed during calls. Raises ValueError for a
+    table that is too short or no contiguous int64."""
 
     def __init__(self, spans: Sequence[Span], positions: int) -> None:
         self.positions = positions
@@ -124,6 +123,6 @@ class Spans:
             first += span.tokens
 
     def check_pages(self, layout: PageLayout) -> None:
-        """Raises ValueError where the tables are of pages of another size."""
+        """Raises ValueError if the pages have another size."""
         if self.positions != layout.positions:
             raise ValueError(f"tables of pages of {self.positions} positions for pages of {layout.positions}")

@@ -1,6 +1,6 @@
-"""The native kernels' threads, checks of what calls pass, and its packing. With a Pool they compute everything but f32
-and bf16 products of more than NATIVE_TOKENS tokens and attention with heads wider than MAX_HEAD_WIDTH; torch does
-these, and all of f32 and bf16 without one."""
+"""The native kernels' threads, and checks and packing of their arguments. Torch computes everything without a Pool;
+with one, only f32 and bf16 products of more than NATIVE_TOKENS tokens and attention with heads wider than
+MAX_HEAD_WIDTH."""
 
 import struct
 import weakref
@@ -30,8 +30,8 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads that compute together with the caller. Calls of several threads wait for each other. Native
-    functions access raw memory: this package's modules check what they pass."""
+    """Native threads that compute together with the caller; calls of several threads wait for each other. Functions
+    access raw memory: this package's modules check what they pass."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll
@@ -42,13 +42,12 @@ class Pool:
         self._finalizer = weakref.finalize(self, self.dll.tpiedge_close, handle)
 
     def close(self) -> None:
-        """Ends the threads. Idempotent."""
         self._handle = None
         self._finalizer()
 
     def call(self, function: str, *arguments: object) -> bool:
-        """Calls a native function. False where sums of a grid may exceed int32 and int64 was not asked for: they are of
-        no use. Raises MemoryError where the function has no memory for intermediate results."""
+        """Calls a native function. False if sums of a grid may exceed int32 and int64 was not asked for; then they are
+        useless. Raises MemoryError without memory for intermediate results."""
         if self._handle is None:
             raise RuntimeError("the native threads were closed")
         status: int | None = getattr(self.dll, function)(self._handle, *arguments)
@@ -58,7 +57,7 @@ class Pool:
 
 
 def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool = True) -> None:
-    """Raises ValueError for a tensor that is not f32 of this shape in main memory: its memory is read raw."""
+    """Raises ValueError unless `x` is f32 of this shape in main memory, which is read raw."""
     if (
         x.shape != shape
         or x.dtype is not torch.float32
@@ -72,14 +71,14 @@ def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool 
 
 
 def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
-    """A matrix of f32 or bf16; `y`: where its products go; `rows`: of it, or of y."""
+    """A matrix of f32 or bf16; `y`: address of its products; `rows`: of it, or of y."""
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """A column-parallel matrix; `y`: where its products go, unless the call says so, rows `y_stride` floats apart;
+    """A column-parallel matrix; `y`: address of its products, unless the call has it, rows `y_stride` floats apart;
     `bias_R`, contiguous f32, is added and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)

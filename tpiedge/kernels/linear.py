@@ -1,7 +1,7 @@
 """Products of activations with weights: T tokens, I input features, O output features, R rows of the stored weight.
 
-Native products give a row the same bits whatever else is in the step and however many threads work; torch's may depend
-on both. Quantised matrices are multiplied in INT8, natively only.
+Natively a row's bits depend neither on other rows nor on the number of threads; torch's may depend on both. Quantised
+matrices are multiplied in INT8, natively only.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,8 @@ from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
 
 class Arithmetic(StrEnum):
-    """How activations are multiplied with weights, not how weights are stored. F32: bf16 weights are widened exactly.
-    BF16: activations are rounded to bf16, sums are f32. INT8: activations of quantised weights are quantised too
-    (panels.py); other weights as in F32."""
+    """Arithmetic of activations with weights. F32 widens bf16 weights exactly. BF16 rounds activations to bf16; sums
+    are f32. INT8 also quantises activations of quantised weights; other weights as in F32."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -36,9 +35,8 @@ class Arithmetic(StrEnum):
 
 
 class Linear:
-    """Computes with `threads` native threads, the caller among them. Calls of several threads wait for each other.
-    MemoryError where a product has no memory for intermediates. `library=None`: torch alone, ValueError for quantised
-    matrices."""
+    """Computes with `threads` native threads, the caller's included; calls of several threads wait for each other.
+    MemoryError without memory for intermediates. `library=None`: torch alone, ValueError for quantised matrices."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
@@ -50,11 +48,11 @@ class Linear:
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
-        """With the native kernels if they are built and not switched off (TPIEDGE_NATIVE=0)."""
+        """Uses the native kernels if they are built and not switched off (TPIEDGE_NATIVE=0)."""
         return cls(arithmetic, threads, kernel_library())
 
     def pool_of(self, tokens: int) -> Pool | None:
-        """The native kernels, if they multiply so many tokens with f32 and bf16 matrices."""
+        """Returns the native kernels if they multiply so many tokens with f32 and bf16 matrices."""
         return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
@@ -74,7 +72,7 @@ class Linear:
         self._project_panels(self.pool, x_TI, [pack_panels(w_RI, y_TR.data_ptr(), None, y_TR.stride(0))])
 
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        """x @ w.T for up to MAX_PRODUCTS weights, all quantised or none, with one waking of the threads."""
+        """x @ w.T for up to MAX_PRODUCTS weights, all quantised or all plain, in one native call."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
@@ -97,7 +95,7 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """x @ w: row-parallel matrices, one row per input feature. [T, O], contiguous: f32, or of a quantised matrix
+        """x @ w: row-parallel matrices, one row per input feature. [T, O], contiguous: f32, or for a quantised matrix
         sums of `grid`, which it needs."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
@@ -151,13 +149,11 @@ class Linear:
 
 
 def check_activations(x: Tensor, features: int) -> None:
-    """Raises ValueError for what is not f32 [tokens, features] in main memory."""
     check_f32("activations", x, (*x.shape[:1], features), contiguous=False)
 
 
 def check_weight(w: Weight, input_dim: int) -> None:
-    """Raises ValueError for a matrix that is not in main memory with rows at a stride, or quantised along another
-    dimension than `input_dim`."""
+    """Raises ValueError unless the matrix is in main memory, with strided rows or quantised along `input_dim`."""
     if isinstance(w, PanelMatrix):
         if w.transposed is not (input_dim == 0):
             raise ValueError(

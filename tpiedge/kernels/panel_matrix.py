@@ -1,4 +1,4 @@
-"""A quantised matrix in main memory, as it was read from a pack."""
+"""A quantised matrix in main memory, in the bytes of a pack."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,9 +11,9 @@ from tpiedge.kernels.panels import OFFSETS, PanelShape
 
 @dataclass(frozen=True)
 class PanelMatrix:
-    """Some units of a matrix, laid out as in panels.py, `unit_nbytes` apart. `rows` x `cols` as the checkpoint stores
-    it (a row is an output, or an input where `transposed`), in units of `rows_per_unit` rows, the last maybe short.
-    `data_B`: uint8, contiguous."""
+    """Some units of a matrix, laid out as in panels.py, `unit_nbytes` apart. `rows` x `cols` as in the checkpoint (a
+    row is an output, or an input if `transposed`), in units of `rows_per_unit` rows, the last maybe short. `data_B`:
+    uint8, contiguous."""
 
     data_B: Tensor
     bits: int
@@ -53,4 +53,3 @@ class PanelMatrix:
 
 
 Weight: TypeAlias = Tensor | PanelMatrix
-"""A matrix as a kernel takes it."""

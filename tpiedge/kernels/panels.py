@@ -1,22 +1,6 @@
-"""Layout of quantised matrices in memory and on disk: 16 outputs side by side, in the order in which kernels read.
+"""Layout of quantised matrices in memory and on disk: panels of 16 outputs, in the order in which kernels read.
 
-A matrix has O outputs and I inputs, y[o] = sum over i of w[o, i] * x[i], however the checkpoint stores it. It is cut
-into units, of outputs if column-parallel, of inputs if row-parallel, each stored on its own:
-
-1. Outputs form panels of 16, the last filled up with zeros.
-2. Inputs form groups of 32, from the unit's first on; the last may be short, filled up to a multiple of 8.
-3. A panel is a row of pairs of groups; the last pair may have one group. A pair begins with a line of 64 bytes: 16 f16
-   scales of its first group, then 16 of the second (or zeros). The codes of both follow. So a product reads memory in
-   order, as processors fetch ahead best.
-4. q8: a group's codes are blocks of 4 inputs, 64 bytes each; byte 4 r + j of block b is the code of output r and input
-   4 b + j. The weight is scale * (code - 128).
-5. q4: a group's codes are blocks of 8 inputs, 64 bytes each; byte 4 r + j of block b holds the code of output r and
-   input 8 b + j in its lower four bits and that of input 8 b + 4 + j in its upper four. The weight is scale * (code -
-   8).
-6. All filling is zero bytes: it meets zero inputs or zero scales.
-
-Groups restart at every unit, so nodes can compute different units. Panels, scales and codes of a pair begin at
-multiples of 64 bytes of the unit.
+A unit (of outputs if column-parallel, of inputs if row-parallel) is stored on its own. docs/kernels.md has every bit.
 """
 
 from dataclasses import dataclass
@@ -33,7 +17,7 @@ PANEL = 16
 GROUP = 32
 """Inputs that share a scale."""
 OFFSETS = {8: 128, 4: 8}
-"""What is taken from a code, by bits."""
+"""The code of a zero weight, by bits."""
 
 _STEP = 8
 _LINE_BYTES = 64
@@ -72,7 +56,7 @@ class PanelShape:
 
 
 def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Copies of uint8 panels' scales, f16 [panels, groups, 16], and codes, bytes [panels, codes_nbytes]."""
+    """Copies of the panels' scales, f16 [panels, groups, 16], and codes, bytes [panels, codes_nbytes]."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels = len(panels_PB)
     scales_PB = np.hstack([whole_PNB[..., :_LINE_BYTES].reshape(panels, -1), rest_PB[:, :_LINE_BYTES]])
@@ -81,7 +65,7 @@ def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
 
 
 def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
-    """One output of `split_panels` of one panel, copied alone: as of a panel that has no other."""
+    """Copies of one output's scales and codes, shaped like a panel without other outputs."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])

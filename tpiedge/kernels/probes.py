@@ -1,9 +1,10 @@
-"""This computer's limits (a roofline): bytes read from memory and products per second. Needs the native library."""
+"""Limits of this computer (a roofline): bytes read from memory and products per second. Needs the native library."""
 
 import functools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -22,7 +23,7 @@ class Probes:
         self._rounds_per_s: dict[bool, float] = {}  # of int8 or not, when last measured
 
     def bytes_per_s(self, threads: int) -> float:
-        """Each thread reads its part of the buffer once. Raises ValueError where a part is below 256 bytes."""
+        """Each thread reads its part of the buffer once. Raises ValueError if a part is below 256 bytes."""
         part = self._buffer.numel() // threads // _STEP_BYTES * _STEP_BYTES
         if part == 0:
             raise ValueError(f"{self._buffer.numel()} bytes are less than {_STEP_BYTES} for each thread")
@@ -32,7 +33,7 @@ class Probes:
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
         """Multiplications and additions of f32, or of 8-bit into 32-bit numbers. Takes about `seconds`, at first twice
-        as long."""
+        that."""
         if int8 not in self._rounds_per_s:
             rounds, taken_s = _ROUNDS, 0.0
             while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:
@@ -50,18 +51,13 @@ class Probes:
 def _together(works: list[Callable[[], object]]) -> float:
     """Seconds from the start of all until the end of the last. ctypes releases the GIL."""
     ready = threading.Barrier(len(works))
-    spans: list[tuple[float, float]] = []
 
-    def run(work: Callable[[], object]) -> None:
+    def run(work: Callable[[], object]) -> tuple[float, float]:
         ready.wait()
         started = time.perf_counter()
         work()
-        spans.append((started, time.perf_counter()))
+        return started, time.perf_counter()
 
-    others = [threading.Thread(target=run, args=(work,)) for work in works[1:]]
-    for other in others:
-        other.start()
-    run(works[0])
-    for other in others:
-        other.join()
+    with ThreadPoolExecutor(len(works)) as threads:
+        spans = list(threads.map(run, works))
     return max(end for _, end in spans) - min(start for start, _ in spans)

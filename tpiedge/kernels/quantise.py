@@ -1,14 +1,7 @@
-"""From numbers to panels of integers with scales (panels.py) and back. No torch.
+"""Quantises numbers to panels of integers with scales (panels.py) and back. No torch.
 
-Symmetric, a scale per output and group of 32 inputs, rounded to f16 before the codes are chosen; halves go to even.
-
-q8: scale = max |w| / 127. Codes 1 to 255. q4: scale = -m / 8, m being the weight of largest magnitude (the first of
-several), so that m has the code 0, one step beyond the code 15; weights near -m are clipped. A search tries -m / 7,
-7.5, 8.5, 9 and 9.5 and keeps the least squared error, the first of equals; then the best scale for the codes found,
-sum(w q) / sum(q q).
-
-A matrix quantised so before, here or as GGUF's Q4_0 or Q8_0, comes back unchanged, but for scales below 2^-14, where
-f16 loses bits. native/quantise.inl sums in f32 over the inputs in order: the same bytes for every instruction set.
+A scale covers 32 inputs of an output; docs/kernels.md has the search for it. A matrix quantised before, here or as
+GGUF's Q4_0 or Q8_0, comes back unchanged, but for scales below 2^-14, where f16 loses bits.
 """
 
 import math
@@ -24,7 +17,7 @@ _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16):
 
 
 class CannotQuantise(ValueError):
-    """Output number `output` (from 0) has a weight that is no number, or too large for a scale."""
+    """Output number `output` (from 0) has a NaN or infinite weight, or one too large for a scale."""
 
     def __init__(self, output: int, reason: str) -> None:
         super().__init__(f"output {output} {reason}")
@@ -44,7 +37,7 @@ class QuantisationError:
 
     @property
     def sqnr_db(self) -> float:
-        """The ratio of both. Infinite where nothing changed."""
+        """Infinite without noise."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -53,9 +46,9 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """The panels of a unit, or of some panels of it, and their error. Releases the GIL. `values_OI`: f32, f16 or the
-    bits of bf16 as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous. Raises CannotQuantise for the
-    first bad output; UserError without native kernels."""
+    """The panels of a unit, or of some of its panels, and their error. Releases the GIL. `values_OI`: f32, f16 or
+    bf16's bits as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous. Raises CannotQuantise, UserError
+    without native kernels."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"
@@ -82,7 +75,7 @@ def dequantise_unit(data: Array, shape: PanelShape) -> Array:
 
 
 def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
-    """[inputs] f32: one of the 16 outputs of a panel (uint8), without the work of the others."""
+    """[inputs] f32: one of a panel's 16 outputs, without computing the others."""
     row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
     return row
 

@@ -1,4 +1,4 @@
-"""The native kernels (`native/`: C++ through ctypes), and a checksum. No torch: packing uses them, too."""
+"""Loads the native kernels (`native/`: C++ through ctypes), and a checksum. No torch: packing uses them, too."""
 
 import ctypes
 import functools
@@ -14,54 +14,42 @@ from tpiedge.native_code import Signatures, find_library, load_library
 #: As in native/interface.cpp.
 ABI = 11
 
-_int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
-_double = ctypes.c_double
-_packed = ctypes.c_char_p
-_ROWS = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _size]
-
-SIGNATURES: Signatures = {
-    "tpiedge_has_isa": ([_int], _int),
-    "tpiedge_best_isa": ([], _int),
-    "tpiedge_open": ([_int, _int], _pointer),
-    "tpiedge_close": ([_pointer], None),
-    "tpiedge_project": ([_pointer, _pointer, _size, _size, _packed, _size], None),
-    "tpiedge_contract": ([_pointer, _pointer, _packed, _size, _size], _int),
-    "tpiedge_ffn": (
-        [_pointer, _pointer, _size, _size, _pointer, _float, _int, _packed, _size, _pointer],
-        _int,
-    ),
-    "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], _int),
-    "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed, _int], _int),
-    "tpiedge_panels_attention": (
-        [_pointer, _packed, _pointer, _pointer, _packed, _size, *[_pointer] * 3, _int],
-        _int,
-    ),
-    "tpiedge_panels_ffn": (
-        [_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer, _int],
-        _int,
-    ),
-    "tpiedge_add_sums": ([_pointer, _pointer, _size, _size, _int], None),
-    "tpiedge_panels_stack": (
-        [_pointer, _packed, _size, _pointer, _packed, _size, *[_pointer] * 4],
-        _int,
-    ),
-    "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
-    "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
-    "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),
-    "tpiedge_swiglu": ([_pointer, _pointer, _pointer, _pointer, _size], None),
-    "tpiedge_kv_append": ([_pointer, _pointer, _pointer, _packed, _packed, *[_size] * 5], None),
-    "tpiedge_attention": (
-        [_pointer, _pointer, _pointer, _packed, _packed, _size, _packed, _size, _size, _float],
-        None,
-    ),
-    "tpiedge_quantise": ([_size, _pointer, *[_size] * 6, _pointer, _pointer], _size),
-    "tpiedge_draw": ([_size, _pointer, _size, _double, _size, *[_double] * 3], _size),
-    "tpiedge_likeliest": ([_size, _pointer, _size, _size, _pointer], _size),
-    "tpiedge_probe_read": ([_pointer, _size], ctypes.c_uint64),
-    "tpiedge_probe_operations": ([_int], _size),
-    "tpiedge_probe_multiply": ([_int, _size], _size),
+_TYPES = {
+    **{"i": ctypes.c_int, "n": ctypes.c_int64, "u": ctypes.c_uint32, "U": ctypes.c_uint64},
+    **{"f": ctypes.c_float, "d": ctypes.c_double, "p": ctypes.c_void_p, "b": ctypes.c_char_p},
 }
-
+#: Function -> letters of its arguments and of its result ("": none). "b" is packed bytes, "p" an address.
+_FUNCTIONS = {
+    "tpiedge_has_isa": ("i", "i"),
+    "tpiedge_best_isa": ("", "i"),
+    "tpiedge_open": ("ii", "p"),
+    "tpiedge_close": ("p", ""),
+    "tpiedge_project": ("ppnnbn", ""),
+    "tpiedge_contract": ("ppbnn", "i"),
+    "tpiedge_ffn": ("ppnnpfibnp", "i"),
+    "tpiedge_panels_project": ("ppnbn", "i"),
+    "tpiedge_panels_contract": ("ppnbi", "i"),
+    "tpiedge_panels_attention": ("pbppbnpppi", "i"),
+    "tpiedge_panels_ffn": ("pbppnpfpi", "i"),
+    "tpiedge_add_sums": ("ppnni", ""),
+    "tpiedge_panels_stack": ("pbnpbnpppp", "i"),
+    "tpiedge_rms_norm": ("pppnnnnnpf", ""),
+    "tpiedge_rope": ("pppnnnnnppn", ""),
+    "tpiedge_crc32": ("pnu", "u"),
+    "tpiedge_swiglu": ("ppppn", ""),
+    "tpiedge_kv_append": ("pppbbnnnnn", ""),
+    "tpiedge_attention": ("pppbbnbnnf", ""),
+    "tpiedge_quantise": ("npnnnnnnpp", "n"),
+    "tpiedge_draw": ("npndnddd", "n"),
+    "tpiedge_likeliest": ("npnnp", "n"),
+    "tpiedge_probe_read": ("pn", "U"),
+    "tpiedge_probe_operations": ("i", "n"),
+    "tpiedge_probe_multiply": ("in", "n"),
+}
+SIGNATURES: Signatures = {
+    name: ([_TYPES[letter] for letter in arguments], _TYPES.get(result))
+    for name, (arguments, result) in _FUNCTIONS.items()
+}
 
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
@@ -87,8 +75,8 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """The kernels for this CPU; None, with one log line, where they are not built or switched off. TPIEDGE_NATIVE=0
-    switches them off; the name of an instruction set (one of ISAS) picks it."""
+    """The kernels for this CPU; None, with one log line, if they are not built or switched off. TPIEDGE_NATIVE=0
+    switches them off; the name of an instruction set (of ISAS) picks it."""
     found = _find()
     if isinstance(found, KernelLibrary):
         return found
@@ -100,7 +88,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Why there are no native kernels, and what to do; "" where there are."""
+    """The reason for missing native kernels, and a remedy; "" if there are kernels."""
     return "" if kernel_library() is not None else str(_find())
 
 

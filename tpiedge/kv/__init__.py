@@ -1,3 +1,1 @@
-"""The KV cache of a node's own heads: `cache` holds it in pages; `pages` (pure, on rank 0) says which page holds what,
-and when their memory is given back.
-"""
+"""The KV cache of a node's own heads: `cache` holds its `pages` (pure), which rank 0 hands out."""

@@ -1,5 +1,4 @@
-"""Keys and values of a node's own KV heads, in pages. Positions are appended without holes; rank 0 says which pages a
-sequence has; memory that `held_bytes` does not count has gone back to the system."""
+"""Keys and values of a node's own KV heads, in pages that rank 0 hands out. Positions are appended without holes."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,8 +15,8 @@ from tpiedge.wire.fields import KVPrecision
 
 
 class KVCache:
-    """Up to `slots` sequences in pages for `capacity` tokens together, in each of `num_layers` layers. A page is
-    [layer, KV head, part] (`KVFormat`). Raises OutOfMemory if the system refuses the address space."""
+    """Up to `slots` sequences in pages for `capacity` tokens together. A page is [layer, KV head, part] (`KVFormat`).
+    Raises OutOfMemory if the system refuses the address space."""
 
     def __init__(
         self,
@@ -50,13 +49,12 @@ class KVCache:
 
     @property
     def held_bytes(self) -> int:
-        """The most that can be resident."""
+        """The most that can be resident; other memory has gone back to the system."""
         return len(self._in_memory) * self.page_bytes
 
     @cached_property
     def parts(self) -> NDArray[np.uint8]:
-        """[pages, layers, KV heads, bytes of a part]: the memory itself. Only pages named by `hold` or a plan may be
-        touched."""
+        """The memory, [pages, layers, KV heads, bytes of a part]. Touch only pages named by `hold` or a plan."""
         shape = (self.pages, self._num_layers, self._kv_heads, self.format.part_nbytes)
         return self._store_PB.numpy().reshape(shape)
 
@@ -65,7 +63,7 @@ class KVCache:
         self._in_memory.update(range(pages))
 
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
-        """Applies a plan's changes of pages. Raises ProtocolError for a slot or page that does not exist."""
+        """Applies a plan's changes. Raises ProtocolError for a slot or page that does not exist."""
         for change in changes:
             slot = change.slot
             self._check_slot(slot)
@@ -91,8 +89,8 @@ class KVCache:
             self._arena.discard(page * self.page_bytes, self.page_bytes)
 
     def begin(self, segments: Sequence[Segment]) -> None:
-        """Checks that these positions can be appended; drops what a sequence has beyond them. Raises ProtocolError for
-        an unknown slot, a hole, or too few pages."""
+        """Drops what sequences have beyond these positions' starts. Raises ProtocolError for an unknown slot, a hole,
+        or too few pages."""
         lengths = self._lengths.copy()
         for segment in segments:
             slot, start, stop = segment.slot, segment.start, segment.start + segment.length
@@ -112,7 +110,7 @@ class KVCache:
             self._lengths[segment.slot] = segment.start + segment.length
 
     def span(self, slot: int, start: int, tokens: int) -> Span:
-        """Where positions of a slot, checked by `begin`, are."""
+        """Locates positions of a slot that `begin` has checked."""
         return Span(tokens, start, self._tables[slot, : self._counts[slot]])
 
     def close(self) -> None:

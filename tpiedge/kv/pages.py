@@ -1,15 +1,14 @@
-"""Which page of the KV cache holds what: rank 0's ledger, without any memory (a pure machine).
+"""Rank 0's ledger of the KV cache's pages: a pure machine.
 
-A full page whose tokens are decided may be published under a name, so that sequences that begin alike share it.
+Full pages may be published under a name: sequences that begin alike share them.
 
-Laws:
-1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held by as many sequences
-   as its count says.
-2. A name is the keyed hash of the page's tokens and the previous page's name, beginning with a scope's. So sequences
-   share within a scope only, and two texts cannot be made to have one name.
-3. A published page is never written again: its publisher goes on in another page.
-4. Blank pages are taken first, then cold ones, the lowest first; then the least recently used idle page. A sequence's
-   pages become idle from its end on, so that a beginning outlives what follows it.
+1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held by `_counts`
+   sequences.
+2. A name is the keyed hash of a page's tokens and the previous name, beginning with a scope's: sequences share within a
+   scope only, and no one can make two texts with one name.
+3. A published page is never written again.
+4. Blank pages are taken first, then cold ones; then the least recently used idle page. A sequence's last pages become
+   idle first, so that a beginning outlives what follows it.
 """
 
 import hashlib
@@ -25,8 +24,8 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """`pages` pages of `positions` positions. `key` (at most 64 bytes) of the names must be new in every epoch, whose
-    nodes compute other bits."""
+    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, whose nodes compute
+    other bits."""
 
     def __init__(self, pages: int, positions: int, key: bytes) -> None:
         self.pages = pages
@@ -60,7 +59,7 @@ class PagePool:
         return sum(page in self._idle for page in pages)
 
     def take(self) -> int:
-        """A page to write to, held once. Raises InternalError where there is none."""
+        """Takes a page to write to, held once. Raises InternalError without one."""
         if self._blank:
             page = heapq.heappop(self._blank)
         elif self._cold:
@@ -94,7 +93,7 @@ class PagePool:
         return self._hashed(b"page", before + array("I", tokens).tobytes())
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Publishes a full page and returns its name; a page that has the name already keeps it."""
+        """Publishes a full page and returns its name; an earlier page of the name keeps it."""
         name = self.name_of(before, tokens)
         if name not in self._named and page not in self._published:
             self._named[name] = page
@@ -102,19 +101,19 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """The scope's published pages that hold the beginning of `ids`, without its last position; not shared yet."""
+        """Finds the scope's published pages with the beginning of `ids`, without its last position; not shared yet."""
         known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         return [self._named[name] for name in known]
 
     def names(self, ids: Sequence[int], scope: str = "") -> Iterator[bytes]:
-        """The names of the full pages of `ids`, published or not."""
+        """Names the full pages of `ids`, published or not."""
         before = self.scope_name(scope)
         for start in range(0, len(ids) - self.positions + 1, self.positions):
             before = self.name_of(before, ids[start : start + self.positions])
             yield before
 
     def shrink(self, most: int) -> None:
-        """Takes memory from pages that are not held until at most `most` have any."""
+        """Takes memory from pages that are not held until `most` have any."""
         while self.in_memory > most and (self._blank or self._idle):
             if self._blank:
                 page = max(self._blank)
@@ -126,7 +125,7 @@ class PagePool:
             self._discarded[page] = None
 
     def discarded(self, most: int) -> tuple[int, ...]:
-        """Pages, at most `most`, whose memory is to go back now; each is named once."""
+        """Lists pages, at most `most`, whose memory is to go back now; each once."""
         told = list(self._discarded)[:most]
         for page in told:
             del self._discarded[page]
@@ -155,7 +154,7 @@ class KVRoom:
         self._grain = min(grain, pages)
 
     def ask(self, needed: int) -> int:
-        """How many pages may keep memory while sequences need `needed`."""
+        """Bounds pages with memory while sequences need `needed`."""
         enough = min(-(-needed // self._grain) * self._grain, self._pages)
         if not enough <= self._held < enough + 2 * self._grain:
             self._held = enough

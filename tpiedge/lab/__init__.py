@@ -1,7 +1,6 @@
-"""The laboratory: what measures and what imitates. Nothing that serves imports it; the command line names its verbs.
+"""Measurements and emulation. Nothing that serves imports it.
 
-`testbed` emulates devices on one computer. `bench` measures speed, memory and disks. `eval_text` says how well a model
-predicts a text, `eval_agreement` what precision costs. `traces` reads what nodes did when, `plots` draws.
-`random_weights` are models of any shape without a checkpoint, `memory_group` is a control group with a limit. `verbs`
-are bench, eval, testbed and trace.
+`testbed` emulates devices on one computer; `bench` measures speed, memory and disks; `eval_text` scores a model on a
+text, `eval_agreement` compares two models; `traces` reads and `plots` draws what nodes did; `random_weights` makes
+models without a checkpoint; `memory_group` limits memory; `verbs` has the commands.
 """

@@ -1,4 +1,4 @@
-"""Compares all logits of two models over a given text, position by position.
+"""Compares all logits of two models over a text, position by position.
 
 Shapes: T tokens of a window, R rows that exist at a time, V the vocabulary, H hidden size. Sums are in f64.
 """
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator
+from tpiedge.engine.drawing import Head
 from tpiedge.engine.forward import Engine, kv_cache
-from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
@@ -39,8 +39,6 @@ _SLOT = 0
 
 
 class WindowRows:
-    """Logits of windows, some rows at a time."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._head = Head(engine.config, engine.weights, engine.linear)
@@ -94,8 +92,8 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs rows of both, as models of different widths come in other pieces. Asks for each piece once the one before
-    it is used up. Raises ValueError unless both have as many rows."""
+    """Pairs rows of two models, which come in pieces of different sizes; each piece is fetched once the previous one is
+    used up. Raises ValueError for different numbers of rows."""
     a_RV, b_RV = next(one, None), next(other, None)
     while a_RV is not None and b_RV is not None:
         rows = min(len(a_RV), len(b_RV))
@@ -107,7 +105,7 @@ def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[t
 
 
 class Comparison:
-    """Figures that grow by `add`; only a number or two of each position are kept."""
+    """Accumulates figures; keeps one or two numbers per position."""
 
     def __init__(self) -> None:
         self.positions = 0
@@ -116,7 +114,7 @@ class Comparison:
         self._divergences: list[Tensor] = []
 
     def add(self, reference_RV: Tensor, model_RV: Tensor, following: Sequence[int]) -> None:
-        """Adds logits of R positions and the token that follows each. Raises UserError for NaN."""
+        """Adds logits of R positions and the next tokens. Raises UserError for NaN."""
         logs_RV = reference_RV.double().log_softmax(-1), model_RV.double().log_softmax(-1)
         ids_R1 = torch.tensor(following)[:, None]
         for place, log_RV in enumerate(logs_RV):
@@ -137,7 +135,7 @@ class Comparison:
         return self._agreeing / self.positions
 
     def divergence(self) -> dict[str, float | None]:
-        """KL(reference || model) in nats, over the positions; None if it is infinite."""
+        """KL(reference || model) in nats, averaged; None if infinite."""
         every = torch.cat(self._divergences)
         # Not torch's quantile, which takes 16 million numbers at most.
         place = max(0, math.ceil(0.95 * len(every)) - 1)
@@ -148,7 +146,7 @@ class Comparison:
         }
 
     def perplexities(self) -> tuple[float | None, float | None]:
-        """(the model's, the reference's); None beyond any float."""
+        """(the model's, the reference's); None on overflow."""
         reference, model = (_exp(nats / self.positions) for nats in self._nats)
         return model, reference
 
@@ -175,7 +173,7 @@ def _finite(value: float) -> float | None:
 
 
 def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
-    """Computes both models over all windows of `text`; `other` is the reference. Raises as `open_engine`."""
+    """Compares with the reference `other` over all windows of `text`. Raises as `open_engine`."""
     each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
     found = Comparison()
     progress = ByteProgress("comparing")

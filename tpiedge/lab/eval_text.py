@@ -1,8 +1,8 @@
-"""The text that a model is measured with, its windows, and how well a model predicts it.
+"""A text for evaluation, its windows, and its likelihood under a model.
 
-A form feed ends a document. A document longer than the context is read in windows, each of which scores the tokens
-that earlier windows have not: every token but a document's first is scored once, after at least `context` - `stride`
-tokens in later windows.
+A form feed ends a document. A document longer than the context is read in windows; each scores the tokens that earlier
+windows have not. So every token but a document's first is scored once, after at least `context` - `stride` tokens in
+later windows.
 """
 
 import math
@@ -29,7 +29,7 @@ _SEPARATOR = "\f"
 
 @dataclass(frozen=True)
 class Window:
-    """`ids` of a piece of a document; those from index `first` on (at least 1) are scored."""
+    """A piece of a document; `ids` from index `first` (at least 1) on are scored."""
 
     ids: tuple[int, ...]
     first: int
@@ -41,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True)
 class EvalText:
-    """A text's windows; `scored_bytes` counts the UTF-8 bytes of the scored tokens."""
+    """A text's windows; `scored_bytes` is the UTF-8 length of scored tokens."""
 
     name: str
     documents: int
@@ -78,8 +78,8 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Windows of a file's documents, by default those held out from the demo model's training. They fit the positions
-    of the model and of the `reference`. Raises UserError."""
+    """Windows of a file's documents, by default those held out from the demo model's training, that fit the model and
+    the `reference`. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
@@ -111,7 +111,7 @@ def read_text(
 
 
 def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Window]:
-    """The windows of one document of two tokens at least; `stride` is less than `context`."""
+    """The windows of a document of at least two tokens; `stride` is less than `context`."""
     start, scored = 0, 1
     while scored < len(ids):
         stop = min(start + context, len(ids))
@@ -121,7 +121,7 @@ def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Wind
 
 
 def _documents(model: PreparedModel, path: Path | None) -> tuple[str, list[str]]:
-    """The text's name and its documents that are not blank. Raises UserError."""
+    """The text's name and its nonblank documents. Raises UserError."""
     if path is None:
         if model.name != DEMO:
             raise UserError("--text FILE is missing: only the demo model brings its own text")
@@ -149,7 +149,7 @@ def _read(path: Path) -> str:
 
 
 def _unscored_bytes(tokenizer: Tokenizer, first: int) -> int:
-    """Bytes of a document's first token: 0 if it only marks the beginning."""
+    """Bytes of a document's first token: 0 for a BOS token."""
     return 0 if first in tokenizer.special_ids else len(tokenizer.decode([first]).encode())
 
 
@@ -160,8 +160,8 @@ def _check_ids(model: PreparedModel, windows: list[Window]) -> None:
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
-    """Raises UserError if an id has different tokens in both. An id that only one of them names is ignored: GGUF files
-    name every row of the embedding."""
+    """Raises UserError if an id has different tokens in the two. Ids known to one only are ignored: GGUF files name
+    every row of the embedding."""
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "
@@ -183,7 +183,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
 
 
 def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
-    """How likely a text is, as figures for JSON, by one request for each window. Raises UserError for no number."""
+    """The text's likelihood as JSON figures, by one request per window. Raises UserError for NaN."""
     progress = ByteProgress("scoring")
     nats, done = 0.0, 0
     try:

@@ -25,8 +25,6 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The group's counters; `refusals` counts how often the limit was met."""
-
     peak_bytes: int
     refusals: int
     oom_kills: int
@@ -34,7 +32,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class _Files:
-    """The names of one version's files."""
+    """File names of one version of control groups."""
 
     limit: str
     usage: str
@@ -60,7 +58,7 @@ _V2 = _Files(
 
 
 class MemoryGroup:
-    """An existing group; `memory_group` makes one and removes it."""
+    """An existing group."""
 
     def __init__(self, folder: Path, version: int) -> None:
         self.folder = folder
@@ -68,21 +66,21 @@ class MemoryGroup:
 
     @property
     def members_file(self) -> Path:
-        """A process that writes its id here joins the group, with its children."""
+        """A process joins the group, with its children, by writing its id here."""
         return self.folder / "cgroup.procs"
 
     @property
     def members(self) -> set[int]:
-        """Processes of the group; those of another pid namespace read as 0 and are left out."""
+        """Process ids; those of another pid namespace read as 0 and are left out."""
         return {int(pid) for pid in self.members_file.read_text().split()} - {0}
 
     @property
     def counts(self) -> bool:
-        """Whether the kernel tells the peak: version 2 does so from Linux 5.19 on."""
+        """The kernel reports the peak: version 2 does from Linux 5.19 on."""
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
-        """Limits memory, and swap beyond it: 0 unless told. Raises OSError, also if more is taken already."""
+        """Limits memory, and swap beyond it. Raises OSError, also if usage exceeds the limit."""
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
@@ -113,22 +111,22 @@ class MemoryGroup:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes used now, files in memory included."""
+        """Bytes used now, cached files included."""
         return int((self.folder / self._files.usage).read_text())
 
     @property
     def held_bytes(self) -> int:
-        """Bytes used now without files in memory, which the kernel can take back."""
+        """Bytes used now without cached files, which the kernel can drop."""
         files = self.counter("inactive_file") + self.counter("active_file")
         return self.used_bytes - files
 
     def counter(self, *names: str) -> int:
-        """The first of the names that the group's statistics have."""
+        """The first of the names found in the group's statistics."""
         found = _fields((self.folder / "memory.stat").read_text())
         return next(found[name] for name in names if name in found)
 
     def kill(self) -> None:
-        """Kills every member but this process. Raises ResourceError if one is still there after 20 s."""
+        """Kills all members but this process. Raises ResourceError if one remains after 20 s."""
         deadline = time.monotonic() + 20.0
         while members := self.members - {os.getpid()}:
             for member in members:
@@ -139,7 +137,7 @@ class MemoryGroup:
             time.sleep(0.01)
 
     def remove(self) -> None:
-        """Removes the group with its processes. Raises ResourceError, OSError."""
+        """Kills its processes and removes the group. Raises ResourceError, OSError."""
         self.kill()
         self.folder.rmdir()
 
@@ -150,7 +148,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """A new group with that limit; its members do not outlive the block. Raises UserError."""
+    """A new group with that limit; its members end with the block. Raises UserError."""
     group = _made(Cgroups.own(root))
     try:
         group.limit(limit_bytes)
@@ -163,8 +161,8 @@ def _made(own: Cgroups) -> MemoryGroup:
     name = f"tpiedge-{os.getpid()}-{next(_numbers)}"
     if own.memory_v1:
         group = MemoryGroup(own.memory_v1[0] / name, 1)
-    elif own.memory_v2:
-        group = MemoryGroup(own.memory_v2[-1] / name, 2)
+    elif own.unified:
+        group = MemoryGroup(own.unified[-1] / name, 2)
     else:
         raise UserError("this system has no control groups that limit memory")
     try:
@@ -182,6 +180,6 @@ def _made(own: Cgroups) -> MemoryGroup:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """The numbers by name, of lines "name number"."""
+    """Parses lines "name number"."""
     pairs = (line.partition(" ") for line in text.splitlines())
     return {name: int(number) for name, _, number in pairs if number.isdecimal()}

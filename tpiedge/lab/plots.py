@@ -1,4 +1,4 @@
-"""Draws PNG files: the timeline of a trace, the roofline of `tpiedge bench kernels`. Needs matplotlib, no display."""
+"""Draws PNG files: a trace's timeline, the roofline of `tpiedge bench kernels`. Needs matplotlib, no display."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _STRIP_BAR, _MARKED, _BEHIND = "#b0b7c3", "#1f2937", "#fff3c4"
 
 
 def draw_strip(axes: Axes, trace: Trace, marked: Sequence[int]) -> None:
-    """Draws a bar for every step of the trace, which has at least one; `marked` steps are dark."""
+    """Draws a bar for every step of a nonempty trace; `marked` steps are dark."""
     spent_s = {step: end - start for step, (start, end) in sorted(trace.steps.items())}
     usual_s = median(spent_s[step] for step in decode_steps(trace))
     # Longer bars are cut, or the prompt's would leave no height for the others.
@@ -64,7 +64,6 @@ def _bar(step: int, width: float, height: float) -> list[tuple[float, float]]:
 
 
 def _name_cut(axes: Axes, cut: Iterable[tuple[int, float]]) -> None:
-    """Writes the times of steps above cut bars if there is room."""
     left, right = axes.get_xlim()
     letter, free_from = _LETTER * (right - left), left
     for step, spent_s in cut:
@@ -118,7 +117,7 @@ _COLOURS = {
 
 
 def draw_timeline(trace: Trace, part: Excerpt, path: Path) -> None:
-    """Writes a PNG: the time of every step, and the lanes of every node in the part. Raises UserError, DiskFull."""
+    """Writes a PNG: the time of every step, and all nodes' lanes in the part. Raises UserError, DiskFull."""
     lanes = len(LANES) * len(trace.nodes) + _GAP * (len(trace.nodes) - 1)
     strip_bottom = _BOTTOM_INCHES + _LANE_INCHES * lanes + _TOP_INCHES + _BELOW_STRIP_INCHES
     top = (
@@ -189,7 +188,7 @@ def _look(placed: tuple[TraceEvent, int]) -> tuple[int, str]:
 def _draw_bars(
     axes: Axes, spans: Iterable[Interval], bottom: float, height: float, colour: str, window: Interval
 ) -> None:
-    """Merges bars narrower than some pixels with their neighbours: a trace has many thousands."""
+    """Merges bars narrower than some pixels with their neighbours, as a trace has thousands."""
     pixel_s = (window[1] - window[0]) / (_WIDTH_INCHES * _DPI)
     wide: list[Interval] = []
     narrow: list[Interval] = []
@@ -236,7 +235,7 @@ def _frame(axes: Axes, nodes: int, lanes: float, window: Interval) -> None:
 
 
 def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
-    """Draws a line where each step begins, unless there are too many, named if there is room."""
+    """Draws a line at each step's start, with its name where there is room, unless there are too many."""
     if len(part.steps) > _STEPS:
         return
     letter_s = _LETTER * (part.end_s - part.start_s)
@@ -256,7 +255,7 @@ def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Saves the figure as a PNG, whole or not at all. Raises UserError, DiskFull."""
+    """Saves a PNG atomically. Raises UserError, DiskFull."""
     # Not named after the file, whose name may be as long as can be.
     unfinished = path.with_name(f".tpiedge-{os.getpid()}.partial")
     try:

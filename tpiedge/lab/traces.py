@@ -1,7 +1,7 @@
 """Reads a trace of `tpiedge run --trace` and sums up a part of it: given steps, or typical ones.
 
-A decode step computes the token that the head of the step before has drawn; other steps compute the prompt. The prompt
-of a later request also follows such a step and counts as a decode step.
+A decode step computes the token that the previous step's head has drawn; other steps compute the prompt. The prompt of
+a later request also follows such a step and counts as a decode step.
 """
 
 import json
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Events by rank in the order of their starts, in seconds since the first one; `dropped` counts lost ones."""
+    """Events by rank, sorted by start, in seconds since the first; `dropped` counts lost ones."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
@@ -35,7 +35,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """When each step was computed, on any node, without steps that took no time."""
+        """The time of each step, on any node, without steps of no duration."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
@@ -44,7 +44,7 @@ class Trace:
 
 
 def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
-    """Raises UserError for a file that is no trace, OutOfMemory if reading takes more than `memory_bytes`."""
+    """Raises UserError for a damaged file, OutOfMemory if reading takes more than `memory_bytes`."""
     values = _object(path, memory_bytes)
     records, other = values.get("traceEvents"), values.get("otherData")
     if not isinstance(records, list):
@@ -110,7 +110,7 @@ def _no_trace(path: Path, why: str) -> UserError:
 
 @dataclass(frozen=True)
 class StepRange:
-    """The steps from `first` to `last`, both included. None is the first or the last step of the trace."""
+    """The steps from `first` to `last`, inclusive. None is the trace's first or last."""
 
     first: int | None
     last: int | None
@@ -121,7 +121,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """The `known` steps (in order) in the range; empty if an end is not among them."""
+        """The `known` steps (sorted) in the range; empty if an end is not among them."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -143,14 +143,14 @@ class Excerpt:
 
 
 def parse_steps(text: str) -> StepRange:
-    """Reads "40", "40:44", "40:", ":44" or ":". Raises ValueError for anything else, or a reversed range."""
+    """Reads "40", "40:44", "40:", ":44" or ":". Raises UserError for other text or a reversed range."""
     found = _RANGE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is neither a step nor a range of steps: write 40, 40:44, 40: or :44")
+        raise UserError(f"{text!r} is neither a step nor a range of steps: write 40, 40:44, 40: or :44")
     first, last = (found["only"] or found[end] for end in ("first", "last"))
     asked = StepRange(int(first) if first else None, int(last) if last else None)
     if asked.first is not None and asked.last is not None and asked.last < asked.first:
-        raise ValueError(f"{text!r} ends before it begins: write {asked.last}:{asked.first}")
+        raise UserError(f"{text!r} ends before it begins: write {asked.last}:{asked.first}")
     return asked
 
 
@@ -160,7 +160,7 @@ def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
 
 
 def typical_excerpt(trace: Trace) -> Excerpt:
-    """The typical steps of a trace, or all of it if it has no steps."""
+    """The typical steps of a trace, or all of it without steps."""
     if not trace.steps:
         return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
@@ -170,14 +170,14 @@ def typical_excerpt(trace: Trace) -> Excerpt:
 
 
 def decode_steps(trace: Trace) -> list[int]:
-    """The steps without those of the prompt; all steps if there are no others."""
+    """The steps after the prompt's; all steps if there are no others."""
     headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
     known = sorted(trace.steps)
     return [step for step in known if step - 1 in headed] or known
 
 
 def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
-    """Three steps in a row whose times are nearest to the median, the first such three; fewer if none are in a row."""
+    """The first three steps in a row with times nearest to the median; fewer if none are in a row."""
     usual_s = median(spent_s.values())
 
     def farthest(steps: Sequence[int]) -> float:
@@ -194,9 +194,9 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """What one node did, in seconds; `busy_s` by lane, where several reads at once count once. `load_during_s`:
-    reading while that lane was busy; `travel_during_compute_s`: computing during an all-reduce; `read_bytes` of reads
-    that ended in the time."""
+    """Seconds of one node; `busy_s` by lane, where concurrent reads count once. `load_during_s`: reading while that
+    lane was busy; `travel_during_compute_s`: computing during an all-reduce; `read_bytes` of reads that ended in the
+    time."""
 
     rank: int
     busy_s: dict[str, float]
@@ -208,13 +208,13 @@ class NodeSummary:
 
     @property
     def hidden_percent(self) -> float | None:
-        """Percent of the reading without waits for weights; None if nothing was read."""
+        """Percent of the reading without waits for weights; None without reads."""
         load_s = self.busy_s["load"]
         return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
 
     @property
     def travel_hidden_percent(self) -> float | None:
-        """Percent of the all-reduces' travel during which the node computed; None if none travelled."""
+        """Percent of the all-reduces' travel during which the node computed; None without travel."""
         travel_s = self.busy_s["travel"]
         return 100 * self.travel_during_compute_s / travel_s if travel_s else None
 

@@ -1,5 +1,4 @@
-"""First lines to and from a node process, as JSON on its pipes: no secret is in an argument list. Intervals of
-liveness."""
+"""First lines to and from a node process, as JSON on its pipes, and intervals of liveness."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ _Line = TypeVar("_Line")
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. A loss is noticed within timeout_s + heartbeat_s: below 2 s with the defaults."""
+    """Intervals; a loss is noticed within timeout_s + heartbeat_s."""
 
     heartbeat_s: float = 0.3
     timeout_s: float = 1.5
@@ -26,25 +25,23 @@ class Timing:
 
 @dataclass(eq=False)
 class OwnStalls:
-    """Tells this process's own stalls from the silence of others, which is ignored while `excuse` holds."""
+    """Tells this process's stalls from the silence of others, which `excuse` has ignored."""
 
     _heartbeat_s: float
     excuse: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat, `late_s` after it was due; later than an interval is a stall. Returns `excuse`."""
+        """Notes a heartbeat `late_s` after it was due: a stall if later than an interval. Returns `excuse`."""
         self.excuse = late_s > self._heartbeat_s and not self.excuse
         return self.excuse
 
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """The master's address and this node's identity.
-
-    `data_address`: where other nodes connect. `pack`: this machine's folder of the model; "" if Assign names it.
-    `trace`: file for the node's trace; `locker`: folder of the spill file, encrypted with `locker_key` (hex); "" for
-    none. They come from a parent on this computer only: no message of a master can name a file to write.
-    """
+    """The master's address and this node's identity, from a parent on this computer: no message of a master can name
+    a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model; "" if Assign
+    names it. `locker`: folder of the spill file, encrypted with `locker_key` (hex). `trace` and `locker`: "" for
+    none."""
 
     rank: int
     epoch: int
@@ -61,7 +58,7 @@ class NodeBootstrap:
 
 
 def control_name(rank: int, epoch: int) -> str:
-    """The name of a node on the control plane; it differs in every epoch."""
+    """Names a node on the control plane, in every epoch differently."""
     return f"node-{rank}.{epoch}"
 
 
@@ -78,7 +75,7 @@ NOT_MEASURED = Capacity(0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class ServerOrder:
-    """First line to a fork server: whether to `measure` this machine, with how many threads."""
+    """First line to a fork server."""
 
     measure: bool
     threads: int
@@ -86,7 +83,7 @@ class ServerOrder:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a fork server measured. `isa` is the native kernels' or, without them, "torch"."""
+    """A fork server's measurement. `isa` is the native kernels' or, without them, "torch"."""
 
     cpu: str
     isa: str

@@ -1,10 +1,8 @@
-"""Child processes that are started, watched and ended by one parent, and that cannot outlive it.
+"""Child processes that one parent starts, watches and ends, and that cannot outlive it.
 
-A child's standard input is its lifeline: the parent writes the first line (what the child must know, secrets
-included, so that nothing secret is in an argument list or the environment) and keeps the socket open. When the parent
-dies, in whatever way, the socket closes and the child ends (tpiedge.lifeline).
-
-The kernel's parent-death signal counts the thread that started the child as its parent: that thread must outlive it.
+A child's standard input is its lifeline: on this socket the parent writes the first line, with secrets that no argument
+list or environment may have, and keeps it open. It closes when the parent dies, and the child ends (tpiedge.lifeline).
+The thread that starts a child must outlive it: the kernel's parent-death signal is about threads.
 """
 
 import contextlib
@@ -33,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node runs: `host` is its IP address, `prefix` a command that execs the node's command there."""
+    """A node's IP address and a command that execs the node's command there."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
 
 
 class Child:
-    """A running `python -m MODULE`. The parent must call `stop`. With `reports` it writes one line on standard output.
-    Raises ResourceError if it cannot be started."""
+    """A running `python -m MODULE`. The parent must call `stop`. With `reports` the child writes one line on standard
+    output. Raises ResourceError if it cannot be started."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class Child:
     def _start(
         self, start: "Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes] | ForkedProcess]"
     ) -> None:
-        """Calls `start(standard input, log)` and owns from then on what `stop` closes. Raises ResourceError."""
+        """Calls `start(standard input, log)`; `stop` closes what this opens. Raises ResourceError."""
         self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
         self._reading = threading.Lock()  # guards `_report` and the pipe that it comes from
@@ -90,18 +88,18 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 while a fork server has not forked it yet."""
+        """The process id; 0 until it is forked."""
         return self._process.pid
 
     def send_line(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Writes one more line to the child, with open files. Does nothing if it has ended: `exit_cause` says why."""
+        """Writes a line to the child, with open files. Does nothing if it has ended."""
         with contextlib.suppress(ConnectionError):
             sent = socket.send_fds(self._lifeline, [line + b"\n"], descriptors)
             self._lifeline.sendall((line + b"\n")[sent:])
 
     def read_report(self, deadline: float) -> bytes | None:
-        """The child's report; None if none came by `deadline` (monotonic seconds). From any thread; blocks. Raises
-        PeerError or OutOfMemory if it ends without a report."""
+        """Waits for the child's report; None if none came by `deadline` (monotonic seconds). From any thread. Raises
+        PeerError or OutOfMemory if the child ends without one."""
         with self._reading:
             pipe = self._process.stdout
             if pipe is None or pipe.closed:
@@ -121,7 +119,7 @@ class Child:
             return self._report.partition(b"\n")[0]
 
     def exit_cause(self) -> str | None:
-        """Why it ended, with the last line of its log; None while it runs. Does not block."""
+        """Says why the child ended, with its log's last line; None while it runs. Does not block."""
         status = self._process.poll()
         if status is None:
             return None
@@ -136,7 +134,7 @@ class Child:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it ends for want of memory, by the system's word or its own log."""
+        """Whether the child ends for want of memory, by the system's word or its log."""
         return self._was_killed_for_memory or OutOfMemory.__name__ in self.log_tail()
 
     @property
@@ -150,17 +148,15 @@ class Child:
         return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
     def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Closes the lifeline, blocks until `deadline` (monotonic seconds) for the end, then kills. Idempotent.
-
-        `meanwhile` is called again and again until a killed process has ended.
-        """
+        """Closes the lifeline, waits for the end until `deadline` (monotonic seconds), then kills and calls
+        `meanwhile` again and again until the process has ended. Idempotent."""
         self._lifeline.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # Freeing memory takes the kernel 0.1 s per GB: others would miss heartbeats. A process whose disk never
-            # answers does not end.
+            # The kernel frees 1 GB in 0.1 s: others would miss heartbeats. A process whose disk never answers does not
+            # end.
             for _ in range(300):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(0.1)
@@ -175,12 +171,8 @@ class Child:
 
 
 class ForkedProcess:
-    """A process that a fork server forks, with the methods of subprocess.Popen; the server writes its pid and then its
-    exit status to `told`, a line each.
-
-    Where the server ends first, so does the process, by SIGKILL. `pid` is 0 until the server has forked. From any
-    thread.
-    """
+    """A process that a fork server forks, with the methods of subprocess.Popen. The server writes its pid and then its
+    exit status to `told`, a line each; SIGKILL ends the process with the server. For any thread."""
 
     stdout: IO[bytes] | None = None
 
@@ -213,13 +205,14 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         while (status := self.poll()) is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise subprocess.TimeoutExpired("a node", timeout or 0.0)
-            poller = select.poll()  # select() takes no descriptor above 1023
-            poller.register(self._told, select.POLLIN)  # closed by another thread meanwhile: the next turn sees it
+            # select() takes no descriptor above 1023. The next turn sees what another thread closes meanwhile.
+            poller = select.poll()
+            poller.register(self._told, select.POLLIN)
             poller.poll(min(1.0, left_s) * 1000)
         return status
 
@@ -238,7 +231,7 @@ class ForkedProcess:
 
 
 class ForkedChild(Child):
-    """A child that the fork server `server` forks, told `line`. Raises ResourceError."""
+    """A child that `server` forks when told `line`. Raises ResourceError."""
 
     def __init__(self, server: Child, line: bytes) -> None:
 
@@ -253,7 +246,7 @@ class ForkedChild(Child):
         self._server = server
 
     def exit_cause(self) -> str | None:
-        """As for every child; why the server ended, if that ended this one."""
+        """Says why the server ended if that ended this child."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
 

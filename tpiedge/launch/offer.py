@@ -1,4 +1,4 @@
-"""A machine's offer: measurements, kept for a week, so that every start gets the same shares, and memory."""
+"""A machine's offer: memory, and measurements that are kept for a week, so that every start gets the same shares."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ from tpiedge.units import format_bytes, format_seconds
 
 
 class Measurements:
-    """Reads and writes `folder`/measured.json, for one number of threads."""
+    """The file `folder`/measured.json, for one number of threads."""
 
     def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "measured.json"
@@ -34,7 +34,7 @@ class Measurements:
         self._now = wall_clock
 
     def recall(self) -> NodeReport | None:
-        """The last report; None if it is a week old, unreadable, or made under other conditions."""
+        """Reads the last report; None if it is a week old, unreadable, or made under other conditions."""
         values = _recent(self._path, self._now())
         if values.get("conditions") != self._conditions:
             return None
@@ -44,15 +44,15 @@ class Measurements:
             return None
 
     def keep(self, report: NodeReport) -> None:
-        """Stores the report. If that fails, the next start measures again."""
+        """Stores the report; if that fails, the next start measures again."""
         values = {"conditions": self._conditions, "when": self._now(), "report": msgspec.to_builtins(report)}
         with contextlib.suppress(TpiedgeError):
             replace_private(self._path, values)
 
 
 def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
-    """The read speed of `disk`, from `folder`/disk.json if recent, else measured, which blocks. 0 if it cannot be
-    written to."""
+    """The read speed of `disk`: from `folder`/disk.json if recent, else measured, which blocks. 0 if files cannot be
+    written there."""
     path, now = folder / "disk.json", wall_clock()
     known = _recent(path, now)
     figure = known.get("bytes_per_s")
@@ -88,16 +88,14 @@ LOOK_S: Final = 2.0
 
 
 class MemoryOffer:
-    """How much memory a machine offers: a state machine without clock, files or sockets.
+    """A machine's offer of memory. `usable` is in bytes; `now` never decreases. Each call returns a
+    line for the user, "" if the offer stays.
 
-    1. If usable memory is less by a PART of the offer, the offer follows at once; if more, after SETTLED_S.
-    2. A node that ran out of memory although all of its plan was usable proves the plan too large: LESS of it is the
-       limit for FIRST_S, each time AGAIN times as long, up to LONGEST_S, or until more is usable than at that end.
-    3. An out-of-memory of a node planned above the offer or the usable memory is no evidence; the usable memory is
-       offered, however little is missing.
-    4. If nothing can be done with so little, all usable memory is offered, until a node runs out again.
-
-    `usable` is in bytes; `now` never decreases. Each call returns a line for the user, "" if the offer stays.
+    1. Usable memory that is less by a PART is offered at once; more, after SETTLED_S.
+    2. A node that ran out although its plan was usable proves the plan too large: LESS of it is the limit for FIRST_S,
+       each time AGAIN times as long, up to LONGEST_S, or until more is usable.
+    3. The out-of-memory of a node planned above the offer or usable memory proves nothing; usable memory is offered.
+    4. If nothing can be done with so little, all usable memory is offered until a node runs out again.
     """
 
     def __init__(self, usable: int) -> None:

@@ -1,6 +1,4 @@
-"""A machine's slot for nodes: at most one node runs. A fork server imports torch once and forks the node of each epoch,
-which so shares the memory of what was imported and does not wait for it.
-"""
+"""A machine's slot for nodes: at most one node runs, forked by a server that has imported torch."""
 
 import logging
 import secrets
@@ -20,7 +18,7 @@ FORK_SERVER_MODULE = "tpiedge.node.fork_server"
 
 
 def node_environment(threads: int) -> dict[str, str]:
-    """Variables that torch's libraries read when they are loaded, before any message arrives."""
+    """Variables that torch's libraries read when they are loaded."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
@@ -32,13 +30,13 @@ class ForkServer(Child):
         super().__init__(FORK_SERVER_MODULE, order, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
-        """Returns what it measured; None if it did not by `deadline` (monotonic seconds). Blocks. Raises PeerError or
-        OutOfMemory if it ends before."""
+        """Waits for the measurement until `deadline` (monotonic seconds); then None. Raises PeerError or OutOfMemory if
+        the server ends before."""
         line = self.read_report(deadline)
         return None if line is None else from_line(line, NodeReport)
 
     def start_node(self, bootstrap: NodeBootstrap) -> Child:
-        """Returns a node, which is forked once this process is ready. Raises ResourceError."""
+        """Starts a node, forked once the server is ready. Raises ResourceError."""
         return ForkedChild(self, to_line(bootstrap))
 
 
@@ -47,9 +45,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class NodeSlot:
-    """One thread must make all calls, and outlive the node: the kernel ends a child with the thread that started it.
-    `usable_memory` does not wait; `say` gets changes of the offer `memory`. Another process may have the folder
-    `locker` of spill files until `own_locker`."""
+    """One thread must make all calls, and outlive the node. `_usable_memory` does not wait; `_say` gets changes of the
+    offer `memory`. Another process may have the folder `_locker` of spill files until `own_locker`."""
 
     threads: int
     memory: MemoryOffer
@@ -77,11 +74,11 @@ class NodeSlot:
 
     @property
     def pid(self) -> int | None:
-        """The node's process id; None without a node, and while it waits for the fork server's imports."""
+        """The node's process id; None until it is forked."""
         return None if self._child is None else self._child.pid or None
 
     def weigh(self) -> None:
-        """Looks now and then how much memory may be used, and says changes."""
+        """Looks every few seconds how much memory may be used, and says changes."""
         now = self._clock.now()
         if now - self._weighed >= LOOK_S:
             self._weighed = now
@@ -92,24 +89,22 @@ class NodeSlot:
             self._say(changed)
 
     def warm(self, *, measure: bool = False) -> ForkServer:
-        """Starts the fork server unless it runs already. Raises ResourceError if that fails."""
+        """Starts the fork server unless it runs. Raises ResourceError."""
         if self._server is None or self._server.exit_cause() is not None:
             self._cool()
             self._server = ForkServer(self.threads, measure=measure)
         return self._server
 
     def warm_if_possible(self) -> None:
-        """As `warm`, but logs failures."""
+        """Warms, but logs failures."""
         try:
             self.warm()
         except (OSError, ResourceError) as error:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
-        """Starts the node; an earlier node is killed first. Raises ResourceError.
-
-        `planned_bytes` is the most memory that the plan gives the node, with the process that starts it.
-        """
+        """Kills an earlier node and starts this one. `planned_bytes`: by the plan the node's most memory, with the
+        process that starts it. Raises ResourceError."""
         self.stop()
         if self._locker is not None:
             bootstrap = replace(bootstrap, locker=str(self._locker), locker_key=self._key)
@@ -123,7 +118,7 @@ class NodeSlot:
         return "" if self._child is None else self._child.log_tail()
 
     def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the node; blocks up to `grace_s`. Idempotent. After an out-of-memory the machine may offer less."""
+        """Ends the node; waits up to `grace_s`. Idempotent. After an out-of-memory the machine may offer less."""
         if self._child is not None:
             if self._child.out_of_memory:
                 now = self._clock.now()
@@ -132,7 +127,6 @@ class NodeSlot:
             self._child = None
 
     def close(self) -> None:
-        """Ends the node and the fork server at once."""
         self.stop()
         self._cool()
         self._sweep()
@@ -143,7 +137,7 @@ class NodeSlot:
             self._server = None
 
     def _sweep(self) -> None:
-        """Deletes files that nodes left: only the last one, or one that ended early, leaves any."""
+        """Deletes spill files of the last node, or of one that ended early."""
         if self._locker is None or not self._has_locker:
             return
         try:

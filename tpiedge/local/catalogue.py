@@ -1,4 +1,4 @@
-"""The models of this computer, and what a name means."""
+"""The models of this computer, found by name."""
 
 import contextlib
 import difflib
@@ -16,7 +16,7 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import aliases
-from tpiedge.model.source import DEMO, cache_folder, folder_label, is_gguf, parse_hub_name, resolve_model
+from tpiedge.model.source import DEMO, cache_folder, is_gguf, parse_hub_name, resolve_model
 from tpiedge.pack.files import replacing
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
@@ -44,8 +44,7 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class StoredPack:
-    """A pack of the cache. `precision` and `nbytes`: None if unreadable; `used_s`: seconds since 1970 at its last
-    use."""
+    """A pack of the cache. `precision` and `nbytes`: None if unreadable; `used_s`: last use, seconds since 1970."""
 
     path: Path
     name: str
@@ -58,8 +57,8 @@ class StoredPack:
 
 @dataclass(frozen=True)
 class PackLabel:
-    """A pack's name here and its origin ("org/name", a path or ""), in label.json: no part of the pack's identity, not
-    shipped. Its mtime is the last use."""
+    """A pack's local name and its origin ("org/name", a path or ""), in label.json, which is not shipped. Its mtime is
+    the last use."""
 
     name: str
     source: str = ""
@@ -74,8 +73,8 @@ def shards_folder(cache: Path | None) -> Path:
 
 
 def find_model(name: str, cache: Path | None) -> FoundModel:
-    """The model called `name`, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a pack of the
-    cache, in any case; a pulled model by alias or "org/name". Raises UserError."""
+    """Finds, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a pack of the cache, in any case; a
+    pulled model by alias or "org/name". Raises UserError."""
     given = Path(name)
     if name != DEMO:
         # Unlike Path.is_file, false for names too long.
@@ -97,9 +96,8 @@ def find_model(name: str, cache: Path | None) -> FoundModel:
 
 
 def stored_packs(cache: Path | None) -> list[StoredPack]:
-    return sorted(
-        map(stored_pack, _complete_in(packs_folder(cache))), key=lambda pack: (pack.name.lower(), pack.path)
-    )
+    found = map(stored_pack, _complete_in(packs_folder(cache)))
+    return sorted(found, key=lambda pack: (pack.name.lower(), pack.path))
 
 
 def stored_pack(path: Path) -> StoredPack:
@@ -116,7 +114,7 @@ def stored_pack(path: Path) -> StoredPack:
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
-    """The pack called `name`, or the packs in the cache made of the model `name`. Raises UserError."""
+    """Returns the pack called `name`, or the cached packs of the model `name`. Raises UserError."""
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name) and not _packs_called(name, cache):
         return [pack.path for pack in stored_packs(cache) if pack.model == hub_name.repo]
@@ -127,7 +125,7 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
         label, fingerprint = "", GgufModel.open(found.path).fingerprint
     else:
         checkpoint = Checkpoint.open(found.path)
-        label, fingerprint = folder_label(checkpoint.folder), checkpoint.fingerprint
+        label, fingerprint = checkpoint.label, checkpoint.fingerprint
     packs = _complete_in(packs_folder(cache))
     return [one for one in packs if one.name.startswith(label) and one.name.endswith(f"-{fingerprint[:16]}")]
 
@@ -144,12 +142,11 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
 
 
 def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
-    """Labels a pack of the cache with `wanted`, or, if it has no label, with a free name made of `stem`. Raises
-    UserError."""
+    """Labels a cached pack with `wanted`, or a pack without label with a free name made of `stem`. Raises UserError."""
     label = load_label(pack)
-    if wanted is None and label.name != pack.name:
-        return label.name
     if wanted is None:
+        if label.name != pack.name:
+            return label.name
         name, taken = short_name(stem, precision), _taken(pack)
         names = (f"{name}-{number}" if number > 1 else name for number in count(1))
         wanted = next(one for one in names if one.lower() not in taken)
@@ -214,12 +211,12 @@ def check_name(name: str) -> str:
 
 
 def is_complete(pack: Path) -> bool:
-    """True if a pack in the cache has all its files, the label last. A cache that cannot be written needs no label."""
+    """Looks for the manifest and, unless the cache is read-only, the label, which is written last."""
     return (pack / MANIFEST_NAME).is_file() and ((pack / _LABEL).is_file() or not os.access(pack, os.W_OK))
 
 
 def load_label(pack: Path) -> PackLabel:
-    """The label of a pack; its folder's name if it has none, or a damaged one."""
+    """Reads a pack's label; the folder's name without a valid one."""
     folder = os.path.basename(os.path.abspath(pack))
     try:
         values = read_json(pack, _LABEL, 65_536)
@@ -236,13 +233,13 @@ def save_label(pack: Path, label: PackLabel) -> None:
 
 
 def mark_used(pack: Path) -> None:
-    """Notes that the pack was used now, unless it is another user's."""
+    """Notes the time of use, unless the pack is another user's."""
     with contextlib.suppress(OSError):
         os.utime(pack / _LABEL)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replaces each file as a whole: another command may write the same. Names may have one folder."""
+    """Replaces each file as a whole, as another command may write it too. Names may have one folder."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         path = folder / name

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,8 +33,7 @@ _EPOCH = 1
 
 class LocalCluster:
     """Nodes that start and end together, one per assignment, in rank order. One thread must make all calls; another
-    keeps the nodes alive. `traces`: the trace file of each node, if any. `places`: where each node runs, the first in
-    the caller's process; empty: all on this host."""
+    keeps the nodes alive. `traces` are the nodes' trace files, `places` their places; empty: all on this host."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class LocalCluster:
         self._children: list[Child] = []
         self._server: ForkServer | None = None
         self._broken = False
-        #: Rank 0's Ready, which names the collectives; None before.
+        #: Rank 0's Ready, which names the collectives.
         self.routing: control.Ready | None = None
         self._hub = ZmqHub(
             address=f"tcp://{self._places[0].host}:*",
@@ -81,8 +80,8 @@ class LocalCluster:
         self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
     def start(self, on_loading: ProgressCallback = lambda _done, _total: None) -> None:
-        """Blocks until all nodes have loaded their weights; tells `on_loading` their bytes. Raises PeerLost, UserError
-        or ResourceError with everything ended."""
+        """Blocks until all nodes have loaded their weights. Raises PeerLost, UserError or ResourceError with everything
+        ended."""
         try:
             for rank in range(len(self._assignments)):
                 self._children.append(self._spawn(rank))
@@ -94,8 +93,8 @@ class LocalCluster:
             raise
 
     def generate(self, request: GenerationRequest) -> Generator[control.AnswerPart | control.Finished]:
-        """The request's events, up to Finished; blocks between them. Closing the iterator cancels the request. Raises
-        UserError for what rank 0 refuses and PeerError for a failure of the cluster."""
+        """Yields the request's events up to Finished; blocks between them. Closing the iterator cancels the request.
+        Raises UserError if rank 0 refuses, PeerError if the cluster fails."""
         self._post(control.Generate(_EPOCH, request), 0)
         ended = False
         try:
@@ -115,7 +114,7 @@ class LocalCluster:
                 self._post(control.Cancel(_EPOCH, request.id), 0)
 
     def stats(self) -> list[control.Stats]:
-        """Every node's counters, in rank order. Blocks; raises PeerError after ten seconds."""
+        """Returns every node's counters in rank order. Blocks; raises PeerError after ten seconds."""
         for rank in range(len(self._children)):
             self._post(control.AskStats(_EPOCH), rank)
         answers: dict[int, control.Stats] = {}
@@ -228,8 +227,8 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """A complete answer. `ttft_s`: time to the first token; `decode_s`: from there to the last. `tokens_per_step`:
-    tokens per sweep over the model; None if a stop string ended the answer."""
+    """`ttft_s`: time to the first token; `decode_s`: from there to the last. `tokens_per_step`: tokens per sweep over
+    the model; None if a stop string ended the answer."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -242,7 +241,7 @@ class Answer:
 
     @property
     def s_per_token(self) -> float | None:
-        """Seconds per token after the first; None with fewer than two tokens."""
+        """The seconds per token after the first; None with fewer than two tokens."""
         steps = len(self.token_ids) - 1
         return self.decode_s / steps if steps > 0 else None
 
@@ -256,8 +255,8 @@ def collect(
     *,
     goes_on: bool = False,
 ) -> Answer:
-    """Runs the request; blocks, and raises as LocalCluster.generate. `show` gets the text piece by piece, never half a
-    character nor part of a stop string. `goes_on`: the text continues the prompt's."""
+    """Runs the request; blocks, and raises as LocalCluster.generate. `show` gets the pieces of text, without half
+    characters and parts of a stop string. `goes_on`: the text continues the prompt's."""
     answer = Answer()
     writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
 
@@ -304,8 +303,8 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """The running cluster, which ends with the block. Raises as LocalCluster.start. `places`: of a testbed that is
-    open."""
+    """Starts a cluster, which ends with the block. Raises as LocalCluster.start. `places` are those of an open
+    testbed."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(
@@ -324,17 +323,14 @@ def launch(
             Assignment("", share, layout.threads_per_node, need.weight_bytes, "", need.weights)
             for share, need in zip(plan.shares, plan.needs, strict=True)
         )
-        timing = None if there is None else there.timing
         progress = ByteProgress("loading weights")
-        cluster = LocalCluster(served, assignments, timing, traces, places)
+        cluster = LocalCluster(served, assignments, None if there is None else there.timing, traces, places)
         try:
             cluster.start(progress)
         finally:
             progress.finish(0)
-        try:
+        with closing(cluster):
             yield cluster
-        finally:
-            cluster.close()
 
 
 def plan_json(

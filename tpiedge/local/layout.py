@@ -1,10 +1,9 @@
 """The user's choices for a local cluster, its context, and a plan within memory."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.host.device import available_memory_bytes, default_memory_bytes, default_threads
@@ -21,27 +20,17 @@ from tpiedge.wire.fields import CollectiveChoice, Keeping, WirePrecision
 _MOST_KV_TOKENS = (1 << 32) - 1
 
 
-class Devices(Protocol):
-    """The devices of a testbed, one for each node in rank order."""
+@dataclass(frozen=True)
+class Devices:
+    """The devices of a testbed, one for each node in rank order. `most_threads`: the smallest device's processors, as
+    nodes have equal numbers of threads. `timing` suits the worst link. `places` yields the nodes' places; in its block
+    this thread's network is the first device's."""
 
-    @property
-    def most_threads(self) -> int:
-        """Processors of the smallest device: all nodes get the same number of threads."""
-
-    @property
-    def speeds(self) -> Sequence[float]: ...
-
-    @property
-    def timing(self) -> Timing:
-        """Liveness limits for the worst link between two of them."""
-
-    def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
-        """The smaller of the device's limit and `wanted`; None if there is neither."""
-
-    def places(self) -> AbstractContextManager[tuple[Place, ...]]:
-        """The nodes' places. Within the block this thread's network is the first device's."""
-
-    def __len__(self) -> int: ...
+    speeds: tuple[float, ...]
+    memory_bytes: tuple[int | None, ...]
+    most_threads: int
+    timing: Timing
+    places: Callable[[], AbstractContextManager[tuple[Place, ...]]]
 
 
 @dataclass(frozen=True)
@@ -60,14 +49,16 @@ class Layout:
 
     @property
     def threads_per_node(self) -> int:
-        """--threads, or the usable physical cores divided among the nodes, at most a testbed's smallest device."""
+        """--threads, or the usable physical cores divided among the nodes, within a testbed's smallest device."""
         if self.threads is not None:
             return self.threads
         threads = max(1, default_threads() // self.nodes)
         return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
     def memory_bytes_of(self, rank: int, wanted: int | None) -> int | None:
-        return wanted if self.testbed is None else self.testbed.memory_bytes(rank, wanted)
+        """The smaller of `wanted` and the device's limit; None without either."""
+        limits = (wanted, None if self.testbed is None else self.testbed.memory_bytes[rank])
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def check(self) -> tuple[ShareWeight, ...] | None:
         """Returns --shares; None: the planner decides. Raises UserError for any flag that is out of range."""
@@ -79,8 +70,8 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """A plan with the shares of --shares or the planner's, within --memory or this computer's memory. Raises UserError,
-    OutOfMemory, or ResourceError if a process may map too little."""
+    """Plans within --memory or this computer's memory, with --shares if given. Raises UserError, OutOfMemory, or
+    ResourceError if a process may map too little."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
@@ -106,8 +97,7 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
 def _plan(
     model: PreparedModel, layout: Layout, memory_bytes: int | None, capacity_tokens: int
 ) -> Plan | Infeasible:
-    weights = layout.check()
-    facts = model_facts_of(model, capacity_tokens)
+    weights, facts = layout.check(), model_facts_of(model, capacity_tokens)
     nodes = [
         NodeFacts(
             1.0 if layout.testbed is None else layout.testbed.speeds[rank],
@@ -118,9 +108,7 @@ def _plan(
         )
         for rank in range(layout.nodes)
     ]
-    if weights is None:
-        return solve(facts, nodes)
-    return evaluate(facts, nodes, weights)
+    return solve(facts, nodes) if weights is None else evaluate(facts, nodes, weights)
 
 
 def model_facts_of(model: PreparedModel, capacity_tokens: int = 0, name: str = "the model") -> ModelFacts:
@@ -137,7 +125,7 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 
 def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
-    """--context, or as much of the model's own as memory allows, at least 4096 tokens. Raises UserError."""
+    """Returns --context, or as much of the model's own as memory allows, at least 4096 tokens. Raises UserError."""
     if wanted is not None:
         return check_context(model, wanted)
     own = model.context_tokens
@@ -148,14 +136,13 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
 
 
 def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
-    """`tokens`, halved until the KV cache displaces no weights and takes at most 1/8 of memory, but at least
-    `least`."""
+    """Halves `tokens` until the KV cache displaces no weights and takes at most 1/8 of memory; at least `least`."""
     usual = default_memory_bytes() // layout.nodes
     limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
     memory = sum(usual if limit is None else limit for limit in limits)
 
     def needs(tokens: int) -> tuple[int, int] | None:
-        """Bytes that stream, and of the KV cache; None without a plan."""
+        """Returns the bytes of streamed weights and of the KV cache; None without a plan."""
         try:
             plan = plan_cluster(model, layout, tokens)
         except OutOfMemory:  # the caller's plan says it in its own words
@@ -172,7 +159,7 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
 
 
 def chosen_kv_tokens(context: int, wanted: int | None) -> int:
-    """--kv-tokens, or the context. Raises UserError for fewer, or for more than any cluster has."""
+    """Returns --kv-tokens, or the context. Raises UserError for fewer tokens, or more than any cluster has."""
     if wanted is None:
         return context
     if wanted < context:

@@ -13,7 +13,7 @@ from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER,
 from tpiedge.model.folder import has_file, list_files, read_bytes, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_tensors
-from tpiedge.model.source import DEMO, folder_label, resolve_model
+from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.model.tokenizer import Tokenizer
@@ -21,7 +21,6 @@ from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.panel_writer import load_quality
 from tpiedge.pack.process import PackRequest, run_pack_child
-from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import PackReport
 from tpiedge.progress import ByteProgress
 from tpiedge.units import format_bytes
@@ -36,8 +35,7 @@ Source = Checkpoint | GgufModel
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A complete pack. `name`: None outside the cache; `losses`: differences from the source; `notices`: all user
-    lines."""
+    """`name`: None outside the cache; `losses`: differences from the source; `notices`: all lines for the user."""
 
     report: PackReport
     name: str | None
@@ -46,22 +44,12 @@ class PackedModel:
 
 
 def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
-    """The folder of a model's pack; it differs for another source or storage."""
-    label = storage.label(tied=source.config.tie_word_embeddings)
-    if isinstance(source, Checkpoint):
-        stem = folder_label(source.folder)
-    else:
+    """Returns the folder of a model's pack, which differs for another source or storage."""
+    stem, label = source.label, storage.label(tied=source.config.tie_word_embeddings)
+    if isinstance(source, GgufModel):
         name = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in source.path.stem)
         stem = name.strip(".-")[:80] or "model"
     return packs_folder(cache) / f"{stem}-{label}-{source.fingerprint[:16]}"
-
-
-def source_precision(checkpoint: Checkpoint) -> Precision:
-    """bf16 if every weight is bf16; for GPTQ and AWQ what holds their integers; else f32, which holds f16 exactly."""
-    if checkpoint.quantisation:
-        return checkpoint.quantisation.precision
-    dtypes = {info.dtype for info in checkpoint.tensors.values()}
-    return Precision.BF16 if dtypes == {"BF16"} else Precision.F32
 
 
 def pack_model(
@@ -70,34 +58,32 @@ def pack_model(
     """Packs into the cache, or into `out`, in a child process, with progress; blocks. Raises UserError, DiskFull,
     ReadFault."""
     spec, target = model_spec(source.config), out or cached_pack(source, storage, cache)
-    losses: tuple[str, ...] = ()
     if isinstance(source, Checkpoint):
         source.check(spec)
-        label = folder_label(source.folder)
-        owner, mark, stem = label.partition("--")
-        origin = f"{owner}/{stem}" if mark else str(source.folder.absolute())
-        if source.folder == resolve_model(DEMO):
-            origin = DEMO
-        stem = stem or label
+        losses = []
     else:
-        losses = tuple(source.losses(storage))
-        label, stem, origin = source.path.name, source.path.stem, str(source.path.absolute())
+        losses = [*source.losses(storage)]
     if out is None:
         check_free(target, name)
     request = PackRequest(spec, source.tensors, storage, target)
-    report = run_packing(request, f"packing {label} as {storage.label(tied=spec.tied)}")
+    report = run_packing(request, f"packing {source.label} as {storage.label(tied=spec.tied)}")
     if isinstance(source, Checkpoint):
         notices = [*_keep_text(source, storage, target)]
+        owner, mark, stem = source.label.partition("--")
+        origin = f"{owner}/{stem}" if mark else str(source.folder.absolute())
+        if source.folder == resolve_model(DEMO):
+            origin = DEMO
     else:
         costs = _cost(source, report) if losses else ()
         notices = [*losses, *costs, *_write_text(source, target / TEXT_FOLDER)]
+        stem, origin = source.path.stem, str(source.path.absolute())
     if out is None:
-        name = name_pack(target, stem, storage.layers.value, origin, name)
-    return PackedModel(report, name, losses, tuple(notices))
+        name = name_pack(target, stem or source.label, storage.layers.value, origin, name)
+    return PackedModel(report, name, tuple(losses), tuple(notices))
 
 
 def _keep_text(checkpoint: Checkpoint, storage: Storage, pack: Path) -> Iterator[str]:
-    """Puts the text files beside the weights; yields what was rounded."""
+    """Puts the text files beside the weights; yields descriptions of rounded matrices."""
     text = pack / TEXT_FOLDER
     keep_text_files(checkpoint.folder, text)
     if checkpoint.quantisation:
@@ -110,18 +96,17 @@ def _keep_text(checkpoint: Checkpoint, storage: Storage, pack: Path) -> Iterator
 
 
 def run_packing(request: PackRequest, label: str) -> PackReport:
-    progress = ByteProgress(label)
-    written = 0
+    progress, written = ByteProgress(label), 0
     try:
         report = run_pack_child(request, progress)
         written = 0 if report.reused else report.nbytes
+        return report
     finally:
         progress.finish(written)
-    return report
 
 
 def keep_text_files(source: Path, target: Path) -> None:
-    """Copies config, tokenizer and template to the folder `target`, which is made if need be."""
+    """Copies config, tokenizer and template to the folder `target`."""
     found = {name: read_bytes(source, name, 64_000_000) for name in _FILES if has_file(source, name)}
     for inner, suffix in ((ADDITIONAL_TEMPLATES, ".jinja"), (POOLING_FOLDER, POOLING_FILE)):
         for name in list_files(source, inner, suffix):
@@ -145,7 +130,7 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
 
 
 def _write_text(model: GgufModel, folder: Path) -> Iterator[str]:
-    """Puts the text files beside the weights; yields why there is no tokenizer."""
+    """Puts the text files beside the weights; yields the reason for a missing tokenizer."""
     made: dict[str, Mapping[str, object]] = {"config.json": model.huggingface}
     if model.generation:
         made["generation_config.json"] = model.generation

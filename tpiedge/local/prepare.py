@@ -11,17 +11,16 @@ from tpiedge.engine.sampling import MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.local.catalogue import find_model, is_complete, load_label, mark_used
-from tpiedge.local.packing import Source, cached_pack, pack_model, source_precision
+from tpiedge.local.packing import Source, cached_pack, pack_model
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import usual_pooling
 from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.source import DEMO, folder_label, parse_hub_name
+from tpiedge.model.source import DEMO, parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack, PackHold
 from tpiedge.pack.specs import Precision
@@ -43,8 +42,8 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model that is ready to run. `folder`: its text files, or None. `also_called`: other names, the pack's first if
-    there is a `path`, which `public_name` hides. `kv` None: the usual one for `compute`."""
+    """A model that is ready to run. `folder`: its text files, or None. `also_called`: other names, the pack's first;
+    `public_name` is that one if there is a local `path`. `kv` None: the default for `compute`."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class PreparedModel:
 
     @property
     def context_tokens(self) -> int:
-        """Usable positions: RoPE scaling may reach beyond those it was trained on."""
+        """The usable positions, which RoPE scaling extends."""
         rope, limit = self.config.rope, self.config.max_position_embeddings
         match rope.kind:
             case "linear":
@@ -96,14 +95,12 @@ class PreparedModel:
     def tokenizer(self) -> Tokenizer:
         """Raises UserError if the model has none."""
         if self._folder is None or (self._folder.parent == self.pack.path and not self.has_tokenizer):
-            raise UserError(
-                f"the pack {self.name} has no tokenizer: give --prompt-ids, or the checkpoint's folder"
-            )
+            raise self._lacking("tokenizer")
         return Tokenizer.open(self._folder)
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer, by the model's config and by its tokenizer. Raises UserError."""
+        """The tokens that end an answer, by config and tokenizer. Raises UserError."""
         own = self.tokenizer.end_ids if self.has_tokenizer else ()
         known = (token for token in own if token < self.config.vocab_size)
         return tuple(dict.fromkeys((*self.config.eos_ids, *known)))
@@ -113,7 +110,7 @@ class PreparedModel:
         return self.has_tokenizer and self._folder is not None and has_template(self._folder)
 
     def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The prompt for a conversation's messages. Raises UserError if the model has no template."""
+        """Returns the prompt of a conversation. Raises UserError if the model has no template."""
         return tuple(self.tokenizer.encode(chat_prompt(self.template, messages), add_special=False))
 
     @cached_property
@@ -123,17 +120,18 @@ class PreparedModel:
 
     @cached_property
     def usual_pooling(self) -> str:
-        """Pooling of embeddings where a request does not say it. Raises UserError."""
+        """The pooling of embeddings for requests that name none. Raises UserError."""
         return usual_pooling(self._folder)
 
     @cached_property
     def template(self) -> ChatTemplate:
         """Raises UserError if the model has none."""
         if self._folder is None:
-            raise UserError(
-                f"the pack {self.name} has no chat template: give --prompt-ids, or the checkpoint's folder"
-            )
+            raise self._lacking("chat template")
         return ChatTemplate.open(self._folder, self.tokenizer.special_tokens)
+
+    def _lacking(self, what: str) -> UserError:
+        return UserError(f"the pack {self.name} has no {what}: give --prompt-ids, or the checkpoint's folder")
 
 
 def prepare(
@@ -143,7 +141,7 @@ def prepare(
     cache: Path | None,
     kv: KVPrecision | None = None,
 ) -> PreparedModel:
-    """Opens the model's pack, which it makes the first time, with progress on standard error; blocks."""
+    """Opens the model's pack, or makes it with progress on standard error; blocks."""
     found = find_model(name, cache)
     path = name if name != DEMO and os.path.exists(name) else None
     folder: Path | None = found.path
@@ -160,25 +158,18 @@ def prepare(
         _, arithmetic = _choose(stored, None if stored.value == precision else precision, compute, kv)
         folder = out / TEXT_FOLDER if (out / TEXT_FOLDER).is_dir() else None
     else:
-        source: Source
-        if found.kind == "GGUF file":
-            source = GgufModel.open(found.path)
-            stored, arithmetic = _choose(source.storage(None).layers, precision, compute, kv)
-            storage, title = source.storage(stored), found.path.name
-        else:
-            source = Checkpoint.open(found.path)
-            stored, arithmetic = _choose(source_precision(source), precision, compute, kv)
-            storage = Storage.of(stored, tied=source.config.tie_word_embeddings)
-            title = folder_label(found.path)
-            hub_name = parse_hub_name(name)
-            if hub_name is not None and not os.path.isdir(name):
-                others = [str(hub_name)]
+        is_gguf, hub_name = found.kind == "GGUF file", parse_hub_name(name)
+        source: Source = GgufModel.open(found.path) if is_gguf else Checkpoint.open(found.path)
+        stored, arithmetic = _choose(source.storage(None).layers, precision, compute, kv)
+        storage = source.storage(stored)
         out = cached_pack(source, storage, cache)
         if not is_complete(out):
             for notice in pack_model(source, storage, cache).notices:
-                say(f"tpiedge: {title}: {notice}")
-        if found.kind == "GGUF file":  # it is called like its pack, not by the file's path
+                say(f"tpiedge: {source.label}: {notice}")
+        if is_gguf:  # it is called like its pack, not by the file's path
             name, path, folder = load_label(out).name, str(found.path), out / TEXT_FOLDER
+        elif hub_name is not None and not os.path.isdir(name):
+            others = [str(hub_name)]
     also_called = (load_label(out).name, *others)
     return PreparedModel(name, Pack.open(out), arithmetic, folder, kv, also_called, path)
 
@@ -194,8 +185,8 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Storage and arithmetic by the flags; by default the source's storage, int8 for quantised weights, else f32.
-    --precision f32 alone keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
+    """Returns storage and arithmetic; by default the source's storage, int8 for quantised weights, else f32. f32 alone
+    keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
         return source, "f32"
     stored = Precision(precision) if precision else source
@@ -205,7 +196,7 @@ def choose_arithmetics(
 
 
 def usual_sampling(folder: Path | None) -> Sampling:
-    """The sampling of generation_config.json; USUAL if it says nothing. Raises UserError."""
+    """Reads generation_config.json; USUAL if it says nothing. Raises UserError."""
     if folder is None or not has_file(folder, _FILE):
         return USUAL
     fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, 1_000_000))

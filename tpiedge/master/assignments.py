@@ -8,53 +8,44 @@ from tpiedge.launch.bootstrap import Timing
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.capacity import SpareReason
+from tpiedge.wire import fields as f
 from tpiedge.wire.control import Assign, Carried
 from tpiedge.wire.epochs import Prepare
-from tpiedge.wire.fields import (
-    ALL_PINNED,
-    CollectiveChoice,
-    Compute,
-    KVPrecision,
-    UnitRange,
-    WeightMemory,
-    WirePrecision,
-)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one machine does in a plan; its rank is its place in the plan. `machine` is "" for the master's own.
-    `weight_bytes` are kept in memory, as `weights` says. `why` is a sentence for the user, `host` the machine's name as
-    the user knows it, "" if unknown, `speed` bytes per second of weights stored as the model's are."""
+    """The part of one machine in a plan; its rank is its place there. `machine` is "" for the master's own.
+    `weight_bytes` are kept in memory, as `weights` says. `why` is a sentence for the user, `host` the machine's name
+    for the user, "" if unknown, `speed` bytes per second of weights stored as the model's are."""
 
     machine: str
     share: NodeShare
     threads: int
     weight_bytes: int
     why: str = field(compare=False)
-    weights: WeightMemory = ALL_PINNED
+    weights: f.WeightMemory = f.ALL_PINNED
     host: str = field(default="", compare=False)
     speed: float = field(default=0.0, compare=False)
     #: Seconds of its FFN in each layer of a step with one token; 0: not known.
     ffn_s: float = field(default=0.0, compare=False)
-    #: How many times slower than measured the plan expects it to be.
-    slowdown: float = field(default=1.0, compare=False)
+    slowdown: float = field(default=1.0, compare=False)  # expected, times slower than measured
     #: Memory that the node may grow to, with the process that starts it.
     planned_bytes: int = field(default=0, compare=False)
 
     @property
-    def attention(self) -> UnitRange:
+    def attention(self) -> f.UnitRange:
         return self.share.attention.start, self.share.attention.stop
 
     @property
-    def ffn(self) -> UnitRange:
+    def ffn(self) -> f.UnitRange:
         return self.share.ffn.start, self.share.ffn.stop
 
 
 @dataclass(frozen=True)
 class Assignments:
-    """A plan: what each machine does, rank 0 first; `reason` says in one line why there is no plan. `spare` says why
-    each other machine has no part. `step_s` is the predicted time of one token, 0 if not known."""
+    """A plan, rank 0 first. `spare` says why each other machine has no part. `step_s` is the predicted time of one
+    token, 0 if unknown. `reason` says in one line why there is no plan."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
@@ -65,26 +56,22 @@ class Assignments:
 @dataclass(frozen=True)
 class Served:
     """The model and the settings of every epoch. The KV cache has `capacity_tokens` positions for all requests. Up to
-    `sequences` of them run at once, each with at most `context_tokens` positions and `speculate` drafted tokens per
-    step."""
+    `sequences` run at once, each with up to `context_tokens` positions and `speculate` drafted tokens per step."""
 
     pack: Path
     pack_id: str
-    compute: Compute
+    compute: f.Compute
     capacity_tokens: int
     context_tokens: int
     sequences: int = 1
     speculate: int = 0
-    collective: CollectiveChoice = "auto"
-    wire: WirePrecision = "f32"
-    kv: KVPrecision = "f32"
-    #: Query heads of one KV head, and bytes of the KV cache for a position of one KV head in all layers; 0: not known.
-    group_size: int = 1
-    kv_head_bytes: float = 0.0
-    #: The exponents of o and down of each layer, if quantised.
-    grids: Exponents = ()
-    #: The part of a quantised model that machines compute with different bits; "" if there is none.
-    apart: str = ""
+    collective: f.CollectiveChoice = "auto"
+    wire: f.WirePrecision = "f32"
+    kv: f.KVPrecision = "f32"
+    group_size: int = 1  # query heads of a KV head
+    kv_head_bytes: float = 0.0  # KV cache for a position of one KV head in all layers; 0: not known
+    grids: Exponents = ()  # of o and down of each layer, if quantised
+    apart: str = ""  # the part of a quantised model that machines compute with different bits, if any
 
     @property
     def quantised(self) -> bool:
@@ -92,7 +79,7 @@ class Served:
 
     @property
     def split_shows(self) -> str:
-        """Says what makes an answer's last bits depend on the split; "" if nothing does (docs/kernels.md)."""
+        """The reason why an answer's last bits depend on the split; "" if they do not (docs/kernels.md)."""
         if not self.quantised:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart
@@ -123,7 +110,7 @@ class Served:
         keys: Mapping[int, str],
         carried: Carried | None = None,
     ) -> Assign:
-        """Makes the Assign for `rank`; `keys` are the nodes' public keys, `carried` is what the epoch before left."""
+        """Makes the Assign for `rank`; `keys` are the nodes' public keys, `carried` is the earlier epoch's KV cache."""
         assignment = assignments[rank]
         return Assign(
             epoch=epoch,
@@ -150,5 +137,5 @@ class Served:
 
 
 def collective_names(collective: str, bulk_collective: str) -> str:
-    """Names the collective of a token's all-reduces, and that of a prompt's if it differs."""
+    """Names the collective of a token's all-reduces, and a prompt's if it differs."""
     return collective if collective == bulk_collective else f"{collective} (prompts: {bulk_collective})"

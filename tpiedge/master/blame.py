@@ -1,4 +1,4 @@
-"""Which worker caused the end of an epoch, as far as a master can know. Pure.
+"""Finds the worker that caused the end of an epoch. Pure.
 
 If a worker stays silent towards another one, or sends it junk, the master cannot tell which of the two is at fault:
 that is a dispute. In the star every message passes rank 0, the master's own process, which knows the sender.
@@ -19,42 +19,30 @@ _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a session: its cause, and the worker at fault if the master knows one. The worker is "unfit" if it
-    could not prepare its part or its node failed before all were ready: it would fail again. Else its node "died" by
-    itself."""
+    """The end of a session, and the worker at fault if the master knows one. The worker is "unfit" if it could not
+    prepare its part or its node failed before all were ready; else its node "died"."""
 
     error: TpiedgeError
     worker: str | None = None
     fault: Fault = ""
-    #: A node ended by itself or hung, so that a request may be why; not a mere silence or a lost machine.
-    died: bool = False
-    #: A machine was lost, and may come back at once.
-    machine_lost: bool = False
-    #: The machine's user stopped it, or it was revoked.
-    intended: bool = False
-    #: The cause of a dispute.
-    disputed: str = ""
+    died: bool = False  # a node ended by itself or hung, perhaps because of a request
+    machine_lost: bool = False  # it may come back at once
+    intended: bool = False  # the machine was stopped by its user, or revoked
+    disputed: str = ""  # the cause of a dispute
 
 
 def failure_of(
-    error: TpiedgeError,
-    epoch: Epoch,
-    assignments: Sequence[Assignment],
-    linked: bool,
-    *,
-    starting: bool,
-    stalled: bool,
+    error: TpiedgeError, epoch: Epoch, assignments: Sequence[Assignment], *, linked: bool, stalled: bool
 ) -> Failure:
     """Attributes the end of `epoch` to the node that was lost first. `linked`: workers have links with each other;
-    `starting`: not every node was ready yet; `stalled`: a request runs, and nothing was computed for so long that a
-    node which gives up waited for a hung one. If workers have links to rank 0 alone, a node that gives up over another
-    worker is itself at fault."""
+    `stalled`: a node that gives up waited for a hung one."""
     lost = next((member for member in epoch.members if member.state is NodeState.LOST), None)
     if lost is None:
         return Failure(_with_host(error, None, assignments))
     rank = lost.rank
     disputed = lost.disputes and linked
-    unfit = starting and not disputed
+    unfit = not epoch.started and not disputed
+    # Without links between workers, a node that gives up over another worker is itself at fault.
     at_fault = unfit or not lost.gave_up or (lost.disputes and not disputed)
     return Failure(
         _with_host(error, rank, assignments),
@@ -66,7 +54,7 @@ def failure_of(
 
 
 def _with_host(error: TpiedgeError, rank: int | None, assignments: Sequence[Assignment]) -> TpiedgeError:
-    """Adds the machine's name, which the epoch and a worker's own error lack."""
+    """Adds machines' names to the error."""
     if isinstance(error, PeerLost):
 
         def named(found: re.Match[str]) -> str:

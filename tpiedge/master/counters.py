@@ -1,12 +1,7 @@
-"""Counters of nodes: their rates, the time line of a step, machines that turn out slower or faster than they measured,
-and whether requests make progress. Without clock, sockets or threads.
-
-Rates are those between two arrivals: a node's counters may be old when they are read.
+"""Counters of nodes: rates, the time line of a step, the speed of machines, and the progress of requests. Pure.
 
 Progress is a token, scores or the end of a running request, a node that got further than ever in its step, blocks or
-weights, and a change in rank 0's counters, which alone show the chunks of a long prompt. Rank 0 is stuck once no
-running request has made progress for a while. Counters of memory and received messages do not count: anyone who reaches
-rank 0's port could change them, and so keep a stuck request alive for ever.
+weights, and a change in rank 0's counters, which alone show the chunks of a long prompt.
 """
 
 from collections import deque
@@ -19,10 +14,11 @@ from msgspec import structs
 from tpiedge.master.epoch import Member
 from tpiedge.wire.control import Stats, StepSpans
 
+#: A stranger who reaches rank 0's port could change some of them, and so keep a stuck request alive for ever.
 _NO_PROGRESS: Final = dict.fromkeys(
     ("peak_rss_bytes", "kv_bytes", "kv_pages", "kv_pages_used", "bytes_received", "dropped", "refused"), 0
 )
-#: Speeds are compared in windows of WINDOW_S with STEPS steps at least, and believed where AGREEING ones agree.
+#: Speeds are compared in windows of WINDOW_S with STEPS steps at least, and believed if AGREEING windows agree.
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
 AGREEING: Final = 3
@@ -30,8 +26,7 @@ AGREEING: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The `latest` counters of a node came `spent_s` after the `first` ones of the last seconds (0: there is only one
-    arrival)."""
+    """A node's `latest` counters came `spent_s` (0: they are one) after the `first` ones of the last seconds."""
 
     latest: Stats
     first: Stats
@@ -60,8 +55,7 @@ class CounterLog:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """One step of an epoch that all nodes recorded, `spans` by rank. `at`: when the last report came, in seconds since
-    1970."""
+    """One step that all nodes recorded, `spans` by rank. `at`: seconds since 1970 of the last report."""
 
     epoch: int
     at: float
@@ -69,20 +63,19 @@ class StepTimeline:
 
 
 class Pace:
-    """Finds nodes that compute slower or faster than the plan expects. All nodes take the same steps, so the time of a
-    node's FFN, divided by the plan's, is the same on all. Otherwise the machine is not as fast as it measured itself:
-    it got hot, or its owner needs it. Rank 0, which cannot be replaced, is the reference; if it has no FFN, nothing is
-    found."""
+    """Finds nodes that compute slower or faster than expected, for example because a machine got hot. All nodes take
+    the same steps, so the time of a node's FFN, divided by the expected one, should be the same on all. Rank 0, which
+    cannot be replaced, is the reference; if it has no FFN, nothing is found."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        """`expected`: by rank, the seconds of a step's FFN, or anything proportional to them; 0: not known."""
+        """`expected`: by rank, a number proportional to the seconds of a step's FFN; 0: not known."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
-        #: By rank, how many times slower than expected each was in the last windows.
+        #: By rank, times slower than expected in the last windows.
         self.slower = [deque[float](maxlen=AGREEING) for _ in expected]
 
     def look(self, counters: Mapping[int, Stats], now: float) -> None:
-        """Ends a window where one is due. `counters`: the latest of each rank, maybe of slightly different instants."""
+        """Ends a window if one is due. `counters`: the latest of each rank."""
         if 0 not in counters:
             return
         if self._began is None:
@@ -92,8 +85,7 @@ class Pace:
         if now - began < WINDOW_S or steps < STEPS:
             return
         self._began = now, counters
-        # More than four tokens in a step are a prompt's, with whose many rows machines differ in other ways, or those
-        # of so many answers that arithmetic counts, not reading weights.
+        # More than four tokens in a step are a prompt or many answers: then arithmetic counts, not reading weights.
         if counters[0].tokens - first[0].tokens > 4 * steps:
             return
         paces = {
@@ -107,7 +99,7 @@ class Pace:
 
 
 class RequestWatch:
-    """Watches all running requests together. Times are seconds on the caller's clock."""
+    """Watches all running requests together."""
 
     def __init__(self) -> None:
         self.running: set[str] = set()
@@ -121,7 +113,7 @@ class RequestWatch:
         self.running.add(request)
 
     def advance(self, now: float) -> None:
-        """Notes that a running request made progress, for example by a token."""
+        """Notes progress of a running request."""
         self._progress_at, self._measured = now, None
 
     def end(self, request: str, now: float) -> None:

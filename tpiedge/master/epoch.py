@@ -1,4 +1,4 @@
-"""One epoch of a cluster as its master sees it: messages to its nodes, and their losses. No socket, no thread.
+"""One epoch's nodes as the master sees them. No socket, no thread.
 
 Every node says Hello and gets its part of the plan. A node that others connect to answers with the address of its data
 endpoint; once all peers of a node listen, the node gets their addresses.
@@ -32,19 +32,12 @@ from tpiedge.wire.fields import Message
 EpochEvent = Message | TpiedgeError
 """A message of a node, or the error that ends the epoch."""
 
+#: Failures of a node that the user sees as themselves, not as a lost node.
 _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
-    "UserError": UserError,
-    "GrammarRefused": GrammarRefused,
-    "ChildLost": ChildLost,
-    "OutOfMemory": OutOfMemory,
-    "ReadFault": ResourceError,
-    "IntegrityError": ResourceError,
-    "InternalError": InternalError,
+    **{kind.__name__: kind for kind in (UserError, GrammarRefused, ChildLost, OutOfMemory, InternalError)},
+    **dict.fromkeys(("ReadFault", "IntegrityError"), ResourceError),
 }
-"""Failures of a node that the user sees as themselves, not as a lost node."""
-
 _UNSAID = "it did not say why"
-
 _OF_RANK_0 = control.AnswerPart | control.Finished | control.Compiled | control.Failed | control.Halted
 
 
@@ -58,7 +51,7 @@ class NodeState(StrEnum):
 
 @dataclass
 class Member:
-    """What the master knows of one node. Times are seconds on the caller's clock."""
+    """One node. Times are seconds on the caller's clock."""
 
     rank: int
     state: NodeState
@@ -66,25 +59,22 @@ class Member:
     step: int = 0
     block: int = 0
     bytes_read: int = 0
-    #: Since when it is to say where it listens, and what it said; the ranks that it is still to connect to.
+    #: When it got its part, until it says where it listens; its address; the ranks that it is still to connect to.
     asked: float | None = None
     endpoint: str = ""
     peers: range | None = None
-    #: It ended by itself, broke the protocol or hangs; it did not only fall silent, nor was its link or machine lost.
+    #: It ended by itself, broke the protocol or hangs; a silent node or a lost link or machine is no such failure.
     failed: bool = False
-    #: Why it gave up over another node.
-    gave_up: str = ""
+    gave_up: str = ""  # why, over another node
     #: It gave up over a worker, and the master cannot tell which of the two is at fault.
     disputes: bool = False
-    #: How it broke the protocol.
-    breach: str = ""
+    breach: str = ""  # how it broke the protocol
 
 
 @dataclass(eq=False)
 class Epoch:
-    """Not thread-safe; nothing blocks. Each node goes STARTING -> JOINED -> LOADING -> READY, each at most once, and to
-    LOST from anywhere, which is final. `assign(rank)` makes a node's part of the plan; `post(message, rank)` sends;
-    `tell(event)` gets every event."""
+    """Belongs to one thread; nothing blocks. Each node goes STARTING -> JOINED -> LOADING -> READY, each at most once,
+    and to LOST from anywhere, for good. `assign(rank)` makes a node's part of the plan; `tell` gets every event."""
 
     number: int
     _clock: Clock
@@ -93,7 +83,7 @@ class Epoch:
     _assign: Callable[[int], control.Assign]
     _post: Callable[[Message, int], None]
     _tell: Callable[[EpochEvent], None]
-    _started: bool = False
+    started: bool = False  # every node was ready
 
     def __post_init__(self, nodes: int) -> None:
         now = self._clock.now()
@@ -104,7 +94,7 @@ class Epoch:
         return all(member.state is NodeState.READY for member in self.members)
 
     def handle(self, rank: int, message: Message, source: str = "") -> None:
-        """Handles a message of node `rank` from IP `source`; one that breaks the protocol loses the node."""
+        """Handles a message of node `rank` from IP `source`; loses a node that breaks the protocol."""
         try:
             self._dispatch(rank, message, source)
         except ProtocolError as error:
@@ -118,7 +108,7 @@ class Epoch:
         member.state, cause = NodeState.LOST, sanitised_line(cause)  # cut: it must fit into a message
         for other in self._present():
             self._post(control.Lost(self.number, rank, cause), other)
-        self._tell(PeerLost(rank, "the work" if self._started else "the start", cause))
+        self._tell(PeerLost(rank, "the work" if self.started else "the start", cause))
 
     def fail(self, rank: int, cause: str) -> None:
         """Loses a node that ended by itself, or hangs."""
@@ -130,19 +120,18 @@ class Epoch:
         self.members[rank].breach = self.members[rank].breach or sanitised_line(cause) or _UNSAID
 
     def ended(self, rank: int, cause: str) -> None:
-        """Loses a node whose process ended. Why it gave up explains more than its exit status. The word of rank 0,
-        which is the master's own, is believed: the node that it missed is lost first."""
+        """Loses a node whose process ended; first the node over which rank 0, the master's own, gave up."""
         report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):
             self.lose(missed.rank, missed.cause)
-        if report:
+        if report:  # it explains more than an exit status
             self.lose(rank, f"it gave up, because {report}")
         else:
             self.fail(rank, cause)
 
     def tick(self, *, excused: bool = False) -> None:
-        """Loses silent nodes, unless they are `excused`, then sends every node the progress of all."""
+        """Loses silent nodes, unless they are `excused`, and sends every node the progress of all."""
         now, timing = self._clock.now(), self._timing
         for member in () if excused else self.members:
             silent_s = now - member.heard
@@ -156,7 +145,6 @@ class Epoch:
                 self.lose(member.rank, cause)
         for member in self.members:
             if member.asked is not None and now - member.asked >= 60.0:
-                # The others wait longer for its address: theirs is not the failure.
                 self.lose(member.rank, "it did not say where it listens within 60 s")
         peers = tuple(
             control.PeerPulse(one.rank, one.step, one.block, one.bytes_read, one.state.value)
@@ -176,14 +164,20 @@ class Epoch:
                         f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both"
                     )
                 self._reach(member, NodeState.JOINED)
-                self._assign_to(member)
+                part = self._assign(rank)
+                self._post(part, rank)
+                if listens(rank, len(part.nodes), part.collective):
+                    member.asked = self._clock.now()
+                if rank:
+                    member.peers = connects_to(rank, len(part.nodes), part.collective)
+                    self._connect()
             case control.Listening(endpoint=endpoint):
                 if member.asked is None:
                     raise ProtocolError(
                         "it says that it listens, where nobody is to connect to it or it has said so"
                     )
                 member.asked = None
-                # Rank 0 is this machine's own, and may listen at each of its addresses.
+                # Rank 0 is the master's own, and may listen at each address of this machine.
                 member.endpoint = endpoint_at(source if rank else "", check_endpoint(endpoint))
                 self._connect()
             case control.Heartbeat():
@@ -199,7 +193,7 @@ class Epoch:
                 self._tell(message)
             case control.Ready():
                 self._reach(member, NodeState.READY)
-                self._started = self.all_ready
+                self.started = self.all_ready
                 self._tell(message)
             case control.Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
                 self._node_failed(member, message)
@@ -218,7 +212,7 @@ class Epoch:
         return self.members[rank]
 
     def _reach(self, member: Member, state: NodeState) -> None:
-        """The node says that it is in `state`. Raises ProtocolError for a step backwards."""
+        """Moves the node to `state`. Raises ProtocolError for a step backwards."""
         if member.state is NodeState.LOST:
             return
         order = list(NodeState)
@@ -226,17 +220,6 @@ class Epoch:
         if again or order.index(state) < order.index(member.state):
             raise ProtocolError(f"node {member.rank} says it is {state}, but it was {member.state} already")
         member.state, member.heard = state, self._clock.now()
-
-    def _assign_to(self, member: Member) -> None:
-        rank = member.rank
-        part = self._assign(rank)
-        size = len(part.nodes)
-        self._post(part, rank)
-        if listens(rank, size, part.collective):
-            member.asked = self._clock.now()
-        if rank:
-            member.peers = connects_to(rank, size, part.collective)
-            self._connect()
 
     def _connect(self) -> None:
         for member in self.members:
@@ -246,20 +229,19 @@ class Epoch:
                 self._post(control.Connect(self.number, endpoints), member.rank)
 
     def _node_failed(self, member: Member, failed: control.Failed) -> None:
-        """Handles why a node ends. That it lost a peer is only kept: the loss is found elsewhere."""
+        """Notes why a node ends. If it lost a peer, that loss is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
             member.failed, member.state = True, NodeState.LOST
             self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
         elif failed.kind in ("PeerLost", "Misconduct"):
-            # A node other than rank 0 may name any peer, so its report alone loses no other node.
             member.gave_up = sanitised_line(failed.message) or _UNSAID
             missed = PeerLost.read(failed.message)
-            of_rank_0 = re.match(r"node[- ]0\b", failed.message)  # which is the master's own, and trusted
+            of_rank_0 = re.match(r"node[- ]0\b", failed.message)  # the master's own is trusted
             if member.rank and not of_rank_0 and (missed is None or missed.rank not in (0, member.rank)):
                 member.disputes = True
         else:
-            if failed.kind == "ProtocolError" and self._started:
-                # It was sent a wrong part to add up, and cannot tell by which node.
+            if failed.kind == "ProtocolError" and self.started:
+                # It got a wrong part to add up, and cannot tell which node sent that.
                 member.gave_up, member.disputes = sanitised_line(failed.message) or _UNSAID, True
             self.fail(member.rank, failed.message)
 

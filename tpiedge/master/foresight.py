@@ -1,7 +1,6 @@
-"""Plans for what may come: the loss of each serving worker, and a machine less or more, if a user asks.
+"""Plans for what may come: the loss of each serving worker, and a machine less or more if a user asks.
 
-While an epoch serves, machines fetch what the plans for losses need of them, so that after a loss they read it from
-their disks.
+While an epoch serves, machines fetch beforehand what the plans for losses need of them.
 """
 
 import logging
@@ -27,7 +26,7 @@ _Share = tuple[UnitRange, UnitRange]
 
 
 def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments:
-    """Makes the plan; an exception of the planner becomes the reason why there is none."""
+    """Makes the plan; an exception of the planner becomes the reason for its absence."""
     try:
         return plan(tuple(machines), serving)
     except Exception as error:
@@ -38,32 +37,30 @@ def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[st
 
 @dataclass(eq=False)
 class Foresight:
-    """For the control thread; nothing blocks. `tell(message, machine)` sends without waiting."""
+    """Belongs to the control thread; nothing blocks. `tell(message, machine)` sends without waiting."""
 
     _plan: PlaceNodes
     _tell: Callable[[Stock, str], None]
     _pack_id: str
-    #: Without it machines say what is on their disks, and fetch nothing.
-    stock: bool
-    _facts: object = None  # what the plans depend on
-    #: The losses to be planned for, and by machine the shares of the plans made so far.
+    stock: bool  # False: machines only report what is on their disks
+    _facts: object = None  # on which the plans depend
+    #: Losses to be planned for, and shares of the plans made so far, by machine.
     _due: list[str] = field(default_factory=list)
     _needed: dict[str, dict[_Share, None]] = field(default_factory=dict)
     _number: int = 0
-    #: By machine, the nonce of its agent and what that was told.
+    #: By machine, the nonce of its agent and the latest order.
     _told: dict[str, tuple[int, Stock]] = field(default_factory=dict)
     stocked: dict[str, Stocked] = field(default_factory=dict)
 
     def heard(self, machine: str, message: Stocked) -> None:
-        """Stores a machine's answer to its latest order; answers to earlier orders are dropped."""
+        """Stores a machine's answer to its latest order."""
         _, told = self._told.get(machine, (0, None))
         if told is not None and told.number == message.number:
             self.stocked[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def look(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
-        """Makes one of the plans that are missing, and after the last tells each machine what they need of it.
-        `machines`: workers of a plan that would be made now; `serving`: workers that serve; `own_bytes`: memory that
-        the master's machine gives."""
+        """Makes one of the missing plans, and after the last one sends orders to `machines`, the workers that a plan
+        may have. `own_bytes`: memory of the master's machine."""
         facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving), own_bytes
         if facts != self._facts:
             self._facts = facts
@@ -97,8 +94,8 @@ class Foresight:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds for a token, now and then; None if no plan can be made, and `why`. `machines` compute then;
-    `takes_part`: the machine less has a part now, or the machine more has one then."""
+    """Predicted seconds for a token, now and with the change; None if no plan can be made, and `why`. `machines` is the
+    number of nodes then. `takes_part`: the machine that leaves or comes has a part."""
 
     now_s: float | None
     then_s: float | None
@@ -108,7 +105,7 @@ class Forecast:
 
 
 def what_if(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
-    """Compares the plan of all `machines` with the one without `name`; for "", with one more like the last of them."""
+    """Compares the plan of all `machines` with the one without `name`; for "", with another machine like the last."""
     another = replace(machines[-1], name="another", place=math.inf)
     others = [one for one in machines if one.name != name] if name else [*machines, another]
     now, then = (plan_safely(place, some, ()) for some in (machines, others))

@@ -1,12 +1,11 @@
-"""Events of plans and machines: counted, listed as the last events, and told to clients whose answers pause. Pure.
+"""Events of plans and machines: counted, listed, and told to clients whose answers pause. Pure.
 
-Changes of machines are found by comparing the roster with its previous state. Clients are told which machine was lost,
-which is waited for, and without which their answers go on.
+Clients hear which machine was lost, which is waited for, and without which their answers go on.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from tpiedge.errors import PeerLost, TpiedgeError
@@ -17,30 +16,17 @@ from tpiedge.master.roster import STOPPED, Machine, Roster
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
-PLANNED: Final = "a new plan begins"  # told of a pause for a plan that replaces a serving one
+PLANNED: Final = "a new plan begins"  # replaces a serving one
 EVENTS: Final = 100
 
-EventKind: TypeAlias = Literal[
-    "joined",
-    "left",
-    "lost",
-    "drained",
-    "undrained",
-    "cleared",
-    "revoked",
-    "planned",
-    "serving",
-    "recovered",
-    "interrupted",
-    "plan failed",
-    "no plan",
-]
+MachineEvent: TypeAlias = Literal["joined", "left", "lost", "drained", "undrained", "cleared", "revoked"]
+PlanEvent: TypeAlias = Literal["planned", "serving", "recovered", "interrupted", "plan failed", "no plan"]
+EventKind: TypeAlias = MachineEvent | PlanEvent
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """`at`: seconds since 1970. `machine` is its host name, "" for an event of the whole cluster. `detail` is one
-    line."""
+    """`at`: seconds since 1970. `machine` is a host name, "" for PlanEvent. `detail` is one line."""
 
     at: float
     kind: EventKind
@@ -51,50 +37,44 @@ class ClusterEvent:
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
 """The end of a serving plan: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
 another one, a worker's node failed by itself, or anything else."""
-
 PlanCause: TypeAlias = Literal["start", "loss", "plan"]
 """The plan is the first one, or replaces one that was lost, or one that served."""
-
 LOSS_CAUSES: Final[tuple[LossCause, ...]] = get_args(LossCause)
 PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlanHistory:
-    """Counts since the master started. `begun`: plans in the order of PLAN_CAUSES; `failed`: plans that never served;
-    `losses`: unplanned ends of plans that did, in the order of LOSS_CAUSES; `recoveries`: seconds from an unplanned end
-    until requests were answered again."""
+    """Counts since the master started. `begun`: plans by PLAN_CAUSES; `failed`: plans that never served; `losses`:
+    unplanned ends of other plans, by LOSS_CAUSES; `recoveries`: seconds from such an end to the next service."""
 
-    begun: tuple[int, ...] = (0,) * len(PLAN_CAUSES)
+    begun: list[int] = field(default_factory=lambda: [0] * len(PLAN_CAUSES))
     failed: int = 0
-    losses: tuple[int, ...] = (0,) * len(LOSS_CAUSES)
+    losses: list[int] = field(default_factory=lambda: [0] * len(LOSS_CAUSES))
     recoveries: Histogram = field(default_factory=Histogram)
 
 
 @dataclass(eq=False)
 class History:
-    """One thread reports what happens; any thread may read `events` and `so_far`. Times are seconds on the caller's
-    clock; `wall` gives seconds since 1970."""
+    """One thread reports; any thread may read `events` and `so_far`. `wall` gives seconds since 1970."""
 
     _roster: Roster
     _wall: Callable[[], float]
-    #: The last events, the latest first.
-    events: tuple[ClusterEvent, ...] = ()
+    events: tuple[ClusterEvent, ...] = ()  # the latest first
     so_far: PlanHistory = field(default_factory=PlanHistory)
     _generation: int = -1
     _seen: Mapping[str, Machine] = field(default_factory=dict)
-    _serving: int = 0  # the latest epoch that was said to serve
+    _serving: int = 0  # the latest epoch that served
     _answers: bool = False  # whether the latest plan has served
-    #: When answers were interrupted by an unplanned end, until another plan serves.
-    _interrupted: float | None = None
+    _interrupted: float | None = None  # when an unplanned end came, until another plan serves
     _no_plan: str = ""
-    #: What ended the last session, the machine at fault, and the session's workers; None: unknown ones of the master
-    #: before.
+    #: The end of the last session, the machine at fault, and the session's workers (None: of the earlier master).
     _loss: str = ""
     _lost_host: str = ""
     _members: Collection[str] | None = ()
 
     def look(self) -> None:
+        """Finds events of machines by comparing the roster with its previous state."""
         if self._roster.generation == self._generation:
             return
         self._generation = self._roster.generation
@@ -106,7 +86,7 @@ class History:
                 self._add("revoked", _called(seen))
 
     def started_again(self) -> str:
-        """Notes that this master goes on with answers of the one before. Returns the words for clients."""
+        """Notes that this master continues answers of an earlier one. Returns the words for clients."""
         self._members, self._loss = None, "the master was started again"
         return self._loss
 
@@ -116,7 +96,7 @@ class History:
 
     def began(self, assignments: Sequence[Assignment], *, replaces: bool) -> None:
         cause: PlanCause = "plan" if replaces else "loss" if any(self.so_far.losses) else "start"
-        self.so_far = replace(self.so_far, begun=_one_more(self.so_far.begun, PLAN_CAUSES.index(cause)))
+        self.so_far.begun[PLAN_CAUSES.index(cause)] += 1
         self._answers, self._no_plan = False, ""
         self._add("planned", detail=", ".join(one.host or "master" for one in assignments))
 
@@ -131,37 +111,27 @@ class History:
         recoveries = deepcopy(self.so_far.recoveries)  # other threads read it
         took_s = now - self._interrupted
         recoveries.observe(took_s)
-        self.so_far, self._interrupted = replace(self.so_far, recoveries=recoveries), None
+        self.so_far.recoveries, self._interrupted = recoveries, None
         self._add("recovered", detail=f"after {format_seconds(took_s)}")
 
-    def lost(
-        self,
-        error: TpiedgeError,
-        failure: Failure | None,
-        members: Collection[str],
-        now: float,
-        *,
-        breached: bool = False,
-    ) -> None:
-        """Notes an unplanned end of the latest plan, whose workers were `members`. `breached`: one of them broke the
-        protocol."""
+    def lost(self, failure: Failure, members: Collection[str], now: float, *, breached: bool = False) -> None:
+        """Notes an unplanned end of the latest plan. `breached`: one of its workers, `members`, broke the protocol."""
         if self._answers:
-            cause = LOSS_CAUSES.index(_cause(failure, breached))
-            self.so_far = replace(self.so_far, losses=_one_more(self.so_far.losses, cause))
+            self.so_far.losses[LOSS_CAUSES.index(_cause(failure, breached))] += 1
         else:
-            self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
+            self.so_far.failed += 1
         if self._interrupted is None and self._serving:
             self._interrupted = now
         self._answers = False
-        self._add("interrupted", detail=str(error))
+        self._add("interrupted", detail=str(failure.error))
         self._members = members
-        self._say(error)
+        self._say(failure.error)
 
-    def failed(self, error: TpiedgeError | None, *, serves: bool) -> None:
+    def failed(self, error: TpiedgeError, *, serves: bool) -> None:
         """Notes that a plan failed before its nodes started. `serves`: another plan serves meanwhile."""
-        self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
+        self.so_far.failed += 1
         self._add("plan failed", detail=str(error))
-        if error is not None and not serves:
+        if not serves:
             self._say(error)
 
     def no_plan(self, reason: str) -> None:
@@ -178,17 +148,14 @@ class History:
         return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
 
     def going_on(self, machines: Collection[str]) -> str:
-        """Returns the words for clients when these workers take over, or did so already."""
+        """Returns the words for clients when these workers take over."""
         if not self._loss:
             return PLANNED
         if self._members is None:
             return self._loss
         without = self._hosts(name for name in self._members if name not in machines)
-        if not without:
-            return f"{self._loss}; going on with the same machines"
-        return (
-            f"{self._loss}; going on without {'it' if without == [self._lost_host] else ', '.join(without)}"
-        )
+        others = "without it" if without == [self._lost_host] else f"without {', '.join(without)}"
+        return f"{self._loss}; going on {others if without else 'with the same machines'}"
 
     def undecided(self) -> str:
         return self._loss or PLANNED
@@ -221,19 +188,13 @@ class History:
         self.events = (event, *self.events[: EVENTS - 1])
 
 
-def _one_more(counts: tuple[int, ...], place: int) -> tuple[int, ...]:
-    return tuple(count + (at == place) for at, count in enumerate(counts))
-
-
 def _called(machine: Machine) -> str:
     return machine.offer.host or machine.name
 
 
-def _cause(failure: Failure | None, breached: bool) -> LossCause:
+def _cause(failure: Failure, breached: bool) -> LossCause:
     if breached:
         return "protocol"
-    if failure is None:
-        return "other"
     if failure.intended:
         return "stopped"
     if failure.disputed:

@@ -1,14 +1,13 @@
-"""One accepted request: its events for the thread that submitted it, and what was said of its answer, so that another
-epoch can go on with it.
+"""One accepted request: its events for the thread that submitted it, and its answer so far, so that another epoch can
+go on with it.
 
 Laws:
 1. A token, a score and an embedding are passed on once and in order, even if several epochs repeat them.
-2. The next epoch is asked to continue prompt and answer exactly: the next token has the next position, and its random
-   number depends only on the seed and that position (`engine/sampler.py`).
-3. A request is a suspect after SUSPECT deaths in a row without progress of it, and guilty after GUILTY, one of which
-   came while nothing else ran. Three deaths after one event count as one: the event shows only that the prompt was
-   read, and a node may die of what follows. A death is a loss in which a node ended by itself or hung (`blame.py`), not
-   one in which a node fell silent, a link broke or a machine was lost.
+2. The next epoch continues prompt and answer exactly: a random number depends only on the seed and the token's position
+   (`engine/sampler.py`).
+3. A request is a suspect after SUSPECT deaths of nodes (`died` in `blame.py`) in a row without progress, and guilty
+   after GUILTY, one of which came while it ran alone. Three deaths after a single event count as one: that event shows
+   only that the prompt was read.
 """
 
 import queue
@@ -27,7 +26,7 @@ GUILTY: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The answer pauses; `why`, in one line. It is repeated when the reason changes during the pause."""
+    """The answer pauses; `why`, in one line. Repeated when the reason changes."""
 
     why: str
 
@@ -41,19 +40,18 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class TakenUp:
-    """Rank 0 is asked for the rest of an earlier master's answer, for the first time by this master."""
+    """Marks the first time that this master asks rank 0 for the rest of an earlier master's answer."""
 
 
-_Said = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
-_Event = _Said | TpiedgeError
+AnswerEvent: TypeAlias = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
+_Event = AnswerEvent | TpiedgeError
 RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
     """State of one request, accepted `age_s` ago (None: by an earlier master). `tokens_per_s` is the rate since the
-    first token, pauses included (0: unknown). It has paused for `paused_s` because of `why`. `attended`: somebody waits
-    for it. `reading` is the progress of its prompt, if known; `client` is "" if unknown."""
+    first token, pauses included (0: unknown). It has paused for `paused_s` because of `why`."""
 
     id: str
     state: RequestState
@@ -71,47 +69,40 @@ class RequestLine:
 
 @dataclass(eq=False)
 class PendingAnswer:
-    """One accepted request, made by `RequestQueue`. The thread that submitted it calls `events`, `attend`, `cancel` and
-    `complete`; all else is the queue's, under its lock."""
+    """Made by `RequestQueue`, which calls all but `events`, `attend`, `cancel` and `complete`, under its lock."""
 
     request: GenerationRequest
     client: str
     _cancel: Callable[["PendingAnswer"], None]
     _wake: Callable[[], None]
-    #: Whether somebody waits for it, and whether it gives, or gave, its place to a request that somebody waits for.
-    attended: bool = True
-    gives_way: bool = False
-    #: Whether an earlier master accepted it, and this one has not asked for it yet.
-    inherited: bool = False
-    #: Whether the caller has all that it wanted, whether it wants no more, whether an administrator ended the request.
-    whole: bool = False
-    unwanted: bool = False
-    dismissed: bool = False
+    attended: bool = True  # has a reader
+    gives_way: bool = False  # is, or was, preempted
+    inherited: bool = False  # an earlier master accepted it, and this one has not asked for it yet
+    whole: bool = False  # the caller has the whole answer
+    unwanted: bool = False  # cancelled while it ran
+    dismissed: bool = False  # an administrator ended it
     #: State of its grammar in this epoch. "left": the request ended before it began.
     compiling: Literal["asked", "compiled", "begun", "left"] = "asked"
     times: Timeline = field(default_factory=Timeline)
     progress: ReadingProgress = field(default_factory=ReadingProgress)
-    #: Tokens that were passed on.
-    answer_ids: list[int] = field(default_factory=list)
-    #: Whether rank 0 of any epoch was asked.
-    begun: bool = False
-    #: Epochs that ended under it.
-    interruptions: int = 0
-    #: When the current pause began, and why the latest one did.
+    answer_ids: list[int] = field(default_factory=list)  # tokens that were passed on
+    begun: bool = False  # rank 0 of any epoch was asked
+    interruptions: int = 0  # epochs that ended under it
+    #: When the current pause began, and the cause of the latest one.
     paused: float | None = None
     paused_by: PauseCause = "plan"
     _scored: int = 1  # the first position of the prompt without a score
     _embedded: bool = False  # whether its embedding was passed on
-    _passed_on: int = 0  # in this epoch
-    #: Thirds of deaths in a row (third law), and whether nothing else ran in one of them.
+    _passed_on: int = 0  # events in this epoch
+    #: Thirds of deaths in a row (third law), and whether it ran alone in one of them.
     _thirds: int = 0
     _alone: bool = False
     _told: str = ""
     _events: "queue.Queue[_Event]" = field(default_factory=queue.Queue)
 
-    def events(self) -> Iterator[_Said]:
-        """Yields events up to Finished. Blocks between them; raises the error that ended the request. Closing the
-        iterator early cancels the request."""
+    def events(self) -> Iterator[AnswerEvent]:
+        """Yields events up to Finished; blocks between them. Raises the error that ended the request. Closing it
+        cancels."""
         ended = False
         try:
             while not ended:
@@ -125,7 +116,7 @@ class PendingAnswer:
                 self.cancel()
 
     def attend(self, attended: bool) -> None:
-        """Says whether somebody waits for the answer. Thread-safe, does not block."""
+        """Says whether the answer has a reader. Thread-safe, does not block."""
         self.attended = attended
         self._wake()
 
@@ -134,7 +125,7 @@ class PendingAnswer:
         self._cancel(self)
 
     def complete(self) -> None:
-        """Ends the request early as a success, because its answer is whole (a stop string). Otherwise like `cancel`."""
+        """Ends the request early as a success, as a stop string does. Otherwise like `cancel`."""
         self.whole = True
         self.cancel()
 
@@ -154,7 +145,7 @@ class PendingAnswer:
 
     @property
     def reading(self) -> bool:
-        """Whether nothing was passed on in this epoch: its work would be lost with the epoch."""
+        """Whether nothing was passed on in this epoch."""
         return self._passed_on == 0
 
     @property
@@ -169,7 +160,7 @@ class PendingAnswer:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The finish reason if all came and only rank 0's Finished is missing; else None."""
+        """The finish reason if only rank 0's Finished is missing; else None."""
         request = self.request
         if request.pooling != "none":
             return "stop" if self._embedded else None
@@ -184,14 +175,14 @@ class PendingAnswer:
         self.interrupted(now, "restart")
 
     def interrupted(self, now: float, cause: PauseCause) -> None:
-        """Notes that its epoch ended. A pause that lasts goes on."""
+        """Notes that its epoch ended. A pause goes on."""
         self.interruptions += 1
         self._passed_on = 0
         if self.paused is None:
             self.paused, self.paused_by = now, cause
 
     def died(self, *, alone: bool) -> None:
-        """Notes that a node died in its epoch, which is about to be `interrupted`. `alone`: no other request ran."""
+        """Notes that a node died in its epoch. To be called before `interrupted`. `alone`: no other request ran."""
         if self._passed_on <= 1:
             self._thirds += 3 if self._passed_on == 0 else 1
             self._alone |= alone
@@ -238,19 +229,18 @@ class PendingAnswer:
 
     def read(self, done_tokens: int, now: float) -> None:
         """Notes how much of its prompt is read. Its reader hears that, unless the answer pauses."""
-        if not self.reading or not self.progress.take(done_tokens, now):
-            return
-        reading = self.progress.reading(self.positions)
-        if reading is not None and self.paused is None:
-            self.put(reading)
+        if self.reading and self.progress.take(done_tokens, now) and self.paused is None:
+            reading = self.progress.reading(self.positions)
+            if reading is not None:
+                self.put(reading)
 
     def put(self, event: _Event) -> None:
-        if not isinstance(event, TakenUp):  # it pauses on
+        if not isinstance(event, TakenUp):  # which ends no pause
             self._told = ""
         self._events.put(event)
 
     def pause(self, why: str) -> None:
-        """Says why it pauses, unless that was its last event."""
+        """Tells `why` it pauses, unless that was its last event."""
         if why != self._told:
             self.put(Paused(why))
             self._told = why

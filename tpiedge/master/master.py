@@ -1,8 +1,7 @@
-"""The master of a cluster: it tracks machines, runs the sessions that serve requests, and plans anew after a loss.
+"""The master of a cluster.
 
-One thread, the control thread, owns the hub and decides everything; other threads submit requests and read snapshots.
-What it receives changes the roster and the sessions (`session_manager`); then it compares the actual state with the
-desired one (`reconciler`).
+Its control thread owns the hub and decides everything; other threads submit requests and read snapshots. Messages
+change the roster and the sessions (`session_manager`); then `reconciler` does what is due.
 """
 
 import logging
@@ -47,15 +46,13 @@ from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
 
-#: Messages per round: more wait only where a peer floods.
-_BURST = 5000
-#: A peer that sends so many messages between two heartbeats breaks the protocol.
+_BURST = 5000  # messages per round
+#: Messages of a peer between two heartbeats that break the protocol.
 FLOOD: Final = 3000
 
 
 class Master:
-    """Runs between `start` and `close`. Owns rank 0's processes; the caller closes the hub. Thread-safe but for
-    `turn`."""
+    """Owns rank 0's processes; the caller closes the hub. Thread-safe but for `turn`."""
 
     def __init__(
         self,
@@ -72,8 +69,8 @@ class Master:
         recovery_grace_s: float = RECOVERY_GRACE_S,
         stock: bool = True,
     ) -> None:
-        """`known` lists workers that were let in before. Requests wait for lost machines for `recovery_grace_s`. With
-        `stock` machines fetch what plans for losses need of them."""
+        """`known`: workers that were let in before. Requests wait for lost machines for `recovery_grace_s`. `stock`:
+        machines fetch what plans for losses need of them."""
         timing = timing or Timing()
         roster = self._roster = Roster(timing.timeout_s, known)
         send = self._send = partial(send_if_connected, hub)
@@ -83,12 +80,7 @@ class Master:
         self._heartbeat_s = timing.heartbeat_s
         compiles = max(1, math.floor(usable_cores()) // 2)
         requests = self.requests = RequestQueue(
-            queue_limit,
-            served.sequences,
-            lambda name: self._sessions.cancel(name),
-            hub.wake,
-            clock.now,
-            compiles,
+            queue_limit, served.sequences, self._cancel, hub.wake, clock.now, compiles
         )
         self._sessions = SessionManager(hub, send, roster, rank_zero, served, timing, clock, requests)
         self._foresight = Foresight(plan, send, served.pack_id, stock=stock)
@@ -100,11 +92,11 @@ class Master:
         self._stalls = OwnStalls(timing.heartbeat_s)
         self._traffic: Counter[str] = Counter()  # messages since the last heartbeat
         self._probings: dict[str, Probing] = {}
-        #: Machines whose connection was gone at the last heartbeat, and since when.
-        self._cut_off: dict[str, float] = {}
+        self._cut_off: dict[
+            str, float
+        ] = {}  # machines without connection at the last heartbeat, and since when
         self._closing = threading.Event()
-        #: The error that ended the control thread; None if there was none.
-        self.failed: TpiedgeError | None = None
+        self.failed: TpiedgeError | None = None  # the error that ended the control thread
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, first_epoch: int) -> None:
@@ -113,15 +105,14 @@ class Master:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
-        """Queues the request of that client; does not block. `attended`: it has a reader already. Raises QueueFull, or
-        NotServing if nothing can serve and the recovery grace is over."""
+        """Queues the request; does not block. `attended`: it has a reader. Raises QueueFull, NotServing."""
         if self.failed is not None or self._reconciler.hopeless:
             self.requests.refuse(self._reconciler.not_serving())
         return self.requests.submit(request, client, attended=attended)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Queues a request that an earlier master accepted and answered with `said`. It waits for machines as if they
-        had been lost. To be called before `start`, in the order of the requests."""
+        """Queues a request that an earlier master answered with `said`. It waits for machines as after a loss. To be
+        called before `start`, in the order of the requests."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -129,14 +120,14 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with its histograms, and has nodes asked for their counters, and a step's `timeline`, which
-        later calls see. Does not block."""
+        """Returns `status` with its histograms. Later calls see counters, and with `timeline` a step. Does not
+        block."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
     @property
     def timeline(self) -> StepTimeline | None:
-        """What all nodes did in a step of the serving epoch; None until one was recorded."""
+        """The latest step of the serving epoch that all nodes recorded."""
         serving = self._sessions.serving
         return None if serving is None else serving.timeline
 
@@ -145,7 +136,7 @@ class Master:
         return self._reconciler.history.events
 
     def usable(self) -> Future[tuple[Machine, ...]]:
-        """The machines that plans may have now, as of the control thread's next turn."""
+        """Returns the machines that plans may have, as of the control thread's next turn."""
         found: Future[tuple[Machine, ...]] = Future()
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
@@ -154,8 +145,7 @@ class Master:
         self._order(lambda: self._forget(name))
 
     def drain_worker(self, name: str) -> Future[str]:
-        """Takes the worker out of plans. The result is its name once `status` shows that, or CannotDrain; cancelled,
-        the order is void."""
+        """Takes the worker out of plans. The result is its name, or CannotDrain; it may be cancelled."""
         ordered: Future[str] = Future()
         self._order(lambda: self._reconciler.drain(name, ordered))
         return ordered
@@ -164,16 +154,15 @@ class Master:
         self._order(lambda: self._roster.step(name, WorkerEvent.UNDRAINED, self._clock.now()))
 
     def clear_worker(self, name: str) -> None:
-        """Has the worker tried again at once, whatever it waits for."""
+        """Ends the worker's wait after a failure."""
         self._order(lambda: self._reconciler.clear(name))
 
     def drain(self) -> None:
-        """Accepts no more requests; accepted ones are still served."""
+        """Accepts no more requests."""
         self.requests.close(NotServing("the master is shutting down"))
 
     def close(self) -> None:
-        """Ends every node; remaining requests fail. Idempotent. Blocks for half a minute at most, which is more than
-        all that takes, then raises InternalError."""
+        """Ends every node; remaining requests fail. Idempotent. Blocks for up to 30 s, then raises InternalError."""
         self._closing.set()
         self._hub.wake()
         if not self._thread.is_alive():
@@ -184,8 +173,8 @@ class Master:
             raise InternalError("the control thread did not end within 30 s")
 
     def turn(self) -> None:
-        """Handles what has arrived, then does what is due. Blocks until the next heartbeat at most. For the control
-        thread, or a caller that has not started it."""
+        """Handles messages, then does what is due. Blocks until the next heartbeat at most. Belongs to the control
+        thread."""
         try:
             self._hear(self._beat)
         except EndpointClosed:
@@ -199,15 +188,15 @@ class Master:
             self._tick(late_s)
         self._reconciler.reconcile()
 
-    # --- what reaches it from machines and their nodes
+    # --- messages
 
     def _hear(self, until: float) -> None:
-        """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
-        for the first message until then, or until woken. Raises EndpointClosed once the hub is closed."""
+        """Handles messages up to `until`, so that a crowd does not hold heartbeats up. Blocks for the first message.
+        Raises EndpointClosed."""
         for name in self._door.settle():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
-        # Late heartbeats must not end all hearing, so a round hears what waits for a tenth of a second at least.
+        # At least a tenth of a second: late heartbeats must not end all hearing.
         enough = max(until, self._clock.now() + 0.1)
         for _ in range(_BURST):
             if not self._hear_one(0.0) or self._clock.now() >= enough:
@@ -274,9 +263,8 @@ class Master:
             case Enrol():
                 self._door.heard(name, message)
             case _ if not isinstance(message, AgentReport | epochs.AgentPulse | epochs.Stocked):
-                self._broke_protocol(
-                    name, f"it sent {type(message).__name__}, which is not a worker's to send"
-                )
+                cause = f"it sent {type(message).__name__}, which is not a worker's to send"
+                self._broke_protocol(name, cause)
             case _ if not self._roster.heard(name, now):
                 self._send(epochs.AskOffer(0), name)
             case epochs.Stocked():
@@ -299,18 +287,15 @@ class Master:
 
     def _look_at_links(self) -> None:
         """Loses machines whose connection is gone since the last heartbeat, unless they may be dialling anew."""
-        now, present = self._clock.now(), self._roster.present
-        gone = {
-            one.name: self._cut_off.get(one.name, now)
-            for one in present
-            if not self._hub.is_connected(one.name)
-        }
-        self._cut_off = gone
-        for one in present:
+        now, before, self._cut_off = self._clock.now(), self._cut_off, {}
+        for one in self._roster.present:
+            if self._hub.is_connected(one.name):
+                continue
+            since = self._cut_off[one.name] = before.get(one.name, now)
             # The handshakes of TCP and of CURVE take four round trips.
             dialling_s = 4 * one.link.round_trip_s if one.link is not None else 0.0
-            if one.name in gone and now > gone[one.name] and now - gone[one.name] >= dialling_s:
-                self._link_broke(one.name, "its process ended or its connection broke")
+            if now > since and now - since >= dialling_s:
+                self._lose(one.name, "its process ended or its connection broke")
 
     def _link_broke(self, peer: str, cause: str) -> None:
         rank, number = node_of(peer)
@@ -321,7 +306,7 @@ class Master:
             epoch.lose(rank, cause)
 
     def _broke_protocol(self, peer: str, cause: str) -> None:
-        """Loses the peer, cuts its connection, and leaves its machine out of plans for a while."""
+        """Loses the peer and cuts its connection; its machine waits."""
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None and self._roster.get(peer) is not None:
@@ -339,8 +324,11 @@ class Master:
 
     # --- the control thread
 
+    def _cancel(self, request: str) -> None:
+        self._sessions.cancel(request)
+
     def _order(self, call: Callable[[], None]) -> None:
-        """Has the control thread call it in its next turn."""
+        """Has the control thread make the call in its next turn."""
         self._calls.put(call)
         self._hub.wake()
 

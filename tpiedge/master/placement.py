@@ -8,7 +8,7 @@ from tpiedge.master.roster import Machine
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, SpareReason, allocate, slower, too_small, without_native
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, layer_bytes
 from tpiedge.planner.solve import ShareWeight
 from tpiedge.units import counted
 
@@ -17,12 +17,9 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """A function of the machines that are present.
-
-    `own` says what the master's machine, with `threads` threads, gives now. `weights` gives relative shares, the
-    master's first, then the workers' in the order in which they were let in; the plan then waits for that many
-    machines, and more are spare. The serving plan is replaced only by a clearly faster one, because all nodes restart.
-    """
+    """A function of the machines that are present. `own` says what the master's machine, with `threads` threads, gives
+    now. `weights` (--shares) are relative shares, the master's first, then the workers' in the order in which they were
+    let in; a plan waits for that many machines. The serving plan is replaced only by a clearly faster one."""
 
     model: ModelFacts
     own: Callable[[], prediction.MachineFacts]
@@ -31,28 +28,23 @@ class NodePlacement:
     min_workers: int = 0
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
-        found_unfit = {
+        unfit = {
             one.name: without_native(self.model, one.offer.isa) or too_small(self.model, self._offered(one))
             for one in machines
         }
-        unfit = {name: reason for name, reason in found_unfit.items() if reason is not None}
-        found = self._of_fit(tuple(one for one in machines if one.name not in unfit), serving)
-        return replace(found, spare={**unfit, **found.spare})
-
-    def _of_fit(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
-        """Plans for machines that can hold some share."""
-        spare: dict[str, SpareReason] = {}
+        spare = {name: reason for name, reason in unfit.items() if reason is not None}
+        machines = tuple(one for one in machines if one.name not in spare)
         if self.weights is not None:
             wanted = len(self.weights) - 1
             if len(machines) < wanted:
                 present = f"{len(machines)} of {counted(wanted, 'worker')} of --shares here"
-                return Assignments((), reason=f"{present}: waiting for the rest")
+                return Assignments((), spare, reason=f"{present}: waiting for the rest")
             beyond = SpareReason(
                 "shares", "others came first, and the master's --shares have no part for more"
             )
             named = {machine.name: machine for machine in machines}
             machines = tuple(named.pop(one.name) for one in seated(wanted, machines))
-            spare = dict.fromkeys(named, beyond)
+            spare |= dict.fromkeys(named, beyond)
         best = self._allocate(machines)
         if isinstance(best, Infeasible):
             return Assignments((), spare, reason=best.reason)
@@ -70,8 +62,8 @@ class NodePlacement:
     def _kept(
         self, there: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation, *, fewer: bool
     ) -> Allocation | None:
-        """The serving plan, if all its workers are `there`, they are `fewer` than all, and its step takes at most 1.1
-        times that of the best plan."""
+        """Returns the serving plan if it misses only new machines and its step takes at most 1.1 times that of the
+        best."""
         if self.weights is not None or not serving or not fewer or len(there) < len(serving):
             return None
         kept = self._allocate(there)
@@ -99,48 +91,44 @@ class NodePlacement:
     def _assignments_of(
         self, found: Allocation, machines: tuple[Machine, ...], spare: dict[str, SpareReason]
     ) -> Assignments:
+        assignments = []
         parts = zip(found.members, found.plan.shares, found.plan.needs, found.reasons, strict=True)
-        assignments = [
-            self._assignment(share, need, why, machines[index - 1] if index else None)
-            for index, share, need, why in parts
-        ]
+        for index, share, need, why in parts:
+            machine = machines[index - 1] if index else None
+            speed = self.own().speed if machine is None else self._speed(machine)
+            part = Assignment(
+                machine="",
+                share=share,
+                threads=self.threads,
+                weight_bytes=need.weight_bytes,
+                weights=need.weights,
+                planned_bytes=need.total_bytes,
+                why=why,
+                speed=speed,
+                ffn_s=_ffn_seconds(self.model, share, speed),
+            )
+            if machine is not None:
+                threads, host = min(max(1, machine.offer.threads), 1024), machine.offer.host
+                slowdown = machine.slowdown
+                part = replace(part, machine=machine.name, threads=threads, host=host, slowdown=slowdown)
+            assignments.append(part)
         left_out = {machines[index - 1].name: why for index, why in found.spare.items()}
         return Assignments(tuple(assignments), left_out | spare, found.plan.step_s)
 
     def _speed(self, machine: Machine) -> float:
         return machine.offer.capacity.speed(self.model.quantised) / machine.slowdown
 
-    def _assignment(self, share: NodeShare, need: NodeNeed, why: str, machine: Machine | None) -> Assignment:
-        """`machine`: None for the master's own."""
-        speed = self.own().speed if machine is None else self._speed(machine)
-        own = Assignment(
-            machine="",
-            share=share,
-            threads=self.threads,
-            weight_bytes=need.weight_bytes,
-            weights=need.weights,
-            planned_bytes=need.total_bytes,
-            why=why,
-            speed=speed,
-            ffn_s=_ffn_seconds(self.model, share, speed),
-        )
-        if machine is None:
-            return own
-        threads, host = min(max(1, machine.offer.threads), 1024), machine.offer.host
-        return replace(own, machine=machine.name, threads=threads, host=host, slowdown=machine.slowdown)
-
 
 def seated(count: int, machines: Sequence[Machine]) -> list[Machine]:
-    """The machines that have the `count` parts of --shares, of at least as many in the order in which they were let in:
-    each part's owner, which was let in at that place, or else the first of the machines that own none."""
+    """Returns the machines for `count` parts of --shares: each part's owner, or the first machine that owns no part."""
     owners = {one.place: one for one in machines if one.place < count}
     others = (one for one in machines if one.place >= count)
     return [owners.get(seat) or next(others) for seat in range(count)]
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
-    """As Assignment.ffn_s. A block costs as much as reading 0.1 to 0.5 MB of weights more (measured with parts of 0.04
-    to 0.4 MB), so parts of small models hardly differ."""
+    """Returns Assignment.ffn_s. A block costs as much as reading 0.1 to 0.5 MB of weights more (measured with parts of
+    0.04 to 0.4 MB)."""
     if not share.ffn or speed <= 0:
         return 0.0
     return (layer_bytes(model, NodeShare(Share(0, 0), share.ffn)) + (1 << 18)) / speed

@@ -1,8 +1,8 @@
-"""Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them.
+"""Makes plans, and begins, switches and ends sessions for them.
 
-Requests start while fewer run than may. When one session takes the place of another, by plan (`switching.py`) or after
-a loss, running requests pause and go on in the next one. If nothing serves and nothing is about to, requests wait for
-`recovery_grace_s`; then they fail, and new ones are refused.
+When one session takes the place of another, by plan (`switching.py`) or after a loss, running requests pause and go on
+in the next one. If nothing serves and nothing is about to, requests wait for the recovery grace; then they fail, and
+new ones are refused.
 """
 
 import logging
@@ -16,6 +16,7 @@ from typing import Final
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.master.assignments import Assignments
+from tpiedge.master.blame import Failure
 from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.history import History
 from tpiedge.master.request_queue import RequestQueue
@@ -23,7 +24,7 @@ from tpiedge.master.roster import Roster
 from tpiedge.master.selection import FETCHES, Selection
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
-from tpiedge.master.status import ClusterStatus, snapshot
+from tpiedge.master.status import ClusterStatus, node_statuses
 from tpiedge.master.switching import Switching
 from tpiedge.master.workers import WorkerEvent, failed
 from tpiedge.planner.capacity import SpareReason
@@ -33,9 +34,7 @@ from tpiedge.wire.epochs import Spare
 from tpiedge.wire.fields import SpareKind
 
 RECOVERY_GRACE_S: Final = 120.0
-"""For how long requests wait for lost machines to return, unless the user says otherwise."""
-#: Plans for losses are made once an epoch has served for so long.
-_SETTLED_S: Final = 5.0
+_SETTLED_S: Final = 5.0  # an epoch's service before plans for losses are made
 
 _log = logging.getLogger(__name__)
 
@@ -50,9 +49,8 @@ class CannotDrain(TpiedgeError):
 
 @dataclass(eq=False)
 class Reconciler:
-    """Takes the steps that are due in each `reconcile`. For the control thread; any thread may read `status`,
-    `hopeless` and `not_serving`. Nothing here blocks but the start and end of rank 0's processes. `tell(message,
-    machine)` sends without waiting. `plan` follows the memory of the master's own machine by itself."""
+    """Belongs to the control thread; any thread may read `status`, `hopeless` and `not_serving`. Only the start and end
+    of rank 0's processes block. `tell(message, machine)` sends without waiting."""
 
     _clock: Clock
     plan: InitVar[PlaceNodes]
@@ -62,19 +60,17 @@ class Reconciler:
     _tell: Callable[[Spare, str], None]
     _grace_s: float
     _foresight: Foresight
-    #: Nothing is served nor about to be, and requests wait no longer. For any thread, like `status`.
+    #: Nothing is served nor about to be, and requests wait no longer.
     hopeless: bool = False
     _stuck: float | None = None  # since when nothing is served nor about to be
     _served: bool = False  # whether a session was ready, of this master or of the one before
     #: By machine, since when it is present and the kind of reason that it was told.
     _told: dict[str, tuple[float, SpareKind]] = field(default_factory=dict)
-    #: Calls that end the orders of drains once the status shows them.
-    _done: list[Callable[[], None]] = field(default_factory=list)
-    _failures: int = 0  # attempts in a row that failed since requests could last be served
-    _known: int | None = None  # the roster's generation of the last plan; None: another one is due
-    _changed: float | None = None  # when it changed first since then
+    _failures: int = 0  # failed attempts in a row since requests could last be served
+    _known: int | None = None  # the roster's generation of the last plan; None: another plan is due
+    _changed: float | None = None  # when the roster changed first since then
     _due: float = math.inf  # when a plan that was put off is due
-    _planless: bool = False  # whether none can be made
+    _planless: bool = False  # whether no plan can be made
     _spare: Mapping[str, SpareReason] = field(default_factory=dict)
     _reason: str = "starting"
     _proven: int = 0  # the last epoch that has proven itself
@@ -82,26 +78,25 @@ class Reconciler:
     def __post_init__(self, plan: PlaceNodes) -> None:
         self.history = History(self._roster, time.time)
         self.selection = Selection(self._clock, plan, self._roster, self._sessions)
-        self._switching = Switching(self._requests, self._roster, self._sessions.served)
+        self._switching = Switching(self._requests, self._roster, self._sessions.served, self.selection)
         self._own_bytes = self._sessions.rank_zero.memory_bytes  # for which plans are made
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def served_before(self) -> str:
-        """Has requests of an earlier master wait for machines, too. Returns what they are told."""
+        """Has requests of an earlier master wait for machines. Returns the words for their readers."""
         self._served = True
         return self.history.started_again()
 
     def clear(self, name: str) -> None:
-        """Ends the worker's wait, as an administrator wants."""
-        now, machine = self._clock.now(), self._roster.get(name)
+        """Ends the worker's wait."""
+        machine = self._roster.get(name)
         if machine is not None and machine.standing.fault:
             self.history.cleared(machine)
-            self._roster.step(name, WorkerEvent.CLEARED, now)
+            self._roster.step(name, WorkerEvent.CLEARED, self._clock.now())
         self._known = None
 
     def drain(self, name: str, ordered: Future[str]) -> None:
-        """Takes the worker out of plans if the others can serve. The result is its name, or CannotDrain, once the
-        status shows it."""
+        """Takes the worker out of plans if the others can serve. The result is its name, or CannotDrain."""
         if not ordered.set_running_or_notify_cancel():
             return
         machine = self._roster.get(name)
@@ -112,10 +107,11 @@ class Reconciler:
         elif not machine.drained and (reason := self.selection.find(without=name).reason):
             refusal = f"without {called} the others cannot serve, so it keeps its part: {reason}"
         if refusal:
-            self._done.append(lambda: ordered.set_exception(CannotDrain(refusal)))
+            ordered.set_exception(CannotDrain(refusal))
             return
         self._roster.step(name, WorkerEvent.DRAINED, self._clock.now())
-        self._done.append(lambda: ordered.set_result(name))
+        self._publish()
+        ordered.set_result(name)
 
     def not_serving(self) -> NotServing:
         return NotServing(f"the cluster serves nothing now: {self._reason}")
@@ -123,24 +119,15 @@ class Reconciler:
     def reconcile(self) -> None:
         sessions, now = self._sessions, self._clock.now()
         self.history.look()
-        if sessions.serving is not None and sessions.serving.phase is Phase.ENDED:
-            self._end_serving(sessions.serving)
-        if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
-            ended = sessions.coming
-            error = ended.failure.error if ended.failure else None
-            _log.debug("epoch %d was not prepared: %s", ended.number, type(error).__name__)
-            _log.warning("the new plan failed: %s", error)
-            self.history.failed(error, serves=sessions.serving is not None)
-            self._reason = str(error)
-            self._attribute(ended)
-            sessions.abandon()
-            self._retry(ended)
-        if sessions.ready or not sessions.active:  # who comes back would end what begins
+        for session in sessions.active:
+            if session.failure is not None:
+                self._end(session, session.failure)
+        if sessions.ready or not sessions.active:  # a worker that comes back would end a session that begins
             self._roster.readmit(now)
         own_bytes = sessions.rank_zero.memory_bytes
         if own_bytes != self._own_bytes:
             self._own_bytes = own_bytes
-            self._roster.changed_beside()
+            self._roster.generation += 1
         self._look_for_slow()
         if now >= self._due:
             self._known = None
@@ -170,12 +157,9 @@ class Reconciler:
             why = self.history.undecided()
         self._requests.explain(why, serving=sessions.ready is not None)
         self._publish()
-        while self._done:
-            self._done.pop(0)()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a plan is due: once no worker has arrived for 0.3 s, so that workers that arrive together get one
-        plan, but 2 s after a change at the latest."""
+        """Whether a plan is due: once no worker has arrived for 0.3 s, and 2 s after a change at the latest."""
         if self._known == self._roster.generation:
             return False
         if self._changed is None:
@@ -184,10 +168,8 @@ class Reconciler:
         return now - self._changed >= 2.0 or now >= newest + 0.3
 
     def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
-        """Puts the coming session in the place of the serving one if that is due, once rank 0 has halted. Answers that
-        pause for half a second are told so."""
-        usable = {one.name: one for one in self.selection.awake(self.selection.serving_on())}
-        if not self._switching.due(coming, serving, usable, self._own_bytes, now):
+        """Replaces the serving session by the coming one if that is due, once rank 0 has halted."""
+        if not self._switching.due(coming, serving, self._own_bytes, now):
             return
         carried = None
         if serving is not None:
@@ -201,11 +183,10 @@ class Reconciler:
         self._sessions.switch(coming, carried)
         self.history.began(coming.assignments, replaces=serving is not None)
         if self._known == self._roster.generation:
-            self._notify()  # the plan was made while those it leaves out still had a part
+            self._notify()  # the workers that the plan leaves out had a part when it was made
 
     def _look_for_slow(self) -> None:
-        """While nothing is served, finds the workers that are late, so that the others serve without them. Once they
-        do, plans contain the late workers again, which go on fetching."""
+        """Leaves late workers, which go on fetching, out of plans until the others serve."""
         coming, slow = self._sessions.coming, self.selection.slow
         if self._sessions.ready:
             slow = frozenset()
@@ -215,15 +196,24 @@ class Reconciler:
             self.selection.slow, self._known = slow, None
 
     def _publish(self) -> None:
-        self.status = snapshot(
-            self._roster,
-            self._sessions,
-            self._requests,
-            {**self._spare, **self.selection.excluded()},
-            self._foresight.stocked,
-            self._reason,
-            self._clock.now(),
-            self.history.so_far,
+        serving, ready = self._sessions.serving, self._sessions.ready
+        routing = ready.routing if ready is not None else None
+        spare = {**self._spare, **self.selection.excluded()}
+        stocked, now = self._foresight.stocked, self._clock.now()
+        self.status = ClusterStatus(
+            ready=ready is not None,
+            reason=self._reason,
+            nodes=node_statuses(self._roster, self._sessions, spare, stocked, now),
+            queued=self._requests.waiting,
+            running=self._requests.running,
+            epoch=serving.number if serving is not None else 0,
+            totals=self._requests.totals,
+            collective=routing.collective if routing else "",
+            bulk_collective=routing.bulk_collective if routing else "",
+            collective_why=routing.why if routing else "",
+            links=routing.links if routing else (),
+            split_shows=self._sessions.served.split_shows if ready is not None else "",
+            history=self.history.so_far,
         )
 
     def _replan(self) -> None:
@@ -248,7 +238,7 @@ class Reconciler:
         self._notify()
 
     def _notify(self) -> None:
-        """Tells workers without a part why that is so, once, and again when the kind of reason changes."""
+        """Tells workers without a part the reason, and again when its kind changes."""
         reasons = {**self._spare, **self.selection.excluded()}
         busy = {name for session in self._sessions.active for name in session.machines}
         told, self._told = self._told, {}
@@ -260,8 +250,7 @@ class Reconciler:
                     self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
     def _apply(self, found: Assignments) -> None:
-        """Makes sure that a session with these assignments serves or is coming; later if a node that it needs fails
-        again and again."""
+        """Ensures that a session with these assignments serves or is coming, maybe later after repeated failures."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
@@ -292,42 +281,40 @@ class Reconciler:
         while self._requests.start(serving.ask):
             pass
 
-    def _end_serving(self, session: Session) -> None:
-        failure = session.failure
-        error = failure.error if failure else PeerError("the cluster was stopped")
+    def _end(self, session: Session, failure: Failure) -> None:
+        """Ends a session that failed, and has a plan made anew at once."""
+        error, served = failure.error, session is self._sessions.serving
         _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
-        _log.warning("stopped serving: %s", error)
-        self._attribute(session)  # first: whoever has no part any more fails in none
-        self._sessions.end_serving()
-        breached = bool(session.breaches)
-        self.history.lost(error, failure, session.machines, self._clock.now(), breached=breached)
+        _log.warning("%s: %s", "stopped serving" if served else "the new plan failed", error)
+        self._attribute(session, failure)  # first: workers without a part fail in none
         self._reason = str(error)
-        self._publish()  # first: a client that sees its answer pause must not read a status that says ready
-        intended, died = failure is not None and failure.intended, failure is not None and failure.died
-        self._requests.interrupt(self.history.undecided(), None if intended else error, died=died)
-        self._retry(session)
+        if served:
+            self._sessions.end_serving()
+            breached = bool(session.breaches)
+            self.history.lost(failure, session.machines, self._clock.now(), breached=breached)
+            self._publish()  # first: a client that sees its answer pause must not read a status that says ready
+            lost = None if failure.intended else error
+            self._requests.interrupt(self.history.undecided(), lost, died=failure.died)
+        else:
+            self.history.failed(error, serves=self._sessions.serving is not None)
+            self._sessions.abandon()
+        self._known, self._planless = None, False
+        if not failure.machine_lost:
+            self._failures += not self._sessions.ready
 
-    def _attribute(self, session: Session) -> None:
-        """Notes whose failure ended a session: a worker's that broke the protocol or failed by itself, or else the own
-        node's. A lost machine was noted before."""
-        now, failure = self._clock.now(), session.failure
-        if failure is not None and failure.disputed:
+    def _attribute(self, session: Session, failure: Failure) -> None:
+        """Notes whose failure ended a session: a worker's, or else the own node's. A lost machine was noted before."""
+        now = self._clock.now()
+        if failure.disputed:
             _log.warning("all-reduces go by the star for a while: two workers contradict each other")
             self._sessions.distrust(failure.disputed)
         for name, cause in session.breaches.items():
             _log.warning("%s broke the protocol: %s", name, cause)
             self._roster.step(name, WorkerEvent.BREACHED, now, "breach", cause)
-        if failure is None or failure.machine_lost or session.breaches:
+        if failure.machine_lost or session.breaches:
             return
         if failure.worker is None:
             self._roster.own = failed(self._roster.own, now, "died", str(failure.error))
         else:
             event = WorkerEvent.UNPREPARED if session.epoch is None else WorkerEvent.FAILED
             self._roster.step(failure.worker, event, now, failure.fault, str(failure.error))
-
-    def _retry(self, session: Session) -> None:
-        """Has a plan made anew at once."""
-        self._known = None
-        self._planless = False
-        if session.failure is None or not session.failure.machine_lost:
-            self._failures += not self._sessions.ready

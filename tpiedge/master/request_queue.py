@@ -1,19 +1,13 @@
-"""The requests of a serving cluster: some run, others wait, and each ends exactly once.
+"""The requests of a serving cluster.
 
 Laws:
-1. An accepted request ends exactly once: with Finished, or with an error that says why.
-2. At most `parallel` requests run at once. Clients take turns (`turns.py`), and one client's requests start in their
-   order of acceptance. A request without a reader (`attend`) starts after all others, is preempted when one with a
-   reader has no place, and goes on later. The queue is full for a client alone with `limit` requests that have not
-   begun or were preempted, and earlier if others' requests wait.
-3. When an epoch ends, its running requests wait in front of requests that never ran, whatever the limit, and go on in
-   the next one: their readers see a pause. Complete and unwanted requests end. The same holds for requests of an
-   earlier master (`resume`), which have no reader at first.
-4. Of the waiting requests, the one with most `losses` begins first. A suspect (`journal.py`) begins before all others,
-   runs alone and is not preempted, and while one waits, only what ran before begins. So a request that kills a node in
-   every epoch is found, and fails alone.
-5. A request with a grammar starts once that is compiled. Processor time of grammars counts as tokens in the client's
-   turn.
+1. An accepted request ends exactly once: with Finished, or with an error.
+2. Clients take turns (`turns.py`); requests of one client start in their order. A request without a reader (`attend`)
+   starts after all others, and is preempted for one with a reader.
+3. When an epoch ends, its requests go on in the next one, before requests that never ran.
+4. Of waiting requests, the one with most `losses` begins first. A suspect (`journal.py`) runs alone; while one waits,
+   only what ran before begins. So a request that kills nodes fails alone.
+5. A request with a grammar starts once that is compiled. Processor time of grammars counts in turns.
 """
 
 import math
@@ -40,31 +34,20 @@ from tpiedge.master.journal import PendingAnswer, RequestLine, Resumed, TakenUp
 from tpiedge.master.request_times import ReadingProgress, ReadingRate, RequestHistograms, Totals
 from tpiedge.master.turns import Compiling, Turns
 from tpiedge.portions import Portions, may_have
-from tpiedge.wire.control import (
-    AnswerPart,
-    Compiled,
-    Embedding,
-    Failed,
-    Finished,
-    Heartbeat,
-    PromptScores,
-    Token,
-)
+from tpiedge.wire import control
+from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
-#: Requests of one client that may wait; all clients together have twice as many.
+#: Requests of one client that may wait, and choices that may wait to be submitted; all clients have twice as many.
 QUEUE_LIMIT: Final = 64
-#: Choices of one client's requests that may wait to be submitted, four times as many as one request may have; all
-#: clients together have twice as many.
 POSTPONED_LIMIT: Final = 8192
-
-#: Errors of a request that rank 0 may report; all else is a defect.
+#: Errors of a request that rank 0 may report; any other is a defect.
 _FAULTS: Final = {kind.__name__: kind for kind in (UserError, GrammarRefused, ChildLost)}
 
 
 class QueueFull(TpiedgeError):
-    """The client has as many waiting requests as it may; worth another try after `retry_after_s`."""
+    """The client may have no more waiting requests; it may try again after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -79,8 +62,9 @@ class Dismissed(Cancelled):
 @dataclass(eq=False)
 class RequestQueue:
     """Up to `limit` requests of a client wait, twice as many of all, and up to `parallel` run; their ids must differ.
-    Thread-safe; nothing blocks. `on_cancel(id)` is called when a running request is cancelled and must not call back,
-    `on_submit()` after each accepted request. `now` gives seconds. `compiles`: grammars that are compiled at a time."""
+    Interrupted requests do not count. Thread-safe; nothing blocks. `on_cancel(id)` is called when a running request is
+    cancelled and must not call back, `on_submit()` after each accepted request. `compiles` grammars are compiled at a
+    time."""
 
     limit: InitVar[int]
     _parallel: int
@@ -88,8 +72,7 @@ class RequestQueue:
     _on_submit: Callable[[], None]
     _now: Callable[[], float] = time.monotonic
     compiles: InitVar[int] = 1
-    #: Replaced as a whole, so readers need no lock.
-    totals: Totals = field(default_factory=Totals)
+    totals: Totals = field(default_factory=Totals)  # replaced as a whole: readers need no lock
     _turns: Turns = field(default_factory=Turns)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: deque[PendingAnswer] = field(default_factory=deque)
@@ -131,20 +114,19 @@ class RequestQueue:
     def dismiss(self, name: str) -> bool:
         """Ends the request early, with Dismissed. Returns whether there is one with this id."""
         with self._lock:
-            one = self._running.get(name) or next((w for w in self._waiting if w.request.id == name), None)
-            if one is not None:
+            found = [one for one in (*self._running.values(), *self._waiting) if one.request.id == name]
+            for one in found:
                 one.dismissed = True
-        if one is not None:
+        for one in found:
             one.cancel()
-        return one is not None
+        return bool(found)
 
     def refuse(self, error: TpiedgeError) -> NoReturn:
         with self._lock:
             raise self._refused(error)
 
     def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
-        """Accepts a request of that `client`; `attended`: whether somebody waits for it. Raises QueueFull, or the error
-        that `close` was given."""
+        """Accepts a request; `attended`: it has a reader. Raises QueueFull, or the error of `close`."""
         answering = PendingAnswer(request, client, self._cancelled, self._on_submit, attended)
         with self._lock:
             if self._closed is not None:
@@ -159,8 +141,7 @@ class RequestQueue:
         return answering
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts `count` requests of that client that will be submitted later; a negative number ends that. Raises
-        QueueFull."""
+        """Counts requests that the client will submit later; a negative `count` ends that. Raises QueueFull."""
         with self._lock:
             if count < 0:
                 self._postponed.leave(client, -count)
@@ -169,12 +150,9 @@ class RequestQueue:
                 raise self._full(choices, self._postponed.of(client))
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
-        """Accepts a request that an earlier master accepted; `said` was passed on already. Its events begin with a
-        pause because of `why`, and TakenUp when rank 0 is asked. To be called in the order of acceptance, before
-        anything is submitted. Raises the error that `close` was given."""
-        answering = PendingAnswer(
-            request, "", self._cancelled, self._on_submit, attended=False, inherited=True
-        )
+        """Accepts a request of an earlier master, which passed `said` on. Its events begin with a pause because of
+        `why`, and TakenUp when rank 0 is asked. To be called before `submit`. Raises the error of `close`."""
+        answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, inherited=True)
         with self._lock:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)
@@ -186,8 +164,8 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Has rank 0 compile the next grammar: hands its request to `compile_next`, with the name of the group that
-        shares the grammar, as `start` does. Returns False if no grammar waits, or as many are compiled as may be."""
+        """Hands the request of the next grammar to `compile_next`, with the name of the group that shares the grammar.
+        Returns False if no grammar waits, or as many are compiled as may be."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._turns)
             if one is None:
@@ -200,14 +178,13 @@ class RequestQueue:
         return True
 
     def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
-        """Starts the next request: hands it to `ask`, which sends it to rank 0 and must neither block nor call back.
-        Returns False if as many run as may, a suspect runs, or none can start; then running requests without a reader
-        are preempted for waiting ones with a reader. A request for which `ask` raises ProtocolError ends there."""
+        """Hands the next request to `ask`, which sends it to rank 0 and must neither block nor call back. Returns False
+        if none can start; running requests without a reader may then be preempted."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
             if len(self._running) >= self._parallel or any(one.suspect for one in self._running.values()):
                 self._make_way(sum(one.attended and self._compiling.may_begin(one) for one in self._waiting))
                 return False
-            starting = self._first(self._able())
+            starting = self._next()
             if starting is None:
                 return False
             self._waiting.remove(starting)
@@ -230,10 +207,10 @@ class RequestQueue:
         return True
 
     def tell(self, message: Message) -> None:
-        """Handles a message of rank 0 about a running request, a grammar, or prompts that it reads."""
+        """Handles a message of rank 0."""
         name = getattr(message, "request", None)
         with self._lock:
-            for reading, done_tokens in message.reading if isinstance(message, Heartbeat) else ():
+            for reading, done_tokens in message.reading if isinstance(message, control.Heartbeat) else ():
                 if reading in self._running:
                     self._running[reading].read(done_tokens, self._now())
             if not isinstance(name, str):
@@ -242,23 +219,26 @@ class RequestQueue:
             known = self._compiling.entries.get(name) if running is None else running
             if known is None:
                 return
-            if isinstance(message, Compiled | Failed | Finished) and message.processor_s > 0.0:
-                # A slow machine computes fewer tokens in a second.
-                self._turns.give(known.client, math.ceil(100 * message.processor_s))
-            if running is None:
-                self._tell_compiling(message, known)
-                return
+            processor_s = getattr(message, "processor_s", 0.0)
+            if processor_s > 0.0:  # a slow machine computes fewer tokens in a second
+                self._turns.give(known.client, math.ceil(100 * processor_s))
             match message:
-                case Token() | PromptScores() | Embedding():
+                case control.Token() | control.PromptScores() | control.Embedding() if running is not None:
                     self._pass_on(message, running)
-                case Finished():
+                case control.Finished() if running is not None:
                     self._finish(message, running)
-                case Failed(kind=kind, message=text):
-                    self._fail([running], _FAULTS.get(kind, InternalError)(text))
+                case control.Failed(kind=kind, message=text) if running is not None or known in self._waiting:
+                    if running is None:
+                        self._waiting.remove(known)
+                    self._fail([known], _FAULTS.get(kind, InternalError)(text))
+                case control.Compiled() if known.compiling == "asked":
+                    known.compiling = "compiled"
+                case control.Finished() | control.Failed():
+                    del self._compiling.entries[name]
 
     @property
     def positions(self) -> tuple[int, float]:
-        """Positions of all running requests, and the seconds in which another epoch would read them."""
+        """The positions of all running requests, and the seconds in which another epoch would read them."""
         with self._lock:
             positions = sum(one.positions for one in self._running.values())
             return positions, self._rate.token_s * positions
@@ -266,9 +246,8 @@ class RequestQueue:
     def interrupt(
         self, why: str, lost: TpiedgeError | None = None, since: float | None = None, *, died: bool = False
     ) -> None:
-        """Ends the epoch of all running requests: by a plan, or because it was `lost`. They go on in the next epoch,
-        except a guilty one (`journal.py`) if a node `died`: it fails with the loss. `since`: when they were told to
-        pause, if before now."""
+        """Ends the epoch of all running requests, by a plan or because it was `lost`. If a node `died`, a guilty
+        request (`journal.py`) fails with the loss. `since`: when they began to pause, if before now."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._settled(one)]
@@ -286,11 +265,10 @@ class RequestQueue:
             for one in going_on:
                 one.gives_way = False
                 one.pause(why)
-            again = sorted([*going_on, *self._waiting], key=lambda one: -one.losses)
-            self._waiting = deque(again)
+            self._waiting = deque(sorted([*going_on, *self._waiting], key=lambda one: -one.losses))
 
     def pause(self, why: str, since: float) -> None:
-        """Notes that running requests have paused `since` then, though their epoch lasts; they are told `why`."""
+        """Pauses running requests, though their epoch lasts, and tells their readers `why`."""
         with self._lock:
             for one in self._running.values():
                 if one.paused is None:
@@ -298,8 +276,7 @@ class RequestQueue:
                 one.pause(why)
 
     def explain(self, why: str, *, serving: bool) -> None:
-        """Tells paused requests `why` they pause, if that has changed and they were not preempted. While nothing is
-        `serving`, requests that have not begun are told, too."""
+        """Tells readers `why` requests pause, and while nothing is `serving`, why they do not begin."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
                 if one.paused is None:
@@ -314,7 +291,7 @@ class RequestQueue:
             self._compiling.entries.clear()
 
     def close(self, error: TpiedgeError) -> None:
-        """Has `submit` and `resume` raise `error` from now on. Accepted requests may still be served."""
+        """Has `submit` and `resume` raise `error` from now on."""
         with self._lock:
             self._closed = error
 
@@ -346,44 +323,27 @@ class RequestQueue:
         self._count(refused=1)
         return error.with_traceback(None)  # raised again and again, it would lengthen its traceback
 
-    def _able(self) -> Sequence[PendingAnswer]:
-        """Returns the requests that may start now: a suspect alone (fourth law), requests with a reader before
-        others."""
+    def _next(self) -> PendingAnswer | None:
+        """Picks the request that starts. Requests that ran are in front and go on in order."""
         suspects = [one for one in self._waiting if one.suspect]
         if not self._running and suspects:
-            return suspects
+            return suspects[0]
         able = [one for one in self._waiting if not one.suspect and self._compiling.may_begin(one)]
         if suspects:
             able = [one for one in able if one.begun]
-        return [one for one in able if one.attended] or able
-
-    def _first(self, able: Sequence[PendingAnswer]) -> PendingAnswer | None:
-        """Picks the request that starts. Requests that ran are in front and go on in order; clients take turns with the
-        others."""
+        able = [one for one in able if one.attended] or able
         if not able or able[0].begun:
             return able[0] if able else None
-        running = [one.client for one in self._running.values()]
-        attended = [one.client for one in self._waiting if one.attended]
-        turn = self._turns.next([one.client for one in able], running, attended)
-        return next(one for one in able if one.client == turn)
+        return self._turns.next(able, self._running.values(), self._waiting)
 
     def _make_way(self, awaited: int) -> None:
-        """Preempts as many running requests without a reader, the latest first, as the `awaited` ones lack places."""
+        """Preempts running requests without a reader, the latest first, if `awaited` waiting requests lack places."""
         missing = awaited - sum(one.gives_way or one.unwanted for one in self._running.values())
         absent = (one for one in reversed(self._running.values()) if not one.attended)
         able = [one for one in absent if not (one.gives_way or one.unwanted or one.suspect)]
         for one in able[: max(0, missing)]:
             one.gives_way = True
             self._on_cancel(one.request.id)
-
-    def _tell_compiling(self, message: Message, entry: PendingAnswer) -> None:
-        if isinstance(message, Compiled) and entry.compiling == "asked":
-            entry.compiling = "compiled"
-        if isinstance(message, Failed | Finished):
-            del self._compiling.entries[entry.request.id]
-        if isinstance(message, Failed) and entry in self._waiting:
-            self._waiting.remove(entry)
-            self._fail([entry], _FAULTS.get(message.kind, InternalError)(message.message))
 
     def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
         reading, positions = answering.reading, answering.positions
@@ -398,7 +358,7 @@ class RequestQueue:
             self._count(resumed=1, paused_s=paused_s)
             self._times.pauses[answering.paused_by].observe(paused_s)
             answering.put(Resumed(paused_s))
-        if isinstance(new, Token):
+        if isinstance(new, control.Token):
             self._count(tokens=1)
             self._turns.give(answering.client, 1)
             self._times.token(answering.times, self._now())
@@ -413,11 +373,11 @@ class RequestQueue:
         if not any(one.reading for one in self._running.values()):
             self._rate.rest(self._now())
 
-    def _finish(self, message: Finished, answering: PendingAnswer) -> None:
-        """Ends a running request with rank 0's word, unless part of the answer is missing."""
+    def _finish(self, message: control.Finished, answering: PendingAnswer) -> None:
+        """Ends a running request as rank 0 says, unless part of the answer is missing."""
         cancelled = message.reason == "cancel"
         if cancelled and answering.gives_way and not answering.unwanted:
-            if not self._settled(answering):  # the first to go on of those that nobody waits for
+            if not self._settled(answering):
                 self._leave(answering)
                 answering.interrupted(self._now(), "priority")
                 answering.pause("requests that somebody waits for come first")
@@ -440,7 +400,7 @@ class RequestQueue:
         if not unfinished:
             tokens = len(answering.answer_ids)
             self._times.finished(answering.times, self._now(), message.prompt_tokens, tokens)
-        # The steps of the epochs before were not told.
+        # Steps of earlier epochs are not known.
         last = structs.replace(message, steps=0) if answering.interruptions else message
         answering.put(Dismissed() if cancelled and answering.dismissed else last)
 
@@ -450,11 +410,11 @@ class RequestQueue:
             return False
         request, tokens = answering.request, len(answering.answer_ids)
         prompt = len(request.prompt_ids)
-        self._finish(Finished(0, request.id, reason, prompt, tokens, 0, 0), answering)
+        self._finish(control.Finished(0, request.id, reason, prompt, tokens, 0, 0), answering)
         return True
 
     def _fail(self, failed: Sequence[PendingAnswer], error: TpiedgeError) -> None:
-        """Ends them. One whose caller has the whole answer counts as finished, even if its end fails."""
+        """Ends requests. If the caller has the whole answer, the request counts as finished."""
         for answering in failed:
             self._leave(answering)
         whole = sum(answering.whole for answering in failed)

@@ -1,7 +1,7 @@
-"""Latencies, lengths and reading rates of requests, without clock or threads; times are seconds on the caller's clock.
+"""Latencies, lengths and reading rates of requests, without clock or threads.
 
-Times are as readers see them: from acceptance, pauses included. For a request of an earlier master, times that began
-there are not counted. A failed or cancelled request has no latency.
+Times are as readers see them, in seconds, pauses included. For a request of an earlier master, times that began there
+are not counted. A failed or cancelled request has no latency.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,6 @@ from typing import Final, Literal, TypeAlias, get_args
 
 PauseCause: TypeAlias = Literal["plan", "loss", "restart", "priority"]
 """An answer paused for a plan (or a stopped worker), a loss, another master, or requests with a reader."""
-
 PAUSE_CAUSES: Final[tuple[PauseCause, ...]] = get_args(PauseCause)
 SECONDS: Final = (
     *(round(digit * 10.0**exponent, 9) for exponent in range(-3, 3) for digit in (1, 2, 3, 5)),
@@ -24,8 +23,8 @@ LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for 
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values were at most `bounds[i]` and above the bound before; the last of `counts` were above all
-    bounds. `total` is the sum of the values."""
+    """`counts[i]` values were at most `bounds[i]` and above the bound before; the last count is of all larger
+    values."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(init=False)
@@ -41,9 +40,8 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted. `cut` of the
-    `finished` ones reached max_tokens. `cached_tokens` of the `prompt_tokens` were cached. `resumed`: how often an
-    answer went on in another epoch; `paused_s`: the sum of those pauses."""
+    """Requests and tokens since the master started. Refused requests were never accepted; `cut` of the `finished` ones
+    reached max_tokens. `resumed` counts pauses that ended, `paused_s` sums them."""
 
     finished: int = 0
     failed: int = 0
@@ -59,8 +57,7 @@ class Totals:
 
 @dataclass(eq=False, slots=True)
 class Timeline:
-    """Times of a request's acceptance, first start, first and latest token; None: not yet, or under an earlier
-    master."""
+    """Times of acceptance, first start, first and latest token; None: not yet, or under an earlier master."""
 
     accepted: float | None = None
     started: float | None = None
@@ -70,10 +67,9 @@ class Timeline:
 
 @dataclass(slots=True)
 class RequestHistograms:
-    """Seconds and tokens since the master started. `queue`: from acceptance to start; `first_token`: from acceptance;
-    `prefill`: from start to first token; `between_tokens`: from each token to the next; `decode`: from the first token
-    to the last; `per_token`: the mean gap of a whole answer; `latency`: from acceptance to the end; `pauses` that have
-    ended, by cause. Not thread-safe."""
+    """Seconds and tokens since the master started. `queue`: from acceptance to start; `first_token` and `latency`: from
+    acceptance; `prefill`: from start to first token; `decode`: from the first token to the last; `per_token`: the mean
+    gap of a whole answer; `pauses` that have ended, by cause. Not thread-safe."""
 
     queue: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)
@@ -115,12 +111,12 @@ class RequestHistograms:
 
 
 class ReadingRate:
-    """Measures how long the cluster reads prompts: between `begin` and `rest` it reads one or more."""
+    """Rate at which the cluster reads prompts; between `begin` and `rest` it reads one or more."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._tokens = 0
-        # Enough to contain prompts of which nothing was cached.
+        # Enough to contain prompts without cached tokens.
         self._rates: deque[float] = deque(maxlen=16)
 
     @property
@@ -136,7 +132,7 @@ class ReadingRate:
         self._tokens += tokens
 
     def rest(self, now: float) -> None:
-        """Notes that no prompt is read any more. Fewer than 64 tokens say more about waiting than about reading."""
+        """Notes that no prompt is read any more. The rate of fewer than 64 tokens would be mostly waiting."""
         if self._since is not None and self._tokens >= 64:
             self._rates.append((now - self._since) / self._tokens)
         self._since = None
@@ -144,8 +140,7 @@ class ReadingRate:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`done_tokens` of the `of_tokens` needed before the next token are computed; the rest takes `left_s` at the recent
-    rate (None if unknown, with `tokens_per_s` 0)."""
+    """`done_tokens` of a prompt's `of_tokens` are computed, the others take `left_s` (None: unknown) at this rate."""
 
     done_tokens: int
     of_tokens: int
@@ -154,8 +149,8 @@ class Reading:
 
 
 class ReadingProgress:
-    """Progress of one request's prompt in one epoch. Tokens of the first report may have been cached: they do not count
-    for the rate."""
+    """Progress of one prompt in one epoch. Tokens before the first report may have been cached: they do not count for
+    the rate."""
 
     def __init__(self) -> None:
         self._done = self._before = 0
@@ -163,7 +158,7 @@ class ReadingProgress:
         self._last = 0.0
 
     def take(self, done_tokens: int, now: float) -> bool:
-        """Returns whether more are computed than at the report before, if there was one."""
+        """Takes a report; returns whether more tokens are computed than at the one before. False for the first one."""
         if self._begun is None:
             self._begun, self._last = now, now
             self._before = self._done = done_tokens

@@ -1,8 +1,7 @@
-"""The machines of a cluster as the master knows them: a state machine without sockets, threads or clock.
+"""The machines of a cluster as the master knows them. Pure.
 
-A machine is present from its Offer until it is lost. Of absent machines the GONE that were heard last are remembered: a
-member may come with ever new keys. A drained machine stays so until its agent is started anew (another nonce) or the
-drain is undone.
+A machine is present from its Offer until it is lost. The GONE absent machines that were heard last are remembered. A
+drained machine stays so until its agent is started anew (another nonce) or the drain is undone.
 """
 
 import logging
@@ -22,13 +21,12 @@ GONE: Final = 64
 SLOWED_S: Final = 600.0
 
 _PRESENT: Final = Standing(WorkerState.PRESENT)
-STOPPED: Final = "it was stopped there"
-"""The cause of a machine's end that it announced."""
+STOPPED: Final = "it was stopped there"  # the cause of a loss that the machine announced
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the master knows of one machine. Times are seconds on the caller's clock."""
+    """One machine. Times are seconds on the caller's clock."""
 
     name: str
     offer: Offer
@@ -37,9 +35,8 @@ class Machine:
     link: LinkSpeed | None = None  # to the master; None until it is measured
     cause: str = ""  # of its last loss
     standing: Standing = _PRESENT
-    #: How many times slower than measured it computes, and since when.
-    slowdown: float = 1.0
-    slowed: float = -math.inf
+    slowdown: float = 1.0  # times slower than measured
+    slowed: float = -math.inf  # when `slowdown` changed
     place: float = math.inf  # in the order in which machines were let in
 
     @property
@@ -52,15 +49,14 @@ class Machine:
 
 
 class Roster:
-    """The workers by name, which belongs to their key, in the order in which they were let in. `known`: names of those
-    that were let in before this master started."""
+    """The workers in the order in which they were let in. `known`: names from before this master's start."""
 
     def __init__(self, timeout_s: float, known: Sequence[str] = ()) -> None:
         self._timeout_s = timeout_s
         self._machines: dict[str, Machine] = {}
         self._places = {name: place for place, name in enumerate(known)}
         self.generation = 0  # changes when another plan may be made
-        self.own = _PRESENT  # of the master's own machine: the failures that are no worker's
+        self.own = _PRESENT  # the master's own machine, with the failures that are no worker's
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -74,7 +70,7 @@ class Roster:
         return self._machines.get(name)
 
     def expect(self, name: str) -> int:
-        """Reserves the next place for a machine that was let in, and returns it."""
+        """Returns the place of a machine that was let in: the next one if it is new."""
         return self._places.setdefault(name, max(self._places.values(), default=-1) + 1)
 
     def offered(self, name: str, offer: Offer, now: float) -> None:
@@ -95,7 +91,7 @@ class Roster:
         self._machines[name] = replace(known, offer=offer, heard=now)
 
     def heard(self, name: str, now: float) -> bool:
-        """Notes a sign of life; False if the machine must make its offer (again)."""
+        """Notes a sign of life. Returns False if the machine must make its offer."""
         machine = self._machines.get(name)
         if machine is None or not machine.present:
             return False
@@ -108,7 +104,7 @@ class Roster:
             self._take(machine, *step(machine.standing, event, now, fault, cause))
 
     def proved(self, names: Iterable[str]) -> None:
-        """Ends the row of failures of these workers and of the own node: a session proved itself."""
+        """Ends the rows of failures of workers and of the own node."""
         self.own = replace(self.own, row=0)
         for name in names:
             machine = self._machines.get(name)
@@ -129,12 +125,11 @@ class Roster:
         machine = self._machines.get(name)
         if machine is not None and machine.present:
             self._machines[name] = replace(machine, link=link)
-            self.changed_beside()
+            self.generation += 1
 
     def slowed(self, shown: Mapping[str, Sequence[float]], now: float) -> None:
-        """Notes speeds that changed by twice or more, one of a machine in ten minutes: each change makes answers pause.
-        `shown`: by machine with a part, how many times slower than measured it was in the last windows; empty if not
-        known. A machine without a part is tried again at its measured speed."""
+        """Notes speeds that changed by twice or more, once in ten minutes: each change makes answers pause. `shown`:
+        slowdowns of each machine with a part. Other machines are tried again at their measured speed."""
         for one in self.present:
             found = [min(16.0, max(1 / 16, slowdown)) for slowdown in shown.get(one.name, (1.0,))]
             differs = (
@@ -146,29 +141,24 @@ class Roster:
                 slowdown = statistics.median(found)
                 _log.info("%s takes %.1f times as long as it measured", one.offer.host, slowdown)
                 self._machines[one.name] = replace(one, slowdown=slowdown, slowed=now)
-                self.changed_beside()
+                self.generation += 1
 
-    def changed_beside(self) -> None:
-        """Notes that something changed that plans depend on."""
-        self.generation += 1
-
-    def lose(self, name: str, cause: str, now: float, event: WorkerEvent = WorkerEvent.LOST) -> bool:
+    def lose(self, name: str, cause: str, now: float, event: WorkerEvent = WorkerEvent.LOST) -> None:
         machine = self._machines.get(name)
         if machine is None or not machine.present:
-            return False
+            return
         words = f"it was lost: {cause}"
         self._take(replace(machine, cause=cause), *step(machine.standing, event, now, "lost", words))
         gone = [one for one in self._machines.values() if not one.present]
         if len(gone) > GONE:
             del self._machines[min(gone, key=lambda one: one.heard).name]
-        return True
 
     def forget(self, name: str) -> None:
         if self._machines.pop(name, None) is not None:
-            self.changed_beside()
+            self.generation += 1
 
     def silent(self, now: float) -> list[tuple[str, str]]:
-        """The name of each machine that was silent for too long, with that as the cause of its loss."""
+        """Returns the machines that were silent for too long, and the cause of each loss."""
         return [
             (machine.name, f"silent for {now - machine.heard:.1f} s (killed, frozen or cut off)")
             for machine in self.present

@@ -1,4 +1,4 @@
-"""Which workers plans are made of, and who is left out of them."""
+"""Selects the workers that a plan may have."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,28 +12,23 @@ from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.workers import WorkerState
 from tpiedge.planner.capacity import MOST_MACHINES, SpareReason, drained
 
-#: Beside the master's own machine; few enough for a plan between two heartbeats.
 _MOST_WORKERS = MOST_MACHINES - 1
 _TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
 FETCHES = SpareReason("fetching", "its weights take long to come, and the others begin without it")
-#: Workers of each kind that `absent` names, the last ones that were let in.
-_NAMED = 3
+_NAMED = 3  # workers of each kind that `absent` names
 
 
 @dataclass(eq=False)
 class Selection:
-    """For the control thread."""
-
     _clock: Clock
     _plan: PlaceNodes
     _roster: Roster
     _sessions: SessionManager
-    #: Workers that fetch for long, or get no further, while nothing is served.
-    slow: frozenset[str] = frozenset()
+    slow: frozenset[str] = frozenset()  # workers that are late while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan, of all workers or `without` one: if possible without waiting and slow workers, else with the
-        waiting ones whose waits end first, else with the slow ones."""
+        """Makes a plan, `without` one worker: if possible without waiting and slow workers, else with the waiting ones
+        whose waits end first, else with the slow ones."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}
@@ -54,19 +49,18 @@ class Selection:
         return [one for one in self._roster.present if not one.drained and not one.standing.barred(now)]
 
     def plannable(self) -> list[Machine]:
-        """Workers of the plan that would be made if nothing served."""
+        """Returns the workers for a plan that is made while nothing serves."""
         return self.awake(())[:_MOST_WORKERS]
 
     def serving_on(self) -> tuple[str, ...]:
-        """Workers of the serving session, if it can go on; else ()."""
+        """Returns the workers of the serving session if it can go on; else ()."""
         serving = self._sessions.serving
         if serving is None or serving.phase is not Phase.READY:
             return ()
         return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
     def due(self, assignments: Sequence[Assignment]) -> float:
-        """When that plan may begin. A worker that serves and waits because it could not prepare another part keeps its
-        part meanwhile."""
+        """Returns when that plan may begin. A worker that could not prepare a new part keeps the one it serves."""
         serving = self._sessions.serving
         kept = serving.assignments if serving is not None and self.serving_on() else ()
         found = [self._roster.own.due]
@@ -78,7 +72,7 @@ class Selection:
         return max(found)
 
     def excluded(self) -> Mapping[str, SpareReason]:
-        """Why workers that are present wait or are drained."""
+        """Returns the reasons of present workers that wait or are drained."""
         now = self._clock.now()
         found = {}
         for one in self._roster.present:
@@ -89,8 +83,7 @@ class Selection:
         return found
 
     def absent(self, spare: Mapping[str, SpareReason]) -> list[str]:
-        """Names workers that are in no plan but could serve, and why; for a cluster that lacks them. `spare`: why plans
-        have no part for machines."""
+        """Says which workers a cluster lacks, and why. `spare`: why plans have no part for machines."""
         small = {name: reason.why for name, reason in spare.items() if reason.kind == "too small"}
         excluded = self.excluded()
         causes = {**small, **{name: one.why for name, one in excluded.items() if one.kind == "excluded"}}
@@ -102,6 +95,6 @@ class Selection:
         return [*lost[-_NAMED:], *out[-_NAMED:], *away[-_NAMED:]]
 
     def awake(self, serving: Collection[str]) -> list[Machine]:
-        """Workers that do not wait or are `serving`; plans use the others only if there is no plan without them."""
+        """Returns workers that do not wait or are `serving`."""
         now = self._clock.now()
         return [one for one in self.able() if one.name in serving or not one.standing.waits(now)]

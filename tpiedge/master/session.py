@@ -1,5 +1,4 @@
-"""One epoch at the master, from its plan to its end: workers fetch what they lack while it is PREPARING, nodes start
-and load while it is LAUNCHED."""
+"""One epoch at the master, from its plan to its end."""
 
 import logging
 import math
@@ -7,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -50,13 +50,12 @@ PHASES: Final[Mapping[Phase, Mapping[Phase, str]]] = {
     Phase.READY: _ENDS,
     Phase.ENDED: {},
 }
-"""Which phases follow each, and why."""
+"""The phases that may follow each, and why."""
 
 
 @dataclass
 class _Preparation:
-    """How far a worker is with its part. `done_bytes` is the most that it said it has fetched, `news` when that grew,
-    `fetching` its last word while it fetches."""
+    """A worker's progress with its part. `news`: when `done_bytes` last grew; `fetching`: the last report."""
 
     news: float
     done_bytes: int = -1
@@ -66,8 +65,7 @@ class _Preparation:
 
 @dataclass(eq=False)
 class Session:
-    """Not thread-safe; nothing blocks. `send(message, peer)` sends without waiting; `tell` gets the nodes' messages
-    about requests."""
+    """Belongs to one thread; nothing blocks. `send(message, peer)` does not wait; `tell` gets news of requests."""
 
     number: int
     _plan: Assignments
@@ -79,40 +77,34 @@ class Session:
     phase: Phase = Phase.PREPARING
     failure: Failure | None = None
     epoch: Epoch | None = None
-    #: Rank 0's Ready, which names the collectives; None until it is ready.
-    routing: control.Ready | None = None
-    #: The epoch for which rank 0 was told to halt, 0 for none, and what it answered.
+    routing: control.Ready | None = None  # rank 0's, which names the collectives
+    #: The epoch for which rank 0 was told to halt, 0 for none, and its answer.
     halting: int = 0
     halted: control.Halted | None = None
-    #: What all nodes did in the latest step that all recorded; for any thread.
-    timeline: StepTimeline | None = None
+    timeline: StepTimeline | None = None  # the latest step that all nodes recorded; for any thread
     _spans: dict[int, control.StepSpans] = field(default_factory=dict)
-    #: Why the collective is not the one that the user chose; "" where it is.
-    _overruled: str = ""
+    _overruled: str = ""  # why the collective is not the one that the user chose
     #: The most bytes that each node said it has loaded, and when that last grew.
     _loaded: dict[int, float] = field(default_factory=dict)
     _moved: float = 0.0
-    #: When the nodes were started, and since when all are ready.
+    #: When the nodes were started, and when all were ready.
     _launched: float = 0.0
     _ready: float = 0.0
-    _answered: bool = False  # whether a request got on
+    _answered: bool = False  # whether a request made progress
     _asked: float = 0.0  # when the counters were asked for
 
     def __post_init__(self) -> None:
         self.assignments, self.step_s = self._plan.assignments, self._plan.step_s
-        #: The ranks of the workers that take part, by name.
+        #: Ranks of workers, by name.
         self.ranks = {one.machine: rank for rank, one in enumerate(self.assignments) if one.machine}
+        self.machines = tuple(self.ranks)
         self._counters = [CounterLog() for _ in self.assignments]
         self._begun = self._clock.now()
         self._preparing = {machine: _Preparation(self._begun) for machine in self.ranks}
-        self._pace = Pace([one.ffn_s for one in self.assignments])
-        # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
+        self._pace = Pace([one.ffn_s / one.slowdown for one in self.assignments])
+        # Longer than stall_s, after which a node that waits for a stuck one gives up: its report says more.
         self._stuck_s = self._timing.stall_s + self._timing.timeout_s
         self._watch = RequestWatch()
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        return tuple(self.ranks)
 
     @property
     def keys(self) -> Mapping[int, str]:
@@ -136,7 +128,7 @@ class Session:
 
     @property
     def proven(self) -> bool:
-        """Whether a request got on, or half a minute without one has passed."""
+        """Whether a request made progress, or half a minute without one has passed."""
         return self.phase is Phase.READY and (self._answered or self.served_s >= 30.0)
 
     @property
@@ -154,14 +146,14 @@ class Session:
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
     def late(self) -> set[str]:
-        """After two seconds, workers that will fetch for more than ten at their rate, or got no further for twenty."""
+        """Returns, after two seconds, workers that need ten seconds more, or had no progress for twenty."""
         if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
-        found = set(self._silent(20.0))
-        for name, one in self.fetching.items():
-            if (one.total_bytes - one.done_bytes) / max(one.bytes_per_s, 1.0) > 10.0:
-                found.add(name)
-        return found
+        left_s = {
+            name: (one.total_bytes - one.done_bytes) / max(one.bytes_per_s, 1.0)
+            for name, one in self.fetching.items()
+        }
+        return {*self._silent(20.0), *(name for name, seconds in left_s.items() if seconds > 10.0)}
 
     def prepare(self) -> None:
         for machine, rank in self.ranks.items():
@@ -169,26 +161,20 @@ class Session:
         self._look_prepared()
 
     def launch(self, root_key: str, overruled: str = "", carried: control.Carried | None = None) -> None:
-        """Starts the nodes; the caller starts rank 0, whose public key is `root_key`. `overruled` says why all-reduces
-        must go by the star; `carried` is what the epoch before left."""
+        """Starts the workers' nodes. `root_key`: of rank 0's, which the caller starts; `overruled`: why all-reduces
+        must go by the star; `carried`: the KV cache of the epoch before."""
         self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
         served, keys = replace(self._served, collective=self._collective), {0: root_key, **self.keys}
-        self.epoch = Epoch(
-            self.number,
-            self._clock,
-            len(self.assignments),
-            self._timing,
-            lambda rank: served.assign(self.number, self.assignments, rank, keys, carried),
-            self._to_node,
-            self._event,
-        )
+        assign = partial(served.assign, self.number, self.assignments, keys=keys, carried=carried)
+        nodes = len(self.assignments)
+        self.epoch = Epoch(self.number, self._clock, nodes, self._timing, assign, self._to_node, self._event)
         for machine in self.ranks:
             self._send(Launch(self.number), machine)
 
     def heard(self, machine: str, message: AgentReport) -> None:
-        """Handles an agent's message, and drops those about other epochs."""
+        """Handles an agent's message; messages about other epochs are dropped."""
         rank = self.ranks.get(machine)
         if rank is None or message.epoch != self.number or self.phase is Phase.ENDED:
             return
@@ -211,14 +197,14 @@ class Session:
                 self._unfit(machine, rank, cause)
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
-        """Loses the machine with its node. `intended` is as in Failure."""
+        """Loses the machine with its node; `intended` as in Failure."""
         rank = self.ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
         if self.epoch is None:
-            self.fail(Failure(self._lost(rank, cause), machine_lost=True))
-            return
-        self.epoch.lose(rank, cause)
+            self.fail(Failure(self._lost(rank, cause)))
+        else:
+            self.epoch.lose(rank, cause)
         if self.failure is not None:
             self.failure = replace(
                 self.failure, worker=None, died=False, machine_lost=True, intended=intended
@@ -230,18 +216,18 @@ class Session:
         self._watch.begin(request.id, self._clock.now())
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Has rank 0 compile the request's grammar. Raises as `ask` does."""
+        """Sends the request's grammar to rank 0. Raises as `ask` does."""
         self._to_node(control.Compile(self.number, request, group), 0)
         self._watch.begin(request.id, self._clock.now())
 
     def halt(self, following: int, what: Carriage) -> None:
-        """Tells rank 0 to draw nothing more, and to leave its KV cache to the epoch `following`."""
+        """Stops rank 0, which leaves its KV cache to the epoch `following`."""
         self.halting, self.halted = following, None
         kept = tuple((one.start, one.stop) for one in what.kept)
         self._to_node(control.Halt(self.number, following, kept, what.stored, what.sent), 0)
 
     def resume(self) -> None:
-        """Tells a halted rank 0 that no epoch follows after all."""
+        """Lets a halted rank 0 go on: no epoch follows."""
         self.halting, self.halted = 0, None
         self._watch.advance(self._clock.now())
         self._to_node(control.Resume(self.number), 0)
@@ -252,7 +238,7 @@ class Session:
         self._reach(Phase.ENDED)
 
     def tick(self) -> None:
-        """Looks for workers that live but do not get ready, and for stuck requests."""
+        """Loses nodes that live but make no progress."""
         now, epoch = self._clock.now(), self.epoch
         if self.phase is Phase.PREPARING:
             for machine in self._silent(_STUCK_S):
@@ -279,16 +265,15 @@ class Session:
         return self._counters[rank].counted(self._clock.now())
 
     def slowdowns(self) -> Mapping[str, Sequence[float]]:
-        """How many times slower than measured each worker was in the last windows; empty until there are enough. To be
-        asked with every heartbeat."""
-        now, found = self._clock.now(), {}
-        counted = ((rank, log.counted(now)) for rank, log in enumerate(self._counters))
-        self._pace.look({rank: one.latest for rank, one in counted if one is not None}, now)
-        for name, rank in self.ranks.items():
-            slower = self._pace.slower[rank]
-            known = slower if len(slower) == AGREEING else ()
-            found[name] = [self.assignments[rank].slowdown * one for one in known]
-        return found
+        """Returns how many times slower than measured each worker was in the last windows; empty until there are
+        enough. Call it with every heartbeat."""
+        counted = [self.counted(rank) for rank in range(len(self.assignments))]
+        latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
+        self._pace.look(latest, self._clock.now())
+        slower = self._pace.slower
+        return {
+            name: slower[rank] if len(slower[rank]) == AGREEING else () for name, rank in self.ranks.items()
+        }
 
     def end(self) -> None:
         """Tells every worker to end its node. Idempotent."""
@@ -301,12 +286,8 @@ class Session:
         match event:
             case TpiedgeError():
                 if self.epoch is not None:
-                    starting = self.phase is Phase.LAUNCHED
-                    stalled = self._watch.quiet_s(now) > self._stuck_s / 2
-                    parts, linked = self.assignments, self.linked
-                    self.fail(
-                        failure_of(event, self.epoch, parts, linked, starting=starting, stalled=stalled)
-                    )
+                    parts, stalled = self.assignments, self._watch.quiet_s(now) > self._stuck_s / 2
+                    self.fail(failure_of(event, self.epoch, parts, linked=self.linked, stalled=stalled))
                 return
             case control.StepSpans():
                 self._spans[event.rank] = event
@@ -343,7 +324,7 @@ class Session:
 
     def _loads(self, event: control.Loading | control.Ready, now: float) -> None:
         done = math.inf if isinstance(event, control.Ready) else event.done_bytes
-        if done > self._loaded.get(event.rank, -1):  # what goes back and forth is no progress
+        if done > self._loaded.get(event.rank, -1):  # a number that goes back and forth is no progress
             self._loaded[event.rank], self._moved = done, now
         if isinstance(event, control.Ready) and event.rank == 0:
             event = self.routing = structs.replace(event, why=self._overruled or event.why)

@@ -1,12 +1,11 @@
-"""The serving and the coming session, the process of the master's own node, and which nodes the hub admits.
+"""The serving and the coming session, and the process of the master's own node.
 
-At most one session's nodes run: rank 0 has one process, and the hub admits no node of an ended session.
+Nodes of one session at most run: rank 0 has one process, and the hub admits no node of an ended session.
 """
 
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,13 +31,13 @@ from tpiedge.wire.fields import Message
 _log = logging.getLogger(__name__)
 
 STAR_S: Final = 600.0
-#: For how long counters are kept up to date after they were looked at, and a step is recorded each second.
+#: How long counters are kept up to date after a look, and a step is recorded each second.
 _OBSERVED_S = 90.0
 _WATCHED_S = 5.0
 
 
 class RankZero(NodeSlot):
-    """The slot of the master's own node, rank 0 of every epoch, which gets `bootstrap` with an epoch and keys."""
+    """The slot of the master's own node, rank 0 of every epoch."""
 
     def __init__(
         self,
@@ -48,25 +47,23 @@ class RankZero(NodeSlot):
         usable_memory: Callable[[], int],
         locker: Path | None = None,
     ) -> None:
-        warn = partial(_log.warning, "%s")
-        super().__init__(bootstrap.threads, memory, usable_memory, clock, warn, locker)
+        super().__init__(bootstrap.threads, memory, usable_memory, clock, _log.warning, locker)
         self._bootstrap = bootstrap
         self.own_locker()
 
     def insist(self) -> bool:
-        """Offers more memory, because no plan can be made; returns whether it could."""
+        """Offers more memory, because no plan can be made. Returns whether that was possible."""
         before = self.memory_bytes
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
 
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
-        """Starts the node of `epoch`. `planned_bytes` and errors are as in NodeSlot.start."""
+        """Starts the node of `epoch`; `planned_bytes` and errors as in NodeSlot.start."""
         self.start(replace(self._bootstrap, epoch=epoch, keys=keys), planned_bytes)
 
 
 def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:
-    """Sends without waiting, for the thread that owns the hub; a message to a peer that is gone is dropped. Raises
-    ProtocolError for a value that does not fit its field."""
+    """Sends without waiting, in the hub's thread; drops a message to a peer that is gone. Raises ProtocolError."""
     try:
         hub.send(message, to=to, timeout_s=0.0)
     except (Unreachable, EndpointClosed):
@@ -75,7 +72,7 @@ def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:
 
 @dataclass(eq=False)
 class SessionManager:
-    """For the control thread, but for `cancel`. Owns rank 0's processes. A session drops messages about the other."""
+    """Belongs to the control thread, but for `cancel`. Owns rank 0's processes."""
 
     _hub: ZmqHub
     _send: Callable[[Message, str], None]
@@ -89,7 +86,7 @@ class SessionManager:
     coming: Session | None = None
     _dispute: str = ""  # the last one between workers
     _star_until: float = 0.0
-    number: int = 0  # of the last session
+    number: int = 0  # the last session's
     _observed_until: float = 0.0
     _watched_until: float = 0.0
     _recorded: float = 0.0
@@ -124,9 +121,9 @@ class SessionManager:
             session.lose(machine, cause, intended=intended)
 
     def tick(self, *, excused: bool) -> None:
-        """Looks for nodes that ended, are stuck or, unless `excused`, fell silent, and at memory and speeds."""
+        """Loses nodes that ended, are stuck or, unless `excused`, silent, and takes in memory and speeds."""
         self.rank_zero.weigh()
-        serving = self.serving
+        serving, now = self.serving, self._clock.now()
         if serving is not None and serving.epoch is not None:
             ended = self.rank_zero.exit_cause()
             if ended is not None:
@@ -135,17 +132,14 @@ class SessionManager:
         for session in self.active:
             session.tick()
         if self.ready is not None:
-            self._roster.slowed(self.ready.slowdowns(), self._clock.now())
-        if serving is not None and (now := self._clock.now()) < max(
-            self._observed_until, self._watched_until
-        ):
+            self._roster.slowed(self.ready.slowdowns(), now)
+        if serving is not None and now < max(self._observed_until, self._watched_until):
             timeline = now < self._watched_until and now - self._recorded >= 1.0
             self._recorded = now if timeline else self._recorded
             serving.ask_counters(timeline=timeline)
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Has nodes asked for their counters with every heartbeat for a while, and for a step's `timeline` each
-        second."""
+        """Asks nodes for a while for counters with every heartbeat, and for a step's `timeline` each second."""
         if timeline:
             self._watched_until = self._clock.now() + _WATCHED_S
         else:
@@ -169,8 +163,7 @@ class SessionManager:
             self._release(ended)
 
     def switch(self, session: Session, carried: Carried | None = None) -> None:
-        """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started. `carried` is
-        what the former left."""
+        """Replaces the serving session by the prepared one. `carried`: the KV cache that the serving one left."""
         self.end_serving()
         self.coming, self.serving = None, session
         self._note(WorkerEvent.ENGAGED, session.machines)
@@ -191,11 +184,11 @@ class SessionManager:
         session.launch(keys.public, overruled, carried)
 
     def distrust(self, cause: str) -> None:
-        """Has epochs that begin in the next STAR_S use the star: two workers contradict each other over `cause`."""
+        """Has epochs that begin within STAR_S use the star: two workers contradict each other over `cause`."""
         self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
-        """Ends the serving session, if there is one, and its nodes. Blocks shortly for rank 0 to end."""
+        """Ends the serving session, if any, and its nodes. Blocks shortly for rank 0."""
         session, self.serving = self.serving, None
         if session is None:
             return
@@ -218,13 +211,13 @@ class SessionManager:
             self._roster.step(name, event, self._clock.now())
 
     def cancel(self, request: str) -> None:
-        """Tells rank 0 to stop working on the request. Thread-safe; does not block."""
+        """Stops rank 0's work on the request. Thread-safe; does not block."""
         serving = self.serving
         if serving is not None:
             self._hub.post(Cancel(serving.number, request), to=control_name(0, serving.number))
 
     def close(self) -> None:
-        """Ends both sessions and rank 0's processes, without waiting for the workers' nodes."""
+        """Ends both sessions and rank 0's processes, without waiting for workers."""
         for session in self.active:
             session.end()
         self.rank_zero.close()

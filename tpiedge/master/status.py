@@ -1,4 +1,4 @@
-"""State of a master for other threads: `snapshot` makes it from the control thread's state."""
+"""State of a master for other threads, made from the control thread's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,6 @@ from typing import Literal
 from tpiedge.master.assignments import Assignment
 from tpiedge.master.counters import Counted
 from tpiedge.master.history import PlanHistory
-from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.request_times import RequestHistograms, Totals
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Session
@@ -24,14 +23,12 @@ from tpiedge.wire.probing import LinkSpeed
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    A machine without a part has no `rank`; `why` explains that, or the size of its share; `spare` is the kind of reason
-    ("" if it has a part, or before the first plan). `attention` and `ffn` are half-open intervals of units.
-    `memory_bytes` is its limit, `speed` its measured bytes per second of weights in the model's precision,
-    `planned_bytes` what its node may grow to, `disk_bytes` the model's weights on its disk; 0 means unknown.
-    `fetch_total_bytes` is not 0 while it fetches. `stocked`: its disk has all that it would need after the loss of
-    another machine; `not_stocked` says why it never will. `counted` is missing unless asked for (Master.observe). The
-    link to the master has `round_trip_s` and `link_bytes_per_s` (0: not measured). It is left out of plans for
-    `left_out_s`.
+    A machine without a part has no `rank`; `why` explains that, or the size of its share; `spare` is the kind of
+    reason. `attention` and `ffn` are half-open intervals of units. `memory_bytes` is its limit, `speed` its bytes per
+    second of weights, `planned_bytes` what its node may grow to, `disk_bytes` the model's weights on its disk; 0 means
+    unknown. While it fetches, `fetch_total_bytes` is above 0. `stocked`: its disk has all that it would need after the
+    loss of another machine; `not_stocked` says why it never will. `counted` is missing unless asked for
+    (Master.observe). `round_trip_s` and `link_bytes_per_s` are those of the link to the master (0: not measured).
     """
 
     name: str
@@ -72,10 +69,9 @@ _NO_HISTOGRAMS = RequestHistograms()  # made once: each turn of the master makes
 class ClusterStatus:
     """The whole cluster. `reason` says why it is not ready, or what happened last; `epoch` is 0 before the first plan.
 
-    While several nodes serve, `collective` names the one for all-reduces of a token, `bulk_collective` that of a whole
-    chunk, and `collective_why` is a sentence. `split_shows`: why the last bits of answers may depend on the split, or
-    "". `links` are those between workers. `failed` names the thread whose failure ends the master. `histograms` are
-    empty unless asked for (Master.observe).
+    `collective` names the all-reduce of a token, `bulk_collective` that of a chunk ("": one node). `split_shows`: why
+    the last bits of answers may depend on the split, or "". `links` connect workers. `failed` names the thread whose
+    failure ends the master. `histograms` are empty unless asked for (Master.observe).
     """
 
     ready: bool
@@ -101,39 +97,19 @@ _NO_PART = Assignment("", NodeShare(Share(0, 0), Share(0, 0)), 0, 0, "")
 _NO_LINK = LinkSpeed(0.0, 0.0)
 
 
-def snapshot(
+def node_statuses(
     roster: Roster,
     sessions: SessionManager,
-    requests: RequestQueue,
     spare: Mapping[str, SpareReason],
     stocked: Mapping[str, Stocked],
-    reason: str,
     now: float,
-    history: PlanHistory,
-) -> ClusterStatus:
-    """Returns the cluster's state. `spare` says why machines have no part in the plan, `stocked` what is on their
-    disks."""
-    serving, ready = sessions.serving, sessions.ready
-    routing = ready.routing if ready is not None else None
+) -> tuple[NodeStatus, ...]:
+    """Describes all machines. `spare`: why machines have no part; `stocked`: what is on their disks."""
     workers = [
         _worker(one, sessions, spare.get(one.name), stocked.get(one.name, _UNKNOWN), now)
         for one in roster.machines
     ]
-    return ClusterStatus(
-        ready=ready is not None,
-        reason=reason,
-        nodes=(_own(serving, sessions.rank_zero), *workers),
-        queued=requests.waiting,
-        running=requests.running,
-        epoch=serving.number if serving is not None else 0,
-        totals=requests.totals,
-        collective=routing.collective if routing else "",
-        bulk_collective=routing.bulk_collective if routing else "",
-        collective_why=routing.why if routing else "",
-        links=routing.links if routing else (),
-        split_shows=sessions.served.split_shows if ready is not None else "",
-        history=history,
-    )
+    return _own(sessions.serving, sessions.rank_zero), *workers
 
 
 def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
@@ -164,7 +140,7 @@ def _worker(
     part = _NO_PART if serving is None or rank is None else serving.assignments[rank]
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
     link = machine.link or _NO_LINK
-    state, reason = _situation(machine, serving, coming, rank, spare)
+    state, reason = _situation(machine, sessions, rank, spare)
     why = reason.why if isinstance(reason, SpareReason) else reason
     if not why and machine.slowdown != 1 and part.why:
         why = f"{part.why}; its arithmetic takes {machine.slowdown:.1f} times as long as it measured"
@@ -197,13 +173,10 @@ def _worker(
 
 
 def _situation(
-    machine: Machine,
-    serving: Session | None,
-    coming: Session | None,
-    rank: int | None,
-    spare: SpareReason | None,
+    machine: Machine, sessions: SessionManager, rank: int | None, spare: SpareReason | None
 ) -> tuple[str, SpareReason | str]:
-    """Returns (state, reason); "" if the state needs no reason."""
+    """Returns state and reason; "" if the state needs none."""
+    coming = sessions.coming
     if not machine.present:
         if spare is not None and spare.kind == "too small":  # it left when it heard that
             return "lost", spare
@@ -215,7 +188,7 @@ def _situation(
     if coming is not None and machine.name in coming.machines:
         return coming.progress(machine.name), ""
     if rank is not None:
-        return _state(serving, rank), ""
+        return _state(sessions.serving, rank), ""
     if spare is not None and spare.kind == "excluded":
         return "left out", spare
     return "spare", spare or "the plan has no part for it"

@@ -1,18 +1,17 @@
-"""Decides when a prepared session replaces the serving one, and what KV cache it takes over.
+"""Decides when a prepared session replaces the serving one, and which KV cache it takes over.
 
-A session that is only faster waits until the time lost by waiting equals the time that the pause would take: how long
-answers go on is not known, and so no more than twice the least is lost. Keys and values of running requests travel if
-that (`planner/carriage.py`) is faster than to compute running prompts and answers anew, at the rate of late. Rank 0 is
-told to halt, and the switch waits for its answer. If the plan comes to nothing meanwhile, rank 0 goes on.
+A session that is only faster waits until the time lost by waiting equals the pause: so at most twice the least possible
+time is lost, however long answers go on. Keys and values of running requests travel (`planner/carriage.py`) if that is
+faster than to compute them anew. Rank 0 halts first, and goes on if the plan comes to nothing.
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpiedge.master.assignments import Served
 from tpiedge.master.request_queue import RequestQueue
-from tpiedge.master.roster import Machine, Roster
+from tpiedge.master.roster import Roster
+from tpiedge.master.selection import Selection
 from tpiedge.master.session import Phase, Session
 from tpiedge.pack.share import kv_share
 from tpiedge.planner.carriage import Carriage, KVHolder, carriage, carriage_s
@@ -25,39 +24,33 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Switching:
-    """For the control thread. Times are seconds on the caller's clock."""
+    """Belongs to the control thread. Times are seconds on the caller's clock."""
 
     _requests: RequestQueue
     _roster: Roster
     _served: Served
-    #: Since when the serving session halts, and until when that is waited for.
+    _selection: Selection
+    #: When the serving session was told to halt, and until when its answer is waited for.
     since: float = 0.0
     _until: float = 0.0
     _waiting: tuple[int, float] = 0, 0.0  # the session that is only faster, and since when it waits
     _carriage: Carriage | None = None
 
-    def due(
-        self,
-        coming: Session,
-        serving: Session | None,
-        usable: Mapping[str, Machine],
-        own_bytes: int,
-        now: float,
-    ) -> bool:
-        """Whether the coming session is to take over now. `usable`: workers that plans may have, by name; `own_bytes`:
-        memory that the master's machine gives."""
+    def due(self, coming: Session, serving: Session | None, own_bytes: int, now: float) -> bool:
+        """Whether the coming session takes over now. `own_bytes`: memory of the master's machine."""
         if coming.phase is not Phase.PREPARED:
             return False
         if serving is None or serving.phase is not Phase.READY or not self._requests.running:
             return True
         if serving.halting:
             return serving.halting == coming.number
+        usable = {one.name: one for one in self._selection.awake(self._selection.serving_on())}
         if not serving.step_s or not usable.keys() >= set(serving.machines):
-            return True  # what serves is not to go on
+            return True  # the serving session is not to go on
         limits = {"": own_bytes, **{name: one.offer.memory_bytes for name, one in usable.items()}}
         if any(one.planned_bytes > limits[one.machine] for one in serving.assignments):
             return True
-        # What serves was predicted with what was known then.
+        # `serving.step_s` was predicted with earlier slowdowns.
         slower = [usable[one.machine].slowdown / one.slowdown for one in serving.assignments if one.machine]
         step_s = serving.step_s * max([1.0, *slower])
         # The nodes of a new session take one and a half seconds to get ready at least.
@@ -68,8 +61,8 @@ class Switching:
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
     def _outlook(self, serving: Session, coming: Session) -> tuple[Carriage | None, float]:
-        """The transfer between the sessions (None: recompute everything) and its predicted seconds (0: not known). It
-        takes two minutes at most, ten seconds if the time to recompute is not known."""
+        """Returns the transfer between the sessions (None: recompute everything) and its predicted seconds (0:
+        unknown). A transfer takes two minutes at most, ten seconds if the time to recompute is unknown."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
         again = None, reread_s
         if serving.phase is not Phase.READY or not positions or not head_bytes:
@@ -82,14 +75,14 @@ class Switching:
         return (found, takes_s) if takes_s <= min(reread_s or 10.0, 120.0) else again
 
     def resume(self, serving: Session | None, coming: Session | None) -> None:
-        """Lets a halted `serving` go on unless `coming` is the prepared session that it was halted for."""
+        """Lets a halted `serving` go on unless it halted for `coming`, still prepared."""
         if serving is None or not serving.halting or serving.phase is not Phase.READY:
             return
         if coming is None or coming.number != serving.halting or coming.phase is not Phase.PREPARED:
             serving.resume()
 
     def ready(self, serving: Session, coming: Session, now: float) -> bool:
-        """Halts `serving` for `coming`; whether it has left what it will. To be called until it has."""
+        """Halts `serving` for `coming`. Returns whether the switch need not wait any more."""
         if not serving.halting:
             (self._carriage, takes_s), self.since = self._outlook(serving, coming), now
             if self._carriage is None:

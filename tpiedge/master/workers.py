@@ -1,6 +1,5 @@
-"""The states of a worker, what may happen to it, and how long one that failed waits: a table without I/O. Events that
-have no line in TRANSITIONS change nothing. docs/failures.md states the rules.
-"""
+"""The states of a worker, and how long one that failed waits. Pure; docs/failures.md states the rules. Events without a
+line in TRANSITIONS change nothing."""
 
 import math
 from collections.abc import Mapping
@@ -40,9 +39,9 @@ class WorkerEvent(StrEnum):
 
 
 WorkerAction: TypeAlias = Literal["count", "take back", "plan"]
-"""The failure counts; the last failure is taken back; a plan is due."""
+"""A failure counts; the last failure is taken back; a plan is due."""
 Fault: TypeAlias = Literal["", "lost", "died", "unfit", "breach"]
-"""The last failure: its machine was lost, its node died, it could not prepare its part, it broke the protocol."""
+"""The last failure: a lost machine, a dead node, a part that was not prepared, a breach of the protocol."""
 
 _S, _E = WorkerState, WorkerEvent
 _Moves: TypeAlias = Mapping[WorkerEvent, tuple[WorkerState, tuple[WorkerAction, ...]]]
@@ -53,8 +52,6 @@ _ANYWHERE: _Moves = {
     _E.BREACHED: (_S.WAITING, ("count", "plan")),
     _E.FAILED: (_S.WAITING, ("count", "plan")),
 }
-
-
 TRANSITIONS: Final[Mapping[WorkerState, _Moves]] = {
     _S.AWAY: {_E.OFFERED: (_S.PRESENT, ("plan",)), _E.BREACHED: (_S.AWAY, ("count",))},
     _S.PRESENT: {**_ANYWHERE, _E.ENGAGED: (_S.ENGAGED, ()), _E.DRAINED: (_S.DRAINED, ("plan",))},
@@ -88,33 +85,30 @@ class Standing:
 
     state: WorkerState = WorkerState.AWAY
     drained: bool = False
-    #: The last failure, why, when, and until when the worker waits for it.
     fault: Fault = ""
     cause: str = ""
-    failed: float = -math.inf
-    until: float = -math.inf
-    #: Doublings of the wait, and failures in a row since a session with the worker proved itself.
-    doublings: int = 0
-    row: int = 0
-    #: When a plan may begin that needs the worker.
-    due: float = -math.inf
+    failed: float = -math.inf  # the time of the last failure
+    until: float = -math.inf  # the end of the wait
+    doublings: int = 0  # of the wait
+    row: int = 0  # failures in a row since a session with the worker proved itself
+    due: float = -math.inf  # when a plan may begin that needs the worker
 
     def waits(self, now: float) -> bool:
         return now < self.until
 
     def barred(self, now: float) -> bool:
-        """Whether no plan may have the worker, even where none exists without it."""
+        """Whether no plan may have the worker."""
         return self.waits(now) and self.fault == "breach"
 
     def why(self, now: float) -> str:
-        """Why the worker waits, and for how long from `now` on."""
+        """Returns the reason of the wait, and how long it lasts from `now` on."""
         return f"{self.cause} (for another {max(1, math.ceil(self.until - now))} s)"
 
 
 def step(
     one: Standing, event: WorkerEvent, now: float, fault: Fault = "", cause: str = ""
 ) -> tuple[Standing, tuple[WorkerAction, ...]]:
-    """What becomes of a worker, and what its master has to do. `fault` and `cause` describe a failure."""
+    """Returns the worker's new state and its master's actions. `fault` and `cause` describe a failure."""
     to, actions = TRANSITIONS[one.state].get(event, (one.state, ()))
     if event in (_E.DRAINED, _E.UNDRAINED):
         one = replace(one, drained=event is _E.DRAINED)
@@ -132,7 +126,7 @@ def step(
 
 
 def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
-    """Counts a failure. A lost machine adds none to the row: it comes back by itself."""
+    """Counts a failure. A lost machine comes back by itself and adds nothing to the row."""
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))

@@ -1,6 +1,5 @@
-"""Which weights are in memory when.
+"""Decides which weights are in memory, and reads them ahead of use.
 
-`sweep` is what a node reads for one token, in pieces, and which of them stay; `residency` (pure) says what is read and
-released when, `scheduler` has it done by `loader` and `reader` (threads, O_DIRECT) in the `arena`.
-`weights` hands a block's matrices to the engine.
+`sweep` lists and pins the pieces that a node reads for one token; `residency` (pure) decides what is read and dropped;
+`scheduler` has `loader` and `reader` (threads) do it in the `arena`. `weights` serves the engine.
 """

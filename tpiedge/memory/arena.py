@@ -1,7 +1,5 @@
-"""One block of memory in extents of whole pages, for all weights of a node or its KV cache.
-
-The arena owns the memory; tensors are views that keep it alive. Nothing is resident before a read fills it.
-"""
+"""One block of memory in extents of whole pages, for all weights of a node or its KV cache. Tensors are views that
+keep it alive."""
 
 import contextlib
 import mmap
@@ -23,7 +21,7 @@ DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16}
 
 class Arena:
     """`nbytes` of page-aligned, anonymous memory, used in extents of `length` bytes at `offset`, both multiples of
-    ALIGN. Raises OutOfMemory, with `purpose` and `remedy`, if the system refuses it."""
+    ALIGN. Raises OutOfMemory, with `purpose` and `remedy` in its message."""
 
     def __init__(
         self,
@@ -34,8 +32,8 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: more than the system could ever give is refused at once. `filled`: all of it is used to the end,
-        so that large pages cost nothing."""
+        """`committed`: refuses more than the system could ever give. `filled`: all of it will be used, so that huge
+        pages waste nothing."""
         self.nbytes = whole_pages(nbytes)
         try:
             self._map = _anonymous(max(self.nbytes, ALIGN), 0 if committed else _NORESERVE, filled)

@@ -1,7 +1,6 @@
-"""Reads weights from the pack's files: pieces to their places, and the embedding table row by row."""
+"""Reads the pack's files: pieces of weights to their places, and rows of the embedding."""
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
@@ -9,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from tpiedge.errors import Cancelled, IntegrityError, InternalError, TpiedgeError
+from tpiedge.errors import IntegrityError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PANEL
 from tpiedge.kernels.quantise import dequantise_output
@@ -17,7 +16,7 @@ from tpiedge.memory.arena import DTYPES, Arena, as_matrix
 from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Read
 from tpiedge.memory.sweep import Piece, Sweep
-from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
+from tpiedge.pack.dtypes import NUMPY, STORED, f32_from_bf16
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import HashedRange, PanelLayout, RowLayout
@@ -27,11 +26,8 @@ from tpiedge.tracing.tracer import LOAD, Tracer
 
 
 class PieceLoader:
-    """Two arenas: the first has a place for every piece, mere address space until it is filled; the second is the ring.
-    `close` ends the reads before it gives the memory back.
-
-    Raises OutOfMemory, UserError, IntegrityError (of a table of hashes).
-    """
+    """Owns two arenas: one with a place for every piece, mere address space until it is filled, and the ring. Raises
+    OutOfMemory, UserError, IntegrityError (of a table of hashes)."""
 
     def __init__(
         self, pack: Pack, sweep: Sweep, ring_bytes: int, reader: DirectReader, *, direct: bool = True
@@ -42,16 +38,14 @@ class PieceLoader:
         self._offsets = (0, *accumulate(piece.nbytes for piece in sweep.pieces))
         self._own = Arena(self._offsets[-1], filled=not ring_bytes)
         self._ring = Arena(ring_bytes, filled=True)
-        self._files: dict[str, DirectFile] = {}
-        self._hashes: dict[str, HashTable] = {}
+        self._files: dict[str, tuple[DirectFile, HashTable]] = {}
         self._ranges: dict[int, Sequence[Sequence[HashedRange]]] = {}  # of each piece
         self._tracer: Tracer | None = None
         try:
             for key in {piece.key: None for piece in sweep.pieces}:
-                blob = pack.blob_id(key)
-                if blob not in self._files:
-                    self._files[blob] = DirectFile(pack.blob_path(key), direct=direct)
-                    self._hashes[blob] = pack.hashes(key)
+                if pack.blob_id(key) not in self._files:
+                    hashes = pack.hashes(key)
+                    self._files[pack.blob_id(key)] = DirectFile(pack.blob_path(key), direct=direct), hashes
         except BaseException:
             self.close()
             raise
@@ -66,44 +60,39 @@ class PieceLoader:
             tracer.name(piece.matrix)
         self._tracer = tracer
 
-    def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
+    def read(self, order: Read, done: Callable[[Exception | None], None]) -> None:
         """Begins a read, checked in the reading threads; any thread calls `done` once nothing is written any more."""
         piece = self._sweep.pieces[order.piece]
-        blob = self._pack.blob_id(piece.key)
-        arena, offset, nbytes = self._place(order.piece, order.offset)
         if order.piece not in self._ranges:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)
-            ranges = matrix.ranges(piece.units.start, piece.units.stop)
-            self._ranges[order.piece] = tuple(grouped(ranges))
-        groups, timed = self._ranges[order.piece], None
-        if self._tracer is not None:
-            timed = functools.partial(_trace, self._tracer, piece)
-        countdown = _Countdown(len(groups), done)
-        into = arena.buffer(offset, nbytes)
-        for job in self._reader.read_ranges(self._files[blob], groups, self._hashes[blob], into, timed):
-            job.add_done_callback(countdown)
+            self._ranges[order.piece] = tuple(grouped(matrix.ranges(piece.units.start, piece.units.stop)))
+        (file, hashes), groups = self._files[self._pack.blob_id(piece.key)], self._ranges[order.piece]
+        arena, offset, nbytes = self._place(order.piece, order.offset)
+        timed = None if self._tracer is None else functools.partial(_trace, self._tracer, piece)
+        finished = _last_of(len(groups), done)
+        for job in self._reader.read_ranges(file, groups, hashes, arena.buffer(offset, nbytes), timed):
+            job.add_done_callback(finished)
 
-    def drop(self, piece: int) -> None:
-        self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
-
-    def release(self) -> None:
-        self._ring.discard(0, self._ring.nbytes)
+    def drop(self, piece: int | None) -> None:
+        """Gives back the pages of a pinned piece, or of the ring."""
+        if piece is None:
+            self._ring.discard(0, self._ring.nbytes)
+        else:
+            self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
-        """Returns the piece at that place without a copy: [rows, cols] in the storage dtype with rows of padding, or
-        panels."""
+        """Returns the piece at that place without a copy: panels, or [rows, cols] as stored with rows of padding."""
         held = self._sweep.pieces[piece]
         arena, at, nbytes = self._place(piece, offset)
         stored = arena.bytes(at, nbytes)
         layout, units = self._pack.layout(held.key).matrix(held.matrix), held.units
         if isinstance(layout, RowLayout):
             rows = layout.row_count(units.start, units.stop)
-            dtype = DTYPES[layout.precision]
-            return as_matrix(stored, rows, layout.cols, layout.row_stride, dtype)
+            return as_matrix(stored, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
         return PanelMatrix(
             stored,
             layout.precision.bits,
-            min(units.stop * layout.rows_per_unit, layout.rows) - units.start * layout.rows_per_unit,
+            len(layout.rows_of(units)),
             layout.cols,
             layout.rows_per_unit,
             layout.unit_nbytes(0),
@@ -111,9 +100,9 @@ class PieceLoader:
         )
 
     def close(self) -> None:
-        """Idempotent. The memory goes back when the last tensor is gone."""
+        """Ends the reads; idempotent. The memory goes back when the last tensor is gone."""
         self._reader.close()
-        for file in self._files.values():
+        for file, _ in self._files.values():
             file.close()
         self._own.close()
         self._ring.close()
@@ -128,32 +117,24 @@ def _trace(tracer: Tracer, piece: Piece, start: float, end: float, nbytes: int) 
     tracer.add(LOAD, tracer.name(piece.matrix), start, end, layer, nbytes=nbytes)
 
 
-class _Countdown:
-    """Calls `done` after the last of `count` jobs, with the first error of any of them."""
+def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[[Future[int]], None]":
+    """Returns a callback for `count` jobs that calls `done` after the last one, with the first error."""
+    left, errors = iter(range(count - 1, -1, -1)), list[Exception]()
 
-    def __init__(self, count: int, done: Callable[[TpiedgeError | None], None]) -> None:
-        self._left = count
-        self._done = done
-        self._error: TpiedgeError | None = None
-        self._lock = threading.Lock()
+    def finished(job: "Future[int]") -> None:
+        try:
+            job.result()
+        except Exception as error:
+            errors.append(error)
+        if next(left) == 0:  # atomic: any thread may call
+            done(errors[0] if errors else None)
 
-    def __call__(self, job: "Future[int]") -> None:
-        error: BaseException | None
-        dropped = Cancelled("a read was dropped: the weights were closed")
-        error = dropped if job.cancelled() else job.exception()
-        if error is not None and not isinstance(error, TpiedgeError):
-            error = InternalError(f"a read failed: {type(error).__name__}: {error}")
-        with self._lock:
-            self._left -= 1
-            self._error = self._error or error
-            if self._left:
-                return
-        self._done(self._error)
+    return finished
 
 
 class EmbeddingTable:
-    """Rows of the pack's embedding on disk, for one thread. A unit's checksum is checked before its first row is used.
-    A quantised row is read with the 15 others of its panel; `bytes_read` counts all."""
+    """Rows of the pack's embedding on disk, for one thread. A unit is checked before its first row is used. A quantised
+    row is read with the 15 others of its panel; `bytes_read` counts all."""
 
     def __init__(self, pack: Pack) -> None:
         self.bytes_read = 0
@@ -180,7 +161,7 @@ class EmbeddingTable:
             if isinstance(matrix, PanelLayout):
                 found_H[:] = dequantise_output(stored, matrix.shape(0), row % matrix.rows_per_unit % PANEL)
                 continue
-            values = stored.view(numpy_dtype(STORED[matrix.precision]))
+            values = stored.view(NUMPY[STORED[matrix.precision]])
             found_H[:] = f32_from_bf16(values) if matrix.precision is Precision.BF16 else values
         return torch.from_numpy(found_TH)
 

@@ -1,8 +1,5 @@
-"""Reads from disk straight into the arena, several reads in flight, checked on the way in.
-
-O_DIRECT leaves the page cache alone and takes a sixth of the CPU time; where the file system refuses it, the page
-cache's pages are given back at once.
-"""
+"""Reads from disk straight into the arena and checks, in several threads. O_DIRECT leaves the page cache alone and
+takes a sixth of the CPU time. Without it the pages are given back at once."""
 
 import fcntl
 import functools
@@ -12,19 +9,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
-from tpiedge.pack.files import DIRECT_REFUSED, Descriptor, open_regular
+from tpiedge.pack.files import DIRECT_REFUSED, Closable, Descriptor, open_regular
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import ALIGN, HashedRange
 
 _READ_BYTES = 8 << 20
+BytesCheck = Callable[[memoryview], None]
+Timed = Callable[[float, float, int], None]
+"""Takes begin, end and bytes of a read."""
 
 
 class DirectFile(Descriptor):
-    """A file open for aligned reads by any thread. UserError if it cannot be opened. `is_direct`: reads bypass the page
-    cache."""
+    """A file open for aligned reads by any thread, past the page cache if `is_direct`. Raises UserError if it cannot be
+    opened."""
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path = path
@@ -75,7 +74,7 @@ def _check(path: Path, ranges: Sequence[HashedRange], hashes: HashTable, data: m
             raise IntegrityError(path, item.label)
 
 
-class DirectReader:
+class DirectReader(Closable):
     """`threads` reading threads, which `close` ends."""
 
     def __init__(self, threads: int = 4) -> None:
@@ -93,11 +92,11 @@ class DirectReader:
         file: DirectFile,
         offset: int,
         into: memoryview,
-        check: Callable[[memoryview], None] = lambda _: None,
-        timed: Callable[[float, float, int], None] | None = None,
+        check: BytesCheck = lambda _: None,
+        timed: Timed | None = None,
     ) -> "Future[int]":
-        """Fills `into` from `offset`, then runs `check`, then `timed` with begin, end and bytes. Offset, length and
-        address are multiples of ALIGN. The result is the bytes read, or ReadFault, or what `check` raises."""
+        """Fills `into` from `offset`, then runs `check`, then `timed`. Offset, length and address are multiples of
+        ALIGN. The result is the bytes read, or ReadFault, or what `check` raises."""
         return self._pool.submit(self._run, file, offset, into, check, timed)
 
     def read_ranges(
@@ -106,10 +105,9 @@ class DirectReader:
         groups: Iterable[Sequence[HashedRange]],
         hashes: HashTable,
         into: memoryview,
-        timed: Callable[[float, float, int], None] | None = None,
+        timed: Timed | None = None,
     ) -> "Iterator[Future[int]]":
-        """Starts one read per group of adjacent ranges; they fill `into` and raise IntegrityError for a damaged
-        range."""
+        """Fills `into`, with one read per group of adjacent ranges. A damaged range raises IntegrityError."""
         filled = 0
         for ranges in groups:
             offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length
@@ -122,19 +120,8 @@ class DirectReader:
         """Drops jobs that have not started and waits for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _run(
-        self,
-        file: DirectFile,
-        offset: int,
-        into: memoryview,
-        check: Callable[[memoryview], None],
-        timed: Callable[[float, float, int], None] | None,
+        self, file: DirectFile, offset: int, into: memoryview, check: BytesCheck, timed: Timed | None
     ) -> int:
         started = time.perf_counter()
         self._fill(file, offset, into)

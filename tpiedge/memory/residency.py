@@ -1,16 +1,14 @@
-"""Decides which weights are in memory and what is read next: a pure machine, without threads, clock or memory.
+"""Decides which weights are in memory and what is read next (TPI-LLM, section 3.3). Pure.
 
-A sweep passes the blocks in order, again and again. A block consists of pieces, the shares of its matrices. A piece is
-pinned (in a place of its own) or streamed through a ring of bytes, read in the order of use as far ahead as there is
-room, around the end of the sweep (TPI-LLM, section 3.3).
+Sweeps pass the blocks in order without end. A block has pieces, one of each matrix: pinned in a place of its own, or
+streamed through a ring of bytes, read in the order of use.
 
 Laws
 
-1. A block is ready only when every read of its pieces is complete.
-2. Memory in use, or that a read still writes to, is not reused or given back: the ring never exceeds its bytes, and a
-   piece has one place at a time.
-3. Whatever the order of events, an entered block becomes ready once the reads asked for are complete.
-4. Pins change between two blocks, at once: what goes is dropped before more is read, or once no read writes to it.
+1. A block is ready only when all its pieces are read.
+2. Memory in use, or written to, is not reused or given back. A piece has one place at a time.
+3. An entered block becomes ready once the reads asked for are complete.
+4. Pins change between two blocks: unpinned pieces are dropped before more is read, or once no read writes there.
 """
 
 from collections import deque
@@ -34,17 +32,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give back the pages of a piece that was pinned."""
+    """Give back the pages of a piece that was pinned, or of the ring if None."""
 
-    piece: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReleasePages:
-    """Give back the pages of the ring."""
+    piece: int | None
 
 
-Instruction = Read | Drop | ReleasePages
+Instruction = Read | Drop
 
 
 @dataclass(slots=True)
@@ -62,8 +55,8 @@ class _Entry:
 
 
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
-    """Returns the bytes with which every block can become ready: the most that a block streams, and what may stay empty
-    at the ring's end because pieces are not divided. 0 if nothing is streamed. `blocks` as in Residency."""
+    """Returns the bytes with which every block can become ready: the most that a block streams, and a gap at the ring's
+    end because pieces are not divided. `blocks` as in Residency."""
     rings = (
         sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
     )
@@ -76,14 +69,14 @@ def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int
 
 
 class Residency:
-    """Every event returns instructions, in order. A piece is known by its number in the sweep. `enter` and `leave`
-    alternate; once an entered block is `ready`, its pieces are where `place` says."""
+    """Every event returns instructions, to be obeyed in order. `enter` and `leave` alternate. A piece is named by its
+    number in the sweep."""
 
     def __init__(
         self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int
     ) -> None:
-        """`blocks`: the bytes of each piece of each block. Reads are asked for while less than `reading_bytes` are
-        incomplete. Raises InternalError if the ring is smaller than `smallest_ring`."""
+        """`blocks`: the bytes of each piece of each block. At most `reading_bytes` are read at a time, and one piece
+        more. Raises InternalError if the ring is smaller than `smallest_ring`."""
         self._blocks = tuple(map(tuple, blocks))
         self._sizes = tuple(chain.from_iterable(blocks))
         self._first = (0, *accumulate(map(len, blocks)))
@@ -107,7 +100,7 @@ class Residency:
         return list(self._advance())
 
     def enter(self, block: int) -> list[Instruction]:
-        """The block is needed now. One that is not the next in order ends the sweep."""
+        """The block is needed now. A block out of order ends the sweep."""
         if self._entered:
             raise InternalError(f"block {block} was entered inside block {self._at % len(self._blocks)}")
         self._at += (block - self._at) % len(self._blocks)
@@ -135,12 +128,11 @@ class Residency:
         return self._settle()
 
     def repin(self, pinned: Set[int]) -> list[Instruction]:
-        """Pins these pieces from now on, between two blocks. Others go at once, or once no read writes to them."""
+        """Pins these pieces from now on and no others, between two blocks."""
         if self._entered:
             raise InternalError("the pins change inside a block")
         self._want(pinned)
-        # Read again, in the order of use, from the first use of a piece that goes, so that nothing relies on it; or
-        # from the start, if the ring goes.
+        # From the first use of an unpinned piece on, or from the start if the ring goes, pieces are read again.
         passed = [use for use in map(self._next_use, self._lingering) if use < self._cursor]
         self._cursor = self._front if self._all_wanted else min(passed, default=self._cursor)
         for entry in self._ring:
@@ -150,23 +142,21 @@ class Residency:
         return self._settle()
 
     def ready(self, block: int) -> bool:
-        """Whether every piece of the entered block is in its place."""
-        first = self._use_of(self._at)
-        for use, piece in enumerate(range(self._first[block], self._first[block + 1]), first):
+        """Whether every piece of the entered block is where `place` says."""
+        for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)
             if not (self._pins.get(piece, False) if entry is None else entry.here):
                 return False
         return True
 
     def place(self, piece: int) -> int | None:
-        """Returns a piece's offset in the ring, or None for its own place; for the entered block."""
+        """Returns the offset in the ring of a piece of the entered block, or None for its own place."""
         entry = self._streamed.get(self._next_use(piece))
         return None if entry is None else entry.offset
 
     def streams(self, block: int) -> bool:
         """Whether a piece of the entered, ready block came through the ring."""
-        first = self._use_of(self._at)
-        return any(first + index in self._streamed for index in range(len(self._blocks[block])))
+        return any(self._front + index in self._streamed for index in range(len(self._blocks[block])))
 
     @property
     def pinned_bytes(self) -> int:
@@ -186,10 +176,7 @@ class Residency:
 
     @property
     def _front(self) -> int:
-        return self._use_of(self._at)
-
-    def _use_of(self, block: int) -> int:
-        sweep, number = divmod(block, len(self._blocks))
+        sweep, number = divmod(self._at, len(self._blocks))
         return sweep * len(self._sizes) + self._first[number]
 
     def _next_use(self, piece: int) -> int:
@@ -208,14 +195,14 @@ class Residency:
             del self._pins[piece]
         empty = self._ring_filled and self._all_wanted and not self._ring
         self._ring_filled = self._ring_filled and not empty
-        return [*map(Drop, gone), *([ReleasePages()] if empty else ()), *self._advance()]
+        return [*map(Drop, gone), *([Drop(None)] if empty else ()), *self._advance()]
 
     @property
     def _all_wanted(self) -> bool:
         return len(self._wanted) == len(self._sizes)
 
     def _advance(self) -> Iterator[Instruction]:
-        """Asks for what comes next until the ring or the limit is full, then for pins further away."""
+        """Asks for the next pieces until the ring or the limit is full, then for pins further away."""
         if not self._sizes or self._reading >= self._reading_limit:
             return
         if self._all_wanted and self._ring and self._ring[-1].use < self._front:
@@ -228,7 +215,7 @@ class Residency:
             yield self._read_pin(use % len(self._sizes))
 
     def _next_reads(self) -> Iterator[Read]:
-        """Moves the cursor on, up to where something must end first."""
+        """Moves the cursor on, to the first piece that must wait for an event."""
         while self._reading < self._reading_limit and self._cursor < self._front + len(self._sizes):
             piece = self._cursor % len(self._sizes)
             if piece in self._wanted and piece not in self._pins:
@@ -258,7 +245,7 @@ class Residency:
         return self._ticket
 
     def _room(self, nbytes: int) -> int | None:
-        """Returns the offset of free bytes after the newest entry, or at the ring's start; None if there are none."""
+        """Returns the offset of free bytes after the newest entry or at the ring's start, or None."""
         if not self._ring:
             return 0 if nbytes <= self._ring_bytes else None
         oldest, newest = self._ring[0], self._ring[-1]

@@ -1,5 +1,5 @@
-"""Keeps the weights coming (TPI-LLM, section 3.3): the engine thread enters and leaves blocks, reading threads report
-arrivals; the residency machine decides, and its instructions are carried out under one lock."""
+"""Drives the residency machine (TPI-LLM, section 3.3): the engine thread enters and leaves blocks, reading threads
+report arrivals, and one lock guards both."""
 
 import functools
 import threading
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from tpiedge.errors import InternalError, ResourceError, TpiedgeError
 from tpiedge.memory.loader import PieceLoader
-from tpiedge.memory.residency import Drop, Instruction, Read, ReleasePages, Residency
+from tpiedge.memory.residency import Drop, Instruction, Read, Residency
+from tpiedge.memory.sweep import Block
 from tpiedge.tracing.tracer import WAIT, EventSink
 
 
 @dataclass(slots=True)
 class Counts:
-    """`hits`: blocks that were read ahead (pinned ones apart); `stalls`: blocks waited for, for `stall_s`; `reads` of
-    pieces, and `load_s` with at least one under way."""
+    """Counts of streamed blocks that were read ahead (`hits`) or waited for (`stalls`), and of `reads` of pieces;
+    `load_s` is the time with a read under way."""
 
     hits: int = 0
     stalls: int = 0
@@ -27,29 +28,30 @@ class Counts:
 
 class Scheduler:
     """`enter` and `leave` are the engine thread's. Every `enter` after a failed read raises the first failure. After
-    `close` no read begins; the loader ends those under way."""
+    `close` no read begins. `tracer` records waits for `blocks`."""
 
-    def __init__(self, residency: Residency, loader: PieceLoader, *, stall_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        loader: PieceLoader,
+        blocks: Sequence[Block] = (),
+        *,
+        stall_s: float = 60.0,
+    ) -> None:
         """`stall_s` limits a wait in which the disk brings nothing."""
         self.counts = Counts()
-        self._residency = residency
         self.loader = loader
+        self.tracer: EventSink | None = None
+        self._residency = residency
+        self._blocks = blocks
         self._stall_s = stall_s
         self._changed = threading.Condition()
         self._failure: TpiedgeError | None = None
         self._closing = False
-        self._under_way = 0
-        self._busy_since = 0.0
-        self._tracer: EventSink | None = None
-        self._labels: Sequence[tuple[int, int]] = ()
-
-    def trace(self, tracer: EventSink | None, labels: Sequence[tuple[int, int]] = ()) -> None:
-        """Records waits for blocks from now on; None ends it. `labels`: each block's name and layer."""
-        self._tracer, self._labels = tracer, labels
+        self._busy_since = 0.0  # 0: no read is under way
 
     def enter(self, block: int) -> None:
-        """Returns once the block is in memory, where it stays until `leave`. If it raises a read's failure, the block
-        is not entered."""
+        """Waits until the block is in memory, where it stays until `leave`. If it raises, the block is not entered."""
         with self._changed:
             self._carry_out(self._residency.enter(block))
             try:
@@ -64,9 +66,10 @@ class Scheduler:
             ended = time.perf_counter()
             self.counts.stalls += 1
             self.counts.stall_s += ended - started
-            if self._tracer is not None:
-                name, layer = self._labels[block]
-                self._tracer.add(WAIT, name, started, ended, layer)
+            if self.tracer is not None:
+                waited = self._blocks[block]
+                layer = -1 if waited.kind == "head" else waited.layer
+                self.tracer.add(WAIT, self.tracer.name(waited.kind), started, ended, layer)
 
     def leave(self) -> None:
         with self._changed:
@@ -81,8 +84,7 @@ class Scheduler:
             return self._residency.place(piece)
 
     def settle(self, progress: Callable[[], None]) -> None:
-        """Returns, with zero counts, once all that can be read ahead is read; calls `progress` meanwhile. Raises as
-        `enter`."""
+        """Waits until all that can be read ahead is read, then zeroes the counts. Raises as `enter`."""
         with self._changed:
             self._carry_out(self._residency.start())
             self._await(lambda: self._residency.idle, progress)
@@ -94,7 +96,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Raises a read's failure, and ResourceError if the disk has brought nothing for `stall_s`."""
+        """Raises the failure of a read, and ResourceError if the disk has brought nothing for `stall_s`."""
         seen, since = -1, 0.0
         while True:
             meanwhile()
@@ -119,27 +121,25 @@ class Scheduler:
                 match instruction:
                     case Drop(piece=piece):
                         self.loader.drop(piece)
-                    case ReleasePages():
-                        self.loader.release()
                     case Read(ticket=ticket):
-                        if not self._under_way:
-                            self._busy_since = time.perf_counter()
-                        self._under_way += 1
+                        self._busy_since = self._busy_since or time.perf_counter()
                         self.loader.read(instruction, functools.partial(self._arrived, ticket))
         except (OSError, RuntimeError) as failure:  # no room for another thread, or for its pages
             raise _failed(failure) from failure
 
-    def _arrived(self, ticket: int, error: TpiedgeError | None) -> None:
+    def _arrived(self, ticket: int, error: Exception | None) -> None:
         with self._changed:
+            if self._closing:
+                return
             try:
                 if error is not None:
                     raise error
                 now = time.perf_counter()
                 self.counts.reads += 1
                 self.counts.load_s += now - self._busy_since  # a disk that never rests is counted as it goes
-                self._busy_since = now
-                self._under_way -= 1
-                self._carry_out(self._residency.loaded(ticket))
+                instructions = self._residency.loaded(ticket)
+                self._busy_since = 0.0 if self._residency.idle else now
+                self._carry_out(instructions)
             except TpiedgeError as failure:
                 self._failure = self._failure or failure  # the first is the cause of the others
             except Exception as failure:  # would be lost in this thread otherwise

@@ -1,8 +1,7 @@
-"""Lists what a node reads in a sweep, the pieces of every block in the order of use, and which are pinned. Pure.
+"""Lists the pieces of every block that a node reads in a sweep, in the order of use, and which are pinned. Pure.
 
-Pins are spread evenly over the sweep, so streaming is even too: with equal pieces and room for every T-th this is the
-paper's retention period T (TPI-LLM, equations 9 and 10). What the KV cache leaves free pins more pieces in one fixed
-order, so that a growing cache only unpins and a shrinking one only pins.
+Pins are spread evenly over the sweep; with equal pieces this is the retention period of TPI-LLM, equations 9 and 10.
+Memory that the KV cache leaves free pins more pieces in one fixed order, so that a growing cache only unpins.
 """
 
 from bisect import bisect_right
@@ -15,8 +14,9 @@ from typing import Literal, TypeAlias
 from tpiedge.errors import OutOfMemory
 from tpiedge.memory.residency import smallest_ring, streamed
 from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, MatrixLayout, RowLayout, share_of_matrix
-from tpiedge.pack.reader import BlobKey, Pack
+from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.specs import BlobKey
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Pin, WeightMemory
 
@@ -27,7 +27,7 @@ _TILE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """A unit of loading, computing and reducing; a tile of rows of the LM head has its number in place of a layer."""
+    """A unit of loading, computing and reducing. A tile of the LM head has its number as `layer`."""
 
     layer: int
     kind: BlockKind
@@ -104,9 +104,8 @@ def _head_blocks(pack: Pack) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
 
 def head_tile_bytes(pack: Pack) -> int:
     """Returns the bytes of the largest tile of the LM head."""
-    key, name = pack.head_matrix
-    matrix = pack.layout(key).matrix(name)
-    return matrix.span(0, min(_tile_units(matrix), matrix.units))[1]
+    _, (first,) = next(_head_blocks(pack))
+    return first.nbytes
 
 
 def _tile_units(matrix: MatrixLayout) -> int:
@@ -118,7 +117,7 @@ def _tile_units(matrix: MatrixLayout) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """Bytes of the ring, and the numbers of the pinned pieces."""
+    """The size of the ring, and the numbers of the pinned pieces."""
 
     ring_bytes: int
     pinned: frozenset[int]
@@ -127,31 +126,28 @@ class Placement:
         return sum(sizes[piece] for piece in self.pinned)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        """Bytes of ring and pinned pieces. `sizes`: the bytes of each piece."""
+        """The bytes of the ring and of the pinned pieces. `sizes`: the bytes of each piece."""
         return self.ring_bytes + self.pinned_bytes(sizes)
 
 
 class SparePins:
-    """Pins pieces beyond `placement` while bytes are spare. If all fit without the ring, it is empty."""
+    """Pins pieces beyond `placement` while bytes are spare. If all fit without the ring, there is no ring."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])
         self._sums = (0, *accumulate(sizes[piece] for piece in self._order))
         self._placed = placement
 
-    def count(self, spare_bytes: int) -> int:
-        if 0 < spare_bytes >= self._sums[-1] - self._placed.ring_bytes:
-            return len(self._order)
-        return max(0, bisect_right(self._sums, spare_bytes) - 1)
-
-    def placement(self, count: int) -> Placement:
-        everything = 0 < count == len(self._order)
-        pinned = self._placed.pinned.union(self._order[:count])
-        return Placement(0 if everything else self._placed.ring_bytes, pinned)
+    def placement(self, spare_bytes: int) -> Placement:
+        everything = self._order and 0 < spare_bytes >= self._sums[-1] - self._placed.ring_bytes
+        if everything:
+            return Placement(0, self._placed.pinned.union(self._order))
+        count = max(0, bisect_right(self._sums, spare_bytes) - 1)
+        return Placement(self._placed.ring_bytes, self._placed.pinned.union(self._order[:count]))
 
 
 def in_turn(pieces: Sequence[int]) -> list[int]:
-    """Orders the pieces so that every beginning is spread over the sweep: by their index with reversed bits."""
+    """Orders the pieces by their index with reversed bits, which spreads every beginning over the sweep."""
     bits = max(1, (len(pieces) - 1).bit_length())
     places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
     return [pieces[place] for place in places]
@@ -160,11 +156,8 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divides `nbytes` into a ring and pinned pieces, or returns the bytes of the smallest placement if none fits.
-    `blocks`: the bytes of each piece of each block.
-
-    The ring holds the largest block twice, to read ahead during computing, or less if need be; `window_bytes` sets it.
-    """
+    """Divides `nbytes` into a ring of `ring_bytes` and pinned pieces, or returns the bytes of the smallest placement if
+    none fits. `blocks`: the bytes of each piece of each block."""
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
     if mode == "all" or (mode == "auto" and sum(sizes) <= nbytes):
@@ -184,7 +177,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Pins at most the part `nbytes` / `total` of the bytes, of any stretch from the start on."""
+    """Pins at most the part `nbytes` / `total` of the bytes of every stretch from the start on."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -197,7 +190,8 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns twice the largest block, or less if need be, but at least what works; `window_bytes` sets it."""
+    """Returns twice the largest block, to read ahead during computing, or less if need be, but at least what works;
+    `window_bytes` sets it."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)
@@ -217,5 +211,5 @@ def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
 
 
 def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
-    """Returns what the weights may use of an empty KV cache of `kv_bytes`: 0 unless pins are automatic."""
+    """Returns the bytes of an empty KV cache that weights may use: all if pins are automatic, else 0."""
     return kv_bytes if memory.pin == "auto" else 0

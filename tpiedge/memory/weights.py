@@ -1,4 +1,4 @@
-"""The weights a node computes with. A block is resident inside a `with`: pinned, or streamed ahead of its use."""
+"""The weights that a node computes with. Inside a `with` a block is in memory: pinned, or streamed ahead of its use."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,18 +14,16 @@ from tpiedge.memory.reader import DirectFile, DirectReader, grouped
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
 from tpiedge.memory.sweep import Block, Placement, SparePins, Sweep
-from tpiedge.pack.reader import BlobKey, Pack
+from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
+from tpiedge.pack.specs import BlobKey
 from tpiedge.tracing.tracer import EventSink, Tracer
 
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """The node's own share of a block.
-
-    `matrices`: panels, or [rows, cols] in the storage dtype, zero rows of padding included, row stride >= cols; without
-    the matrices of which the node has no unit. `vectors`: all of the layer's, whole, in f32.
-    """
+    """The node's share of a block. `matrices`, of which the node has units: panels, or [rows, cols] as stored with zero
+    rows of padding, row stride >= cols. `vectors`: all of the layer's, whole, in f32."""
 
     matrices: Mapping[str, Weight]
     vectors: Mapping[str, torch.Tensor]
@@ -34,9 +32,8 @@ class BlockWeights:
 class NodeWeights:
     """The share of one node; rank 0 also has the embedding and the LM head.
 
-    Without a `placement` everything is pinned. The constructor reads and checks all that can be read ahead. Raises
-    OutOfMemory, ReadFault, IntegrityError, UserError. `progress` gets (bytes read, bytes to read before it is ready).
-    `close` ends threads and files; the memory goes back when the last matrix is gone.
+    Without a `placement` everything is pinned. The constructor reads ahead, and tells `progress` (bytes read, bytes to
+    read). Raises OutOfMemory, ReadFault, IntegrityError, UserError. The memory goes back when the last matrix is gone.
     """
 
     def __init__(
@@ -50,14 +47,13 @@ class NodeWeights:
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`kv_bytes`: of a full KV cache, for which `placement` leaves room. While it is not full, more is pinned."""
+        """`kv_bytes`: the size of a full KV cache, for which `placement` leaves room; until then more is pinned."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
-        self._sizes = [piece.nbytes for piece in self.sweep.pieces]
         self._kv_bytes = kv_bytes
-        self._spare = SparePins(self._sizes, self.placement)
-        self._extra = self._spare.count(kv_bytes)
+        self._spare = SparePins([piece.nbytes for piece in self.sweep.pieces], self.placement)
+        self._now = self._spare.placement(kv_bytes)
         self._pack = pack
         self._reader = DirectReader()
         self._embedding: EmbeddingTable | None = None
@@ -75,11 +71,11 @@ class NodeWeights:
     @property
     def weight_bytes(self) -> int:
         """Bytes allotted to weights now: vectors, pinned pieces and the ring."""
-        return self._vector_bytes + self._spare.placement(self._extra).nbytes(self._sizes)
+        return self._vector_bytes + self._now.nbytes([piece.nbytes for piece in self.sweep.pieces])
 
     @property
     def window_bytes(self) -> int:
-        return self._spare.placement(self._extra).ring_bytes
+        return self._now.ring_bytes
 
     @property
     def streams(self) -> bool:
@@ -87,7 +83,7 @@ class NodeWeights:
 
     @property
     def bytes_read(self) -> int:
-        """Without embedding rows."""
+        """Bytes read from disk, embedding rows left out."""
         return self._reader.bytes_read
 
     @property
@@ -101,15 +97,17 @@ class NodeWeights:
         return self._scheduler.counts if self._scheduler else Counts()
 
     def kept(self) -> Mapping[Block, BlockWeights] | None:
-        """All blocks, always the same object, if they stay in memory until `close`."""
+        """All blocks if they stay in memory until `close`; always the same object."""
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
         """The KV cache takes `kv_bytes` during the sweep that begins now."""
-        extra = self._spare.count(self._kv_bytes - kv_bytes)
-        if self._scheduler and extra != self._extra:
-            self._extra = extra
-            self._scheduler.repin(self._spare.placement(extra).pinned)
+        if self._scheduler is None or self._kept:
+            return
+        now = self._spare.placement(self._kv_bytes - kv_bytes)
+        if now != self._now:
+            self._now = now
+            self._scheduler.repin(now.pinned)
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
         """[T, H] in f32. Rank 0 only."""
@@ -118,8 +116,8 @@ class NodeWeights:
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """Yields (first vocabulary row, rows [R, H] as stored without padding) in order. Rank 0 only. A tile is valid
-        until the next."""
+        """Yields (first vocabulary row, rows [R, H] as stored without padding) in order. A tile is valid until the
+        next. Rank 0 only."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:
@@ -139,14 +137,9 @@ class NodeWeights:
         self.record(tracer)
 
     def record(self, sink: EventSink | None) -> None:
-        """Records waits from now on, or (None) no more; for those that do not `trace`."""
-        if self._scheduler is None:
-            return
-        labels: list[tuple[int, int]] = []
-        if sink is not None:
-            named = [(one.kind, -1 if one.kind == "head" else one.layer) for one in self.sweep.blocks]
-            labels += [(sink.name(name), layer) for name, layer in named]
-        self._scheduler.trace(sink, labels)
+        """Records waits in `sink` from now on, or no more (None). Reads are not recorded."""
+        if self._scheduler is not None:
+            self._scheduler.tracer = sink
 
     def close(self) -> None:
         if self._scheduler:
@@ -163,10 +156,10 @@ class NodeWeights:
     def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
         keys: list[BlobKey] = [*range(self._pack.num_layers), *(["head"] if rank0 else [])]  # type: ignore[list-item]
         self._vectors = {key: _load_vectors(self._pack, key, self._reader) for key in keys}
-        ring, pinned = self.placement.ring_bytes, self._spare.placement(self._extra).pinned
-        residency = Residency(self.sweep.sizes, ring, pinned, 64 << 20)
+        ring = self.placement.ring_bytes
+        residency = Residency(self.sweep.sizes, ring, self._now.pinned, 64 << 20)
         loader = PieceLoader(self._pack, self.sweep, ring, self._reader, direct=direct)
-        scheduler = self._scheduler = Scheduler(residency, loader)
+        scheduler = self._scheduler = Scheduler(residency, loader, tuple(self.sweep.blocks))
         total = min(self.weight_bytes, self._vector_bytes + self.sweep.nbytes)
         scheduler.settle(lambda: progress(min(total, self._reader.bytes_read), total) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
@@ -180,7 +173,7 @@ class NodeWeights:
         return sum(self._pack.layout(key).vectors_nbytes for key in self._vectors)
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
-        """Matrices are valid inside the `with` only, and not to be changed."""
+        """Lends matrices for the time of a `with`. They must not be changed."""
         found = self._kept.get(block)  # none once they are closed
         if found is not None:
             return nullcontext(found)
@@ -210,7 +203,7 @@ class NodeWeights:
 
 
 def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:
-    """Reads every vector of the blob (norms, biases: a few kilobytes a layer) in f32. Raises as NodeWeights."""
+    """Reads every vector of the blob (a few kilobytes a layer) in f32. Raises as NodeWeights."""
     layout = pack.layout(key)
     arena = Arena(layout.vectors_nbytes)
     with DirectFile(pack.blob_path(key)) as file:

@@ -1,4 +1,4 @@
-"""What a model is: config, tensors, tokenizer, chat template. Model files are untrusted input. No torch.
+"""A model: config, tensors, tokenizer, chat template. Model files are untrusted input. No torch.
 
 `source` finds a model by the name that a user types, pulled ones too, `presets` knows short names and shapes, `folder`
 reads a folder's files. `config` (with `rope` and `quantisation`) holds the numbers and the pooling, `checkpoint` the

@@ -1,20 +1,18 @@
 """Reads tool calls after their opening mark while the model writes them. Pure. Forms of calls:
 
-- `hermes` (Hermes, Qwen): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several of them;
-- `llama3`: `{"name": ..., "parameters": {...}}` as the whole answer, maybe after `<|python_tag|>`, `;` between several;
-- `mistral` (until 2024): `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`;
-- `mistral-args` (since then): `[TOOL_CALLS]name[ARGS]{...}`, several of them, maybe `[CALL_ID]` and an id before
-  `[ARGS]`;
-- `qwen-xml` (Qwen3-Coder, Qwen3.5), each tag on a line of its own, values other than texts in JSON:
+- `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`;
+- `llama3`: `{"name": ..., "parameters": {...}}; ...`;
+- `mistral`: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`;
+- `mistral-args`: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`;
+- `qwen-xml`, a line each tag:
   `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`;
-- `deepseek-v3` (V3, R1) and `deepseek-v31`, within `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`:
-  `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, `{...}` as a block of code, `<｜tool▁call▁end｜>`, or
-  `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
+- `deepseek-v31`: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`;
+- `deepseek-v3`: "function" as name, and after the separator the name and a code block of arguments.
 
 Laws:
-1. A call begins when its name is known to be a tool's and its arguments an object; what breaks off earlier is no call.
-2. The arguments of a whole call, joined, are a JSON object, as the model wrote it if it wrote JSON.
-3. Only the possible beginning of a mark is held back.
+1. A call begins when its name is a tool's and its arguments an object; before that it is text.
+2. The joined arguments of a whole call are a JSON object, as written if they are JSON.
+3. Only a mark's possible beginning is held back.
 """
 
 import hashlib
@@ -37,8 +35,8 @@ CallForm = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """The marks of a form. Each of `openers` may begin a call; models trained on the form begin each call with the last
-    one. An answer may begin a call with `bare` instead. `inner` marks are within a call, `closers` may follow it."""
+    """The marks of a form. Each of `openers` may begin a call; models trained on the form begin each with the last one.
+    An answer may begin with `bare` instead. `inner` marks are within a call; `closers` may follow it."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
@@ -47,7 +45,7 @@ class CallMarks:
 
     @property
     def separating(self) -> tuple[str, ...]:
-        """Marks that the text must show even if they are special tokens."""
+        """The marks that the text must show even if they are special tokens."""
         return *self.openers, *self.closers, *self.inner
 
 
@@ -110,16 +108,13 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next part of the arguments, never empty."""
-
     index: int
-    text: str
+    text: str  # the next part, never empty
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """`arguments` joins the parts: a JSON object if the call is whole. `broken` is the raw text of an unfinished
-    call."""
+    """`arguments` joins the parts. `broken` is the raw text of an unfinished call."""
 
     index: int
     broken: str = ""
@@ -135,6 +130,7 @@ class CallReader(ABC):
     """Reads the calls of one answer; `several` reports more than the first. `_say` takes text that is no call."""
 
     def __init__(self, form: CallForm, tools: Sequence[ReadTool], several: bool) -> None:
+        self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._several = several
         self._held = HeldText()
@@ -144,23 +140,21 @@ class CallReader(ABC):
         self._argued: list[str] = []
         self.calls = 0  # begun
         self.broken = 0  # reported and unfinished
-        self._body: Callable[[str], Waiting[None]] = {
-            "mistral": self._list,
-            "mistral-args": self._named,
-            "qwen-xml": self._tagged,
-            "deepseek-v3": self._named,
-            "deepseek-v31": self._named,
-        }.get(form, self._envelope)
-        self._before_arguments = {"mistral-args": "[ARGS]", "deepseek-v3": "```json"}.get(form, _SEPARATOR)
 
     @abstractmethod
     def _say(self, text: str) -> None: ...
 
     def _read_call(self, opener: str) -> Waiting[None]:
-        """Reads what follows the mark. Raises Mismatch if it is no call or unfinished; `held.raw`, taken since the last
-        call's end or beginning, is then text."""
+        """Reads what follows the mark. Raises Mismatch if it is no call or unfinished; `held.raw` is then text."""
         try:
-            yield from self._body(opener)
+            if self._form == "mistral":
+                yield from self._list()
+            elif self._form == "qwen-xml":
+                yield from self._tagged(opener)
+            elif self._form in ("hermes", "llama3"):
+                yield from self._envelope()
+            else:
+                yield from self._named(opener)
         except Mismatch:
             if self._inside:
                 self._end(self._held.raw)
@@ -190,9 +184,10 @@ class CallReader(ABC):
 
     # --- the forms
 
-    def _envelope(self, _opener: str = "") -> Waiting[None]:
-        """{"name": ..., "arguments": {...}}, in any order, with anything beside them."""
-        held, name, early = self._held, None, None
+    def _envelope(self) -> Waiting[None]:
+        """Reads {"name": ..., "arguments": {...}}, in any order, with anything beside them. An object after the name is
+        reported while it comes."""
+        held, name, written = self._held, None, None
         yield from held.expect("{")
         mark = ","
         while mark == ",":
@@ -202,34 +197,27 @@ class CallReader(ABC):
             yield from held.spaces()
             if key == "name" and name is None:
                 name = json.loads((yield from self._value('"')))
-                if early is not None and name in self._tools:
-                    self._whole(name, early)
-            elif key not in ("arguments", "parameters") or early is not None:
+            elif key not in ("arguments", "parameters") or written is not None:
                 yield from self._value()
-            elif name in self._tools:
-                early = yield from self._arguments(name)
+            elif name in self._tools and held.text.startswith("{"):
+                yield from self._object(name)
+                written = ""
             else:
-                early = yield from self._value()
+                written = yield from self._value()
+                if name in self._tools:
+                    self._whole(name, written)
+                    written = ""
             mark = yield from held.expect(",", "}")
         # A call of another tool is read to its end, lest a text within it is taken for a call.
         if name is None:
             raise Mismatch
         if name not in self._tools:
             raise _UnknownTool
-        if early is None:
-            self._whole(name, "null")
-
-    def _arguments(self, name: str) -> Waiting[str]:
-        """Reports arguments while they come, unless they are quoted."""
-        if self._held.text.startswith("{"):
-            yield from self._object(name)
-            return "{}"
-        written = yield from self._value('"', "n")
-        self._whole(name, written)
-        return written
+        if written != "":
+            self._whole(name, written or "null")
 
     def _whole(self, name: str, written: str) -> None:
-        """Reports a call by its written arguments: an object, its text in quotes, or null. Raises Mismatch."""
+        """Reports a call by its arguments: an object, its text in quotes, or null. Raises Mismatch."""
         arguments = json.loads(written) if written.startswith('"') else written
         arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
         scan = JsonScan()
@@ -239,8 +227,8 @@ class CallReader(ABC):
         self._argue(arguments)
         self._end()
 
-    def _list(self, _opener: str) -> Waiting[None]:
-        """[{...}, ...]. A call of an unknown tool is text, and so is what follows it up to the next call."""
+    def _list(self) -> Waiting[None]:
+        """Reads [{...}, ...]. A call of an unknown tool is text, and so is what follows it up to the next call."""
         held, known, mark = self._held, True, ","
         yield from held.expect("[")
         while mark == ",":
@@ -256,14 +244,15 @@ class CallReader(ABC):
             raise Mismatch
 
     def _named(self, opener: str) -> Waiting[None]:
-        """name[ARGS]{...}, name<｜tool▁sep｜>{...}, or function<｜tool▁sep｜>name and JSON as a block of code."""
-        held = self._held
+        """Reads name[ARGS]{...}, name<｜tool▁sep｜>{...}, or function<｜tool▁sep｜>name and a code block."""
+        held, before_arguments = self._held, CALL_MARKS[self._form].inner[-1]
         if opener == _DEEPSEEK[0]:
             yield from held.expect(_DEEPSEEK[1])
-        if self._before_arguments == "```json":
+        if self._form == "deepseek-v3":
             yield from held.expect("function")
             yield from held.expect(_SEPARATOR)
-        written = yield from held.until(self._before_arguments, _MAX_NAME)
+            before_arguments = "```json"
+        written = yield from held.until(before_arguments, _MAX_NAME)
         name = written.partition("[CALL_ID]")[0].strip(SPACE)
         yield from held.spaces()
         if name not in self._tools:
@@ -272,7 +261,7 @@ class CallReader(ABC):
         yield from self._object(name)
 
     def _tagged(self, opener: str) -> Waiting[None]:
-        """<function=name>, <parameter=key>value</parameter>, ..."""
+        """Reads <function=name><parameter=key>value</parameter>...</function>."""
         held = self._held
         if opener != "<function=":
             yield from held.expect("<function=")

@@ -1,10 +1,9 @@
-"""Renders a conversation in a form that the model's chat template takes: as transformers would, or, if the template
-refuses that or drops a system message, in another form of `_forms`. If it refuses all, the first refusal counts. A
-begun answer is rendered as a past turn and cut after its text.
-"""
+"""Renders a conversation as transformers would, or, if the chat template refuses that or drops a system message, in
+another form of `_forms`. If it refuses all, the first refusal counts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,10 +19,8 @@ _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class GivenArguments:
-    """The arguments of a call: the `text`, and its `value` as JSON, or the text again if that is no object."""
-
     text: str
-    value: object
+    value: object  # the text as JSON, or again the text if that is no object
 
 
 def chat_prompt(
@@ -34,39 +31,33 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """Renders the prompt for the answer to `messages`, or, with `begun`, for the rest of the last message. Raises as
-    ChatTemplate.render does."""
+    """Renders the prompt for the answer to `messages`, or, with `begun`, for the rest of the last one, which becomes a
+    past turn that is cut after its text. Raises as ChatTemplate.render does."""
+    render = partial(template.render, tools=tools, variables=variables)
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
     given = [_as_template_takes(message, habits) for message in messages]
     if not begun:
-        return _rendered(template, given, tools, variables)
+        return _rendered(render, given)
     last = given[-1]
     marked = [*given[:-1], {**last, "content": last["content"] + _MARK}]
     try:
-        text = _rendered(template, marked, tools, variables, generation=False)
+        text = _rendered(partial(render, add_generation_prompt=False), marked)
     except TemplateRefusal:
         text = ""
     at = text.rfind(_MARK.rstrip())
     if at >= 0:
         return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
     # A template that drops or refuses the last turn begins a new one.
-    return _rendered(template, given[:-1], tools, variables) + str(last["content"])
+    return _rendered(render, given[:-1]) + str(last["content"])
 
 
-def _rendered(
-    template: ChatTemplate,
-    messages: Sequence[TemplateMessage],
-    tools: Sequence[Mapping[str, Any]] | None,
-    variables: Mapping[str, Any] | None,
-    *,
-    generation: bool = True,
-) -> str:
+def _rendered(render: Callable[..., str], messages: Sequence[TemplateMessage]) -> str:
     refusal, usable = None, None
     systems = [index for index, message in enumerate(messages) if message["role"] == "system"]
     for form in _forms(messages):
         try:
-            text = template.render(form, add_generation_prompt=generation, tools=tools, variables=variables)
+            text = render(form)
         except TemplateRefusal as error:
             refusal = refusal or error
             continue
@@ -99,25 +90,18 @@ def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> Temp
 
 def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
     """Yields the messages, then with one change each, then with the changes added up."""
-    changes = (
-        _with_one_system,
-        _with_joined_turns,
-        _with_words_in_results,
-        _with_single_calls,
-        _with_system_in_a_turn,
-    )
     tried: list[Sequence[TemplateMessage]] = [messages]
     yield messages
     messages = _with_short_ids(messages)
-    alone = [messages, *(change(messages) for change in changes)]
-    for form in (*alone, *accumulate(changes, lambda found, change: change(found), initial=messages)):
+    alone = [messages, *(change(messages) for change in _CHANGES)]
+    for form in (*alone, *accumulate(_CHANGES, lambda found, change: change(found), initial=messages)):
         if form not in tried:
             tried.append(form)
             yield form
 
 
 def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Mistral's templates want ids of nine letters and digits."""
+    """Shortens ids to nine letters and digits, which Mistral's templates want."""
 
     def short(identity: str) -> str:
         fits = len(identity) == 9 and identity.isascii() and identity.isalnum()
@@ -165,18 +149,15 @@ def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Llama 3's template takes only one call in a message, followed by its result."""
+    """Gives each call a message, followed by its result, for templates like Llama 3's."""
     found: list[TemplateMessage] = []
     results: list[TemplateMessage] = []
     for message in reversed(messages):
         if message["role"] == "tool":
             results.insert(0, message)
             continue
-        found = [
-            *(_one_by_one(message, results) if message.get("tool_calls") else [message, *results]),
-            *found,
-        ]
-        results = []
+        turn = _one_by_one(message, results) if message.get("tool_calls") else [message, *results]
+        found, results = [*turn, *found], []
     return [*results, *found]
 
 
@@ -193,10 +174,15 @@ def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) ->
 
 
 def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """For templates without a system role."""
+    """Moves the system's words into the first turn, for templates without a system role."""
     if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
         return [*messages]
     return [{**messages[1], "content": _texts(messages[:2])}, *messages[2:]]
+
+
+_CHANGES: Final[Sequence[Callable[[Sequence[TemplateMessage]], list[TemplateMessage]]]] = (
+    _with_one_system, _with_joined_turns, _with_words_in_results, _with_single_calls, _with_system_in_a_turn,
+)  # fmt: skip
 
 
 def _joined(messages: Sequence[TemplateMessage]) -> TemplateMessage:

@@ -1,15 +1,15 @@
-"""Locates the tensors of a Hugging Face checkpoint in its safetensors files, without loading them. Pickle files and
-`auto_map`, which can run code, are never read.
+"""Locates the tensors of a Hugging Face checkpoint in its safetensors files. Pickle files and `auto_map`, which can run
+code, are never read.
 
-A file is the length n of its header (u64), n bytes of JSON (name -> dtype, shape, data_offsets), the tensors. It is
-refused, with its name and the tensor's, unless:
+A file holds the length of its header (u64), the header as JSON (name -> dtype, shape, data_offsets) and the tensors. It
+is refused unless:
 
-1. the header lies in the file, with at most MAX_HEADER_BYTES and MAX_TENSORS, and no name occurs twice;
+1. the header lies in the file, within MAX_HEADER_BYTES and MAX_TENSORS, and no name occurs twice;
 2. a tensor's byte count is its shape times its dtype's size;
 3. the tensors cover the rest of the file exactly.
 
-The safetensors library accepts 300,000 tensors, duplicate names and names like `../x`, and hides where a tensor's bytes
-lie, which packing reads past the page cache (pack/source.py).
+The safetensors library accepts 300,000 tensors, duplicate names and names like `../x`, and does not tell the tensors'
+offsets, which packing needs (pack/source.py).
 """
 
 import hashlib
@@ -41,10 +41,12 @@ from tpiedge.model.quantisation import (
     joined_tensors,
     of_old_file,
 )
+from tpiedge.model.source import folder_label
 from tpiedge.model.spec import EMBEDDING, HEAD
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.quantised import Int4Tensor
 from tpiedge.pack.source import SourceTensor, StoredTensor, TensorSource
-from tpiedge.pack.specs import ModelSpec
+from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
@@ -63,8 +65,7 @@ _DTYPE_BYTES = {
 
 
 def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, SourceTensor], str]:
-    """Checks the header of `file`, whose path is `path`, and `where` in messages. Returns its tensors and the sha256 of
-    the header. Raises UserError."""
+    """Checks the header of `file`, called `where` in messages. Returns (tensors, its sha256). Raises UserError."""
     size = os.fstat(file.fileno()).st_size
     raw = _header_bytes(file, size, where)
     if raw.count(b",") > 8 * MAX_TENSORS:  # before parsing, which takes memory by the number of values
@@ -82,10 +83,9 @@ def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, Sourc
 
 
 def _header_bytes(file: BinaryIO, size: int, where: str) -> bytes:
-    prefix = file.read(_LENGTH_BYTES)
-    if len(prefix) < _LENGTH_BYTES:
-        _refuse(where, f"the file has {len(prefix)} bytes, too few for a header")
-    length = int.from_bytes(prefix, "little")
+    if size < _LENGTH_BYTES:
+        _refuse(where, f"the file has {size} bytes, too few for a header")
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > size - _LENGTH_BYTES:
         _refuse(where, f"the header claims {length} bytes, more than the file has ({size})")
     if length > MAX_HEADER_BYTES:
@@ -153,8 +153,8 @@ _HEADLESS_ADVICE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The config and the tensors of a folder. `fingerprint` (64 hex digits) changes with the config and the header,
-    size or modification time of a file. `quantisation` is None for plain weights."""
+    """`fingerprint` (64 hex digits) changes with the config and the header, size or modification time of a file;
+    `quantisation` is None for plain weights."""
 
     folder: Path
     config: ModelConfig
@@ -172,18 +172,18 @@ class Checkpoint:
             digest.update(f"{name} {len(data)}\n".encode() + data)
         weights = weight_map(folder)
         shards: dict[str, Mapping[str, SourceTensor]] = {}
-        for shard in [SINGLE] if weights is None else sorted(set(weights.values())):
+        for shard in sorted(set(weights.values())) or [SINGLE]:
             shards[shard], state = _read_shard(folder, shard)
             digest.update(f"{shard} {state}\n".encode())
             if sum(map(len, shards.values())) > MAX_TENSORS:
                 raise UserError(f"{folder}: more than {MAX_TENSORS} tensors; no supported model has as many")
-        for name, shard in (weights or {}).items():
+        for name, shard in weights.items():
             if name not in shards[shard]:
                 raise UserError(
                     f"{folder / shard}: tensor {quote(name, 100)} is missing, though {INDEX} says it is there; "
                     "download the model again"
                 )
-        listed = {name: shards[shard][name] for name, shard in (weights or {}).items()}
+        listed = {name: shards[shard][name] for name, shard in weights.items()}
         located = _usual_names(listed or shards[SINGLE], tied=config.tie_word_embeddings)
         where, values = folder / "config.json", read_json(folder, "config.json", MAX_CONFIG_BYTES)
         # Old checkpoints name their quantisation in a file of its own, which means nothing beside plain tensors.
@@ -200,17 +200,26 @@ class Checkpoint:
             quantisation = None
         return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest(), quantisation)
 
+    @property
+    def label(self) -> str:
+        return folder_label(self.folder)
+
+    def storage(self, precision: Precision | None) -> Storage:
+        """Returns the storage of a pack with layers in `precision`; by default bf16 if every weight is bf16, what holds
+        the integers of GPTQ and AWQ, else f32, which holds f16 exactly."""
+        usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
+        usual = self.quantisation.precision if self.quantisation else usual
+        return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
+
     def check(self, spec: ModelSpec) -> None:
-        """Raises UserError that names a tensor of `spec` that is missing or has a wrong shape, or an LM head that is
-        not the embedding although config.json ties them."""
+        """Raises UserError for a missing tensor, a wrong shape or dtype, or an LM head that differs from the embedding
+        although config.json ties them."""
         for source, shape in sources_of(spec):
             info = self.tensors.get(source)
             if info is None:
                 advice = _HEADLESS_ADVICE if source == HEAD else "check that config.json belongs to it"
-                raise UserError(
-                    f"{self.folder}: tensor {source} is missing from the checkpoint; "
-                    f"download the model again, or {advice}"
-                )
+                lacks = f"tensor {source} is missing from the checkpoint"
+                raise UserError(f"{self.folder}: {lacks}; download the model again, or {advice}")
             if info.shape != shape:
                 raise UserError(
                     f"{info.files[0]}: tensor {source} has shape {_times(info.shape)}, config.json asks for "
@@ -230,7 +239,7 @@ class Checkpoint:
 
 
 def sources_of(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the name and the shape of each tensor of a model."""
+    """Yields each tensor's name and shape."""
     for blob in (spec.embedding, *spec.layers, spec.head):
         for matrix in blob.matrices:
             yield matrix.source, matrix.source_shape
@@ -239,7 +248,6 @@ def sources_of(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
-    """Compares bit for bit, up to the first difference."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with closing(TensorSource({"one": one, "other": other})) as source:
@@ -251,10 +259,10 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
     return True
 
 
-def weight_map(folder: Path) -> Mapping[str, str] | None:
-    """Reads tensor -> file name from the index; None if there is a single file, which wins. Raises UserError."""
+def weight_map(folder: Path) -> Mapping[str, str]:
+    """Reads tensor -> file name from the index; empty if there is a single file, which wins. Raises UserError."""
     if has_file(folder, SINGLE):
-        return None
+        return {}
     if not has_file(folder, INDEX):
         if any(entry.name.lower().endswith(".gguf") for entry in folder.iterdir()):
             raise UserError(f"{folder} holds GGUF files: make a pack of one with tpiedge import-gguf FILE")
@@ -280,7 +288,7 @@ def weight_map(folder: Path) -> Mapping[str, str] | None:
 
 
 def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], str]:
-    """Returns (tensors; size, modification time and header's digest)."""
+    """Returns (tensors; size, modification time and digest of the header)."""
     path = resolve_file(folder, name)
     try:
         with open_file(folder, name) as file:
@@ -292,8 +300,8 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """Renames the tensors of a model that was saved without its LM head (they lack a prefix), or of a `tied` one whose
-    embedding is stored as the head."""
+    """Renames the tensors of a model saved without its LM head, which lack a prefix, and a `tied` model's embedding
+    that is stored as the head."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:

@@ -1,9 +1,8 @@
 """A model's numbers, from a Hugging Face `config.json` or a pack's manifest, and the pooling of its embeddings.
 
-The files are untrusted: every number is bounded before memory is allocated by it, and every refusal is one line that
-names the file and the field."""
+The files are untrusted: every number is bounded before memory is allocated by it, and every refusal names the file and
+the field in one line."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import ConfigFields, has_file, read_json
+from tpiedge.model.folder import ConfigFields, has_file, parse_json, read_bytes, read_json
 from tpiedge.model.quantisation import Quantisation
 from tpiedge.model.rope import Positions, RopeConfig
 from tpiedge.sanitise import quote, sanitised_line
@@ -62,8 +61,8 @@ _FAMILIES: Mapping[str, _FamilyTraits] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything about a model except weights and text. `windows[i]` is None for full attention in layer i, or w if
-    position p sees only the positions q with p - w < q <= p."""
+    """A model except weights and text. `windows[i]` is None for full attention in layer i, or w if position p sees only
+    the positions q with p - w < q <= p."""
 
     model_type: str
     hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
@@ -126,7 +125,6 @@ class ModelConfig:
         usual = {"bos_token_id": family.bos_id, "eos_token_id": family.eos_id}
         known = {key: token for key, token in usual.items() if token is not None and token < vocab}
         ids = ConfigFields(where, {**known, **values})
-        eos_ids = _eos_ids(ids, vocab) or ()
         return _checked(
             config,
             ModelConfig(
@@ -148,7 +146,7 @@ class ModelConfig:
                 qk_norm=family.qk_norm,
                 windows=_windows(config, family, layers),
                 bos_id=ids.optional_integer("bos_token_id", 0, vocab - 1),
-                eos_ids=eos_ids,
+                eos_ids=_eos_ids(ids, vocab) or (),
                 dtype=_dtype(config),
                 hidden_act=config.text("hidden_act", "silu"),
             ),
@@ -158,15 +156,15 @@ class ModelConfig:
         return asdict(self) | {"windows": list(self.windows), "eos_ids": list(self.eos_ids)}
 
     @staticmethod
-    def from_json(values: Mapping[str, object], where: str = "the pack's model config") -> "ModelConfig":
-        """Reads what `to_json` wrote. Raises UserError that starts with `where`."""
-        config = ConfigFields(where, values)
+    def from_json(values: Mapping[str, object]) -> "ModelConfig":
+        """Reads the object that `to_json` returned. Raises UserError."""
+        config = ConfigFields("the pack's model config", values)
         try:
             found = msgspec.convert(values, ModelConfig)
         # UnicodeEncodeError: a key is half a surrogate pair
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            raise UserError(f"{where}: {sanitised_line(error, 120)}") from None
-        found.rope.check(ConfigFields(f"{where}, rope", {}))
+            raise UserError(f"{config.where}: {sanitised_line(error, 120)}") from None
+        found.rope.check(ConfigFields(f"{config.where}, rope", {}))
         config.choice("model_type", _FAMILIES)
         if any(token >= found.vocab_size for token in (*found.eos_ids, found.bos_id or 0)):
             config.refuse("eos_ids", "or bos_id are outside the vocabulary")
@@ -190,7 +188,7 @@ def _refuse_unsupported(config: ConfigFields) -> None:
 
 
 def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
-    """Returns (query heads, KV heads, numbers per head)."""
+    """Returns (query heads, KV heads, head dimension)."""
     heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
     kv_default = heads if "num_key_value_heads" in config else family.kv_heads or heads
     kv_heads = config.integer("num_key_value_heads", 1, _MAX_HEADS, kv_default)
@@ -231,10 +229,9 @@ def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[
 
 
 def _eos_ids(config: ConfigFields, vocab: int) -> tuple[int, ...] | None:
-    value = config.raw("eos_token_id")
+    key, value = "eos_token_id", config.raw("eos_token_id")
     if value is None:
         return None
-    key = "eos_token_id"
     values = config.sequence(key, _MAX_EOS_IDS) if isinstance(value, list) else [value]
     ids = [ConfigFields(config.where, {key: value}).integer(key, 0, vocab - 1) for value in values]
     return tuple(dict.fromkeys(ids))
@@ -250,10 +247,8 @@ def _dtype(config: ConfigFields) -> str:
 
 def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
     if model.num_heads % model.num_kv_heads:
-        raise UserError(
-            f"{config.where}: num_attention_heads ({model.num_heads}) is not a multiple of "
-            f"num_key_value_heads ({model.num_kv_heads})"
-        )
+        multiple = f"({model.num_heads}) is not a multiple of num_key_value_heads ({model.num_kv_heads})"
+        config.refuse("num_attention_heads", multiple)
     if model.head_dim % 2:
         config.refuse("head_dim", f"is {model.head_dim}; rotary positions need an even number")
     if len(model.windows) != model.num_layers:
@@ -274,26 +269,21 @@ _MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken":
 
 
 def usual_pooling(folder: Path | None) -> str:
-    """Reads the kind of pooling; "mean" without a file. Kinds other than "mean" and "last" are returned by their names.
-    Raises UserError."""
-    if folder is None or not has_file(folder / POOLING_FOLDER, POOLING_FILE):
+    """Reads the kind of pooling: "mean" without a file, "last", or another one by its own name. Raises UserError."""
+    where = f"{POOLING_FOLDER}/{POOLING_FILE}"
+    if folder is None or not has_file(folder, where):
         return _USUAL
-    inner = folder / POOLING_FOLDER
-    if os.path.islink(inner):
-        raise UserError(f"{inner} is a link: put the folder itself there")
-    fields = ConfigFields(str(inner / POOLING_FILE), read_json(inner, POOLING_FILE, 1_000_000))
-    modes = [
-        name.removeprefix(_PREFIX)
-        for name in fields.names()
-        if name.startswith(_PREFIX) and fields.flag(name)
-    ]
+    data = read_bytes(folder, POOLING_FILE, 1_000_000, POOLING_FOLDER)
+    fields = ConfigFields(str(folder / where), parse_json(data, str(folder / where)))
+    names = [name for name in fields.names() if name.startswith(_PREFIX)]
+    modes = [name.removeprefix(_PREFIX) for name in names if fields.flag(name)]
     if not modes and fields.raw(_MODE) is not None:
         modes = [fields.text(_MODE)]
     return " and ".join(_MODES.get(mode, mode) for mode in modes) or _USUAL
 
 
 def pooling_config(kind: str) -> Mapping[str, object]:
-    """Returns the content of the file that names `kind`."""
+    """Returns the object in the file that names `kind`."""
     if kind not in _MODES.values():
         return {_MODE: kind}
     return {f"{_PREFIX}{mode}": ours == kind for mode, ours in _MODES.items() if mode != ours}

@@ -1,7 +1,7 @@
 """Reads files of an untrusted model's folder: regular files of bounded size, and typed, bounded fields of JSON in them.
 
-A name in a model's files must be a plain file name. After links are followed the file must lie in the folder, or, for a
-snapshot of huggingface_hub's cache (`models--*/snapshots/<revision>`), in the `blobs` of that entry."""
+A name in a model's files must be a plain file name. Links must lead to files in the folder, or, from a snapshot of
+huggingface_hub's cache (`models--*/snapshots/<revision>`), in the `blobs` of that entry."""
 
 import json
 import os
@@ -26,29 +26,28 @@ def resolve_file(folder: Path, name: str, inner: str = "") -> Path:
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
         )
+    place = folder / inner
     try:
         root = folder.resolve(strict=True)
         path = (root / inner / name).resolve(strict=True)
     except FileNotFoundError:
-        raise UserError(
-            f"{folder / inner} has no {name}: download the model again, all of its files"
-        ) from None
+        raise UserError(f"{place} has no {name}: download the model again, all of its files") from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
-        raise UserError(f"{folder / inner / name} cannot be read: {_reason(error)}") from None
+        raise UserError(f"{place / name} cannot be read: {_reason(error)}") from None
     if path.parent != root / inner and not _in_cache_blobs(root, path):
         raise UserError(
-            f"{folder / inner / name} links to a file outside of the model's folder: put the file itself there"
+            f"{place / name} links to a file outside of the model's folder: put the file itself there"
         )
     return path
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """True also for a broken link, which reading then reports."""
+    """Counts a broken link too, which reading then reports."""
     return os.path.lexists(folder / name)
 
 
 def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
-    """The sorted names in `folder` / `inner` that end with `suffix`; empty without that folder."""
+    """Returns the sorted names in `folder` / `inner` that end with `suffix`; none without that folder."""
     try:
         return sorted(name for name in os.listdir(folder / inner) if name.endswith(suffix))
     except OSError:
@@ -67,16 +66,15 @@ def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
 
 def read_bytes(folder: Path, name: str, limit: int, inner: str = "") -> bytes:
     """Reads the whole file. Raises UserError, also if it has more than `limit` bytes."""
+    path = folder / inner / name
     with open_file(folder, name, inner) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise UserError(
-                f"{folder / inner / name} has {format_bytes(size)}; at most {format_bytes(limit)} are accepted"
-            )
+            raise UserError(f"{path} has {format_bytes(size)}; at most {format_bytes(limit)} are accepted")
         try:
             return file.read(size)  # allocates `size` bytes at once
         except OSError as error:
-            raise UserError(f"{folder / inner / name} cannot be read: {_reason(error)}") from None
+            raise UserError(f"{path} cannot be read: {_reason(error)}") from None
 
 
 def read_text(folder: Path, name: str, limit: int, inner: str = "") -> str:
@@ -128,13 +126,10 @@ def _is_plain(name: str) -> bool:
     )
 
 
-def _in_cache_blobs(root: Path, path: Path) -> bool:
-    return any(
-        snapshot.parent.name == "snapshots"
-        and snapshot.parent.parent.name.startswith("models--")
-        and path.parent == snapshot.parent.parent / "blobs"
-        for snapshot in (root, root.parent)
-    )
+def _in_cache_blobs(snapshot: Path, path: Path) -> bool:
+    entry = snapshot.parent.parent
+    is_snapshot = snapshot.parent.name == "snapshots" and entry.name.startswith("models--")
+    return is_snapshot and path.parent == entry / "blobs"
 
 
 def _reason(error: BaseException) -> str:
@@ -199,9 +194,7 @@ class ConfigFields:
 
     def fields(self, key: str) -> "ConfigFields":
         """Returns the object under `key`; empty if it is missing or null."""
-        value = self.raw(key)
-        if value is None:
-            value = {}
+        value = self._value(key, {})
         if not isinstance(value, dict):
             self.refuse(key, f"is {quote(value)}, not an object")
         return ConfigFields(f"{self.where}, {key}", value)
@@ -214,8 +207,7 @@ class ConfigFields:
 
     def _value(self, key: str, default: object) -> object:
         value = self._values.get(key)
-        if value is None:
-            value = default
-        if value is None:
+        found = default if value is None else value
+        if found is None:
             self.refuse(key, "is missing")
-        return value
+        return found

@@ -22,7 +22,7 @@ class TextEnded(Mismatch):
 
 
 class HeldText:
-    """Holds the text that was not taken yet. What is taken does not depend on how the text is cut into pieces."""
+    """Holds the text that was not taken yet. The pieces of the text do not change what a reader takes."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -41,7 +41,6 @@ class HeldText:
         yield
 
     def spaces(self) -> Waiting[None]:
-        """Takes white space up to the next character or the end."""
         while True:
             self.take(len(self.text) - len(self.text.lstrip(SPACE)))
             if self.text or self.ended:

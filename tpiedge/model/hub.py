@@ -1,10 +1,11 @@
-"""Pulls a model from the hub. The only importer of huggingface_hub, and only once a pull begins.
+"""Pulls a model from the hub, whose client huggingface_hub is imported only here and once a pull begins.
 
-Its client lists a repository and makes requests by its settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). Files are written
-here, as its own download deletes what a failed call fetched and checks no hash. Names, sizes and hashes are untrusted.
+The client lists a repository and makes requests by its settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This module writes
+the files, as the client's download deletes what a failed call fetched and checks no hash. Names, sizes and hashes are
+untrusted.
 
-Laws: 1. A file appears under its name only when its size and hash are right. 2. Bytes that arrived stay in
-`NAME.incomplete`, whatever ends the transfer; the next one asks for the rest only.
+Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
+`NAME.incomplete`; the next transfer asks for the rest only.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import Any
 
 from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.checkpoint import INDEX, SINGLE, weight_map
@@ -37,7 +39,8 @@ _PAUSE_S = 1.0
 _POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"
 _TEXTS = (
     _POOLING, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.json", "added_tokens.json", "tokenizer.model", *OLD_FILES, INDEX,
+    "special_tokens_map.json", "chat_template.json", "chat_template.jinja", "added_tokens.json", "tokenizer.model",
+    *OLD_FILES, INDEX,
 )  # fmt: skip
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
@@ -55,19 +58,18 @@ class _RemoteFile:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`folder` holds the model at `commit`; `fetched` bytes came over the network this time."""
+    """`folder`, named by its commit, holds the model; `fetched` bytes came over the network this time."""
 
     folder: Path
-    commit: str
     fetched: int
 
 
 def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullReport:
-    """Fetches what is missing of `name`; `progress` gets (bytes fetched, bytes to fetch). Raises UserError (no such
-    model, gated, unsupported, no safetensors), DiskFull, HubError (offline, broken off)."""
+    """Fetches missing files; `progress` gets (bytes fetched, bytes to fetch). Raises UserError (no such model, gated,
+    unsupported, no safetensors), DiskFull, HubError (offline, broken off)."""
     found = cache.snapshot(name)
     if found is not None and found.name == name.revision:  # a commit never changes
-        return PullReport(found, name.revision, 0)
+        return PullReport(found, 0)
     return _Pull(name, cache.entry(name.repo), progress).run(found is not None)
 
 
@@ -76,8 +78,6 @@ class _BrokeOff(HubError):
 
 
 class _Pull:
-    """One pull of a model to its `entry` in the cache."""
-
     def __init__(self, name: HubName, entry: Path, progress: ProgressCallback) -> None:
         self._name = name
         self._entry = entry
@@ -95,9 +95,9 @@ class _Pull:
         with explain_write_errors(self._entry, sum(file.size for file in self._all_weights())):
             (self._entry / "blobs").mkdir(parents=True, exist_ok=True)
             with lock_target(self._entry, _LOCK_S):
-                return self._pulled()
+                return PullReport(self._snapshot(), self._done)
 
-    def _pulled(self) -> PullReport:
+    def _snapshot(self) -> Path:
         folder = self._entry / "snapshots" / self._commit
         if not folder.is_dir():
             small = self._texts()
@@ -120,17 +120,16 @@ class _Pull:
             partial = ref.with_name(f".{ref.name}.partial")
             partial.write_text(self._commit, encoding="ascii")
             partial.replace(ref)
-        return PullReport(folder, self._commit, self._done)
-
-    def _expect(self, files: Iterable[_RemoteFile]) -> None:
-        self._total = self._done
-        for file in files:
-            blob, partial = self._places(file)
-            self._total += 0 if blob.exists() else max(0, file.size - _size(partial))
+        return folder
 
     def _places(self, file: _RemoteFile) -> tuple[Path, Path]:
         blob = self._entry / "blobs" / file.digest
         return blob, blob.with_name(f"{blob.name}.incomplete")
+
+    def _expect(self, files: Iterable[_RemoteFile]) -> None:
+        places = [(file, *self._places(file)) for file in files]
+        missing = (file.size - _size(partial) for file, blob, partial in places if not blob.exists())
+        self._total = self._done + sum(max(0, nbytes) for nbytes in missing)
 
     def _fetch(self, files: list[_RemoteFile], staging: Path) -> None:
         for file in files:
@@ -166,21 +165,16 @@ class _Pull:
                 f"AutoModelForCausalLM.from_pretrained('{repo}').save_pretrained('FOLDER') and the same with "
                 "AutoTokenizer, then give --model FOLDER"
             )
-        chosen = [
-            file
-            for name, file in self._files.items()
-            if name in _TEXTS or name.endswith((".jinja", ".jinja2"))
-        ]
+        chosen = [file for name, file in self._files.items() if name in _TEXTS or _TEMPLATE.fullmatch(name)]
         for file in chosen:
             if file.size > 256_000_000:
                 raise UserError(f"{repo}: {file.name} has {file.size} bytes; no model needs as many")
         return chosen
 
     def _all_weights(self) -> list[_RemoteFile]:
-        """Lists all files that may hold weights, before the index is known."""
-        single = self._files.get(SINGLE)
-        if single is not None:
-            return [single]
+        """Lists the files that may hold weights, before the index is known."""
+        if SINGLE in self._files:
+            return [self._files[SINGLE]]
         return [file for name, file in self._files.items() if name.endswith(".safetensors")]
 
     def _weights(self, staging: Path) -> list[_RemoteFile]:
@@ -188,7 +182,7 @@ class _Pull:
         if SINGLE in self._files:
             return self._all_weights()
         try:
-            names = sorted(set((weight_map(staging) or {}).values()))
+            names = sorted(set(weight_map(staging).values()))
         except UserError as error:  # without the temporary path and the advice to download again
             words = str(error).replace(f"{staging}{os.sep}", "").partition(";")[0]
             raise UserError(f"{self._name.repo} cannot be used: {words}") from None
@@ -218,10 +212,9 @@ class _Pull:
         failed = 0
         while True:
             have = _size(partial)
-            if have and have >= file.size:
-                return
             try:
-                self._fetch_rest(file, partial, have)
+                if not have or have < file.size:
+                    self._fetch_rest(file, partial, have)
                 return
             except _BrokeOff as error:
                 failed = 1 if _size(partial) > have else failed + 1
@@ -297,20 +290,16 @@ class _Pull:
         return HubError(f"{self._endpoint} answered with HTTP {status} for {repo}: pull again later")
 
     def _gated(self) -> UserError:
-        repo = self._name.repo
-        lacks = (
-            "the account of your HF_TOKEN has no access yet" if self._token else "you have set no HF_TOKEN"
-        )
+        repo, account = self._name.repo, "the account of your HF_TOKEN has no access yet"
         return UserError(
-            f"{repo} is gated, and {lacks}: accept the licence at {self._endpoint}/{repo} and set HF_TOKEN to a token "
-            "of that account"
+            f"{repo} is gated, and {account if self._token else 'you have set no HF_TOKEN'}: accept the licence at "
+            f"{self._endpoint}/{repo} and set HF_TOKEN to a token of that account"
         )
 
     def _unreachable(self, error: Exception, have_older: bool) -> HubError:
         older = "; the copy that was pulled before stays usable without it" if have_older else ""
-        reason = _reason(error)
-        if isinstance(error, _hub().errors.OfflineModeIsEnabled):
-            reason = "HF_HUB_OFFLINE is set"
+        offline = isinstance(error, _hub().errors.OfflineModeIsEnabled)
+        reason = "HF_HUB_OFFLINE is set" if offline else _reason(error)
         return HubError(
             f"cannot reach the model hub at {self._endpoint} ({reason}): check the network or HF_ENDPOINT{older}"
         )
@@ -356,16 +345,15 @@ def _listing(
     for name, item in described.items():
         if not (_PLAIN.fullmatch(name) or _TEMPLATE.fullmatch(name) or name == _POOLING):
             continue
-        size = getattr(item, "size", None)
+        size: Any = getattr(item, "size", None)
         digest = getattr(getattr(item, "lfs", None), "sha256", None) or getattr(item, "blob_id", None)
-        if not isinstance(size, int) or not 0 <= size <= 1 << 40:
-            what = "size"
-        elif not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            what = "hash"
-        else:
-            files[name] = _RemoteFile(name, size, digest)
-            continue
-        raise UserError(f"{repo}: the hub gives no usable {what} for {quote(name)}: try another HF_ENDPOINT")
+        has_size = isinstance(size, int) and 0 <= size <= 1 << 40
+        if not has_size or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            what = "hash" if has_size else "size"
+            raise UserError(
+                f"{repo}: the hub gives no usable {what} for {quote(name)}: try another HF_ENDPOINT"
+            )
+        files[name] = _RemoteFile(name, size, digest)
     return commit, files
 
 

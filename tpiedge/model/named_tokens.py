@@ -8,8 +8,8 @@ Laws of transformers:
    named ones ("eos_token"); other special ones.
 3. A named token is special.
 
-Files omit some tokens that end an answer, so these are found by their texts. A text that people write, like the HTML
-tag </s>, counts only if it is a mark in the vocabulary, not a piece of text.
+Files omit some tokens that end an answer, so these are found by their texts. A text that people write, like </s>,
+counts only if it is a mark in the vocabulary.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -37,9 +37,8 @@ class AddedToken(NamedTuple):
 def read_named_tokens(
     folder: Path, own: Mapping[int, AddedToken]
 ) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
-    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns the merged fields of the
-    files; the texts of "bos_token", "eos_token", ...; and the tokens to add, some of which may be `own`. Raises
-    UserError."""
+    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns the files' merged fields; the
+    texts by names like "eos_token"; and the tokens to add, maybe with `own` ones. Raises UserError."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None
@@ -54,7 +53,7 @@ def read_named_tokens(
         extra = _others(ConfigFields(where, first))
         special = {token.content for token in (*_usual(adding).values(), *extra)}
         numbered = _legacy(folder, special) | dict(own)
-    added = [token for _, token in sorted(numbered.items(), key=lambda item: item[0])]
+    added = [numbered[number] for number in sorted(numbered)]
     known = {token.content for token in (*own.values(), *added)}
     named = _named(adding)
     for token in (*named.values(), *others):
@@ -62,9 +61,8 @@ def read_named_tokens(
             added.append(token)
             known.add(token.content)
     if len(added) > _MAX_TOKENS:
-        config.refuse(
-            _DECODER, f"and what is beside it name more than {_MAX_TOKENS} tokens: no model has as many"
-        )
+        why = f"and what is beside it name more than {_MAX_TOKENS} tokens: no model has as many"
+        config.refuse(_DECODER, why)
     texts = {token.content for token in named.values()}
     for token in added:
         if token.content in texts:

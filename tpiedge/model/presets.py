@@ -131,9 +131,8 @@ class Alias:
 def aliases() -> Mapping[str, Alias]:
     """Returns name -> Alias, sorted; empty if the installation lacks the files."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
-    paths = sorted(folder.glob("*.toml")) if folder else []
-    found = (
-        msgspec.convert({"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}, Alias)
-        for path in paths
-    )
-    return MappingProxyType({alias.name: alias for alias in found})
+    found: dict[str, Alias] = {}
+    for path in sorted(folder.glob("*.toml")) if folder else ():
+        values = {"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}
+        found[path.stem] = msgspec.convert(values, Alias)
+    return MappingProxyType(found)

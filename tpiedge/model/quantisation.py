@@ -19,7 +19,6 @@ OLD_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.js
 
 _OLD_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
-_METHODS = ("gptq", "awq")
 _GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _WITHOUT_GROUPS = -1
 
@@ -48,15 +47,11 @@ class Quantisation:
             return None
         fields = config.fields(QUANTISATION_KEY)
         method = fields.text("quant_method", "")
-        if method not in _METHODS:
-            fields.refuse(
-                "quant_method",
-                f"is {quote(method)}; supported are gptq and awq: give the original checkpoint",
-            )
-        if fields.integer("bits", 1, 64) != 4:
-            fields.refuse(
-                "bits", f"is {quote(fields.raw('bits'))}; supported is 4: give the original checkpoint"
-            )
+        original = "give the original checkpoint"
+        if method not in ("gptq", "awq"):
+            fields.refuse("quant_method", f"is {quote(method)}; supported are gptq and awq: {original}")
+        if (bits := fields.integer("bits", 1, 64)) != 4:
+            fields.refuse("bits", f"is {quote(bits)}; supported is 4: {original}")
         size = fields.integer("group_size", _WITHOUT_GROUPS, 1 << 17)
         if size == 0:
             fields.refuse("group_size", "is 0")

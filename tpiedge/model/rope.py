@@ -1,9 +1,8 @@
 """Rotary position embedding: the inverse frequencies of every scaling that Llama-like models use.
 
 They equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers in f64, all else in f32 in the
-same order. One rounding of a frequency turns the angle at position 100,000 by 0.01. Logarithms and exponentials consist
-of IEEE additions, multiplications and divisions alone, so every machine gets the same bits; those of libm and numpy
-differ.
+same order. One rounding of a frequency turns the angle at position 100,000 by 0.01. Logarithms and exponentials use
+IEEE additions, multiplications and divisions alone, so all machines get the same bits, unlike with libm and numpy.
 """
 
 import functools
@@ -29,8 +28,7 @@ _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`max_positions` is the context length of the model, `original_positions` that of its pretraining (yarn,
-    llama3)."""
+    """`max_positions` is the model's context length, `original_positions` that of pretraining (yarn, llama3)."""
 
     kind: RopeKind
     theta: Annotated[float, Meta(ge=1.0001, le=1e12)]
@@ -125,7 +123,7 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Frequencies:
     """YaRN (arXiv 2309.00071): keeps high frequencies and interpolates low ones."""
 
     def dimension(turns: float) -> float:
-        """The dimension that turns `turns` times within the original context."""
+        """Returns the dimension that turns `turns` times within the original context."""
         ratio = rope.original_positions / (turns * 2 * math.pi)
         return head_dim * logarithm(ratio) / (2 * logarithm(rope.theta))
 

@@ -26,27 +26,24 @@ from tpiedge.sanitise import quote
 
 DEMO = "demo"
 
-_DEMO_FOLDER = Path(__file__).parent / "demo"
-
 
 def resolve_model(name: str, cache: Path | None = None) -> Path:
-    """Returns the folder of "demo", of a folder with config.json, or else of an alias or "org/name[@revision]" that was
-    pulled into `cache`. Raises UserError."""
+    """Returns the folder of "demo", a folder with config.json, or the snapshot in `cache` of an alias or
+    "org/name[@revision]". Raises UserError."""
     if name == DEMO:
-        return _DEMO_FOLDER
+        return Path(__file__).parent / "demo"
     folder = Path(name)
     is_folder = bool(name) and os.path.isdir(name)  # unlike Path.is_dir, false for NUL and for names too long
     if is_folder and (folder / "config.json").is_file():
         return folder
-    files = [folder] if is_gguf(name) and os.path.isfile(name) else []
+    if is_gguf(name) and os.path.isfile(name):
+        refuse_gguf(folder)
     hub_name = parse_hub_name(name)
-    found = HubCache(cache).snapshot(hub_name) if hub_name is not None and not files else None
-    if found is not None:
+    if hub_name is not None and (found := HubCache(cache).snapshot(hub_name)) is not None:
         return found
-    if is_folder:
-        files = [file for file in sorted(folder.glob("*")) if is_gguf(file.name)]
-    if files:
-        refuse_gguf(files[0])
+    for file in sorted(folder.glob("*")) if is_folder else ():
+        if is_gguf(file.name):
+            refuse_gguf(file)
     if hub_name is not None and not is_gguf(name):
         raise UserError(
             f"{name} is not on this computer yet, and no folder here; to fetch it from the hub: tpiedge pull {name}"
@@ -93,10 +90,9 @@ class HubName:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A complete snapshot of `nbytes`."""
+    """A complete snapshot; `folder` is named by its commit."""
 
     name: HubName
-    commit: str
     folder: Path
     nbytes: int
 
@@ -115,8 +111,7 @@ def parse_hub_name(text: str) -> HubName | None:
 
 def cache_folder(given: Path | None) -> Path:
     """Returns `given`, or TPIEDGE_CACHE, or the user's cache folder."""
-    chosen = os.environ.get("TPIEDGE_CACHE")
-    return given or (Path(chosen) if chosen else user_cache_path("tpiedge"))
+    return given or Path(os.environ.get("TPIEDGE_CACHE") or user_cache_path("tpiedge"))
 
 
 def folder_label(folder: Path) -> str:
@@ -157,7 +152,7 @@ class HubCache:
             for folder in sorted((entry / "snapshots").glob("*")):
                 if _COMMIT.fullmatch(folder.name):
                     names = (HubName(repo, one) for one in named.get(folder.name, [folder.name]))
-                    found += (Pulled(name, folder.name, folder, _bytes_of(folder)) for name in names)
+                    found += (Pulled(name, folder, _bytes_of(folder)) for name in names)
         return found
 
     def remove(self, repo: str) -> int:

@@ -14,7 +14,7 @@ _FINAL_NORM = "model.norm.weight"
 
 
 def model_spec(config: ModelConfig) -> ModelSpec:
-    """The layout of `config` with the tensor names of its Hugging Face checkpoint."""
+    """Returns the layout of `config` with the tensor names of its Hugging Face checkpoint."""
     vocabulary = (config.vocab_size, config.hidden_size, TILE_ROWS)
     head = () if config.tie_word_embeddings else (MatrixSpec("head", HEAD, *vocabulary),)
     return ModelSpec(
@@ -26,7 +26,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
 
 
 def config_of_pack(pack: Pack) -> ModelConfig:
-    """The model in `pack`. Raises UserError unless the pack holds exactly the matrices of its config."""
+    """Raises UserError unless the pack holds exactly the matrices of its config."""
     config = ModelConfig.from_json(pack.config)
     expected, found = model_spec(config), pack.spec
     if (expected.embedding, expected.layers, expected.head) != (found.embedding, found.layers, found.head):

@@ -1,14 +1,15 @@
-"""Separates tool calls and reasoning from the text of an answer. Pure. Forms of calls: see `call_reader`. Reasoning is
-between `<think>` and `</think>` at the answer's beginning; some templates open it in the prompt.
+"""Separates tool calls (see `call_reader`) and reasoning from the text of an answer. Pure. Reasoning stands between
+`<think>` and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. Apart from the division into pieces, the output does not depend on how the text is cut into pieces.
-2. Without calls and reasoning the content is the text. What looks like a call and is none (no JSON, no such tool, no
-   object of arguments) is content, verbatim. A call that breaks off after its beginning ends; what follows is content.
+1. However the text is cut into pieces, the output is the same but for its division.
+2. Without calls and reasoning the content is the text. Text like a call, but without JSON, such a tool or an object of
+   arguments, is content. A call that breaks off after its beginning ends; what follows is content.
 3. White space around calls and reasoning is left out.
-4. In an answer that was cut, nothing from the mark that opens a call on is content; in one that must be calls, nothing.
+4. If an answer was cut, or must be calls, nothing from the mark that opens a call on is content.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -25,7 +26,7 @@ from tpiedge.model.call_reader import (
 from tpiedge.model.held_text import SPACE, Mismatch, TextEnded, Waiting, begun_length
 
 Thinking = Literal["", "marked", "begun"]
-"""Reasoning in an answer: none, between both marks, or from the first character on."""
+"""The reasoning of an answer: none, between both marks, or from the first character on."""
 
 _OPEN_THOUGHT: Final = "<think>"
 _CLOSE_THOUGHT: Final = "</think>"
@@ -46,25 +47,23 @@ class SpeechForm:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Marks that the text must show even if they are special tokens."""
+        """The marks that the text must show even if they are special tokens."""
         calls = CALL_MARKS[self.calls].separating if self.calls else ()
         return (*calls, *(THOUGHT_MARKS if self.thinking else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenText:
-    """A part of the answer, or of its reasoning."""
-
     text: str
-    thought: bool = False
+    thought: bool = False  # reasoning
 
 
 Said = SpokenText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """Returns how an answer to this prompt of `template` may begin with reasoning. `begun` is the text of the answer
-    that the prompt ends with; it or the text before it may have opened the reasoning."""
+    """Returns how an answer to this prompt of `template` may begin with reasoning, which the prompt may have opened.
+    `begun` is the part of the answer that the prompt ends with."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_THOUGHT) and _CLOSE_THOUGHT not in begun
     if opened or begun.rfind(_OPEN_THOUGHT) > begun.rfind(_CLOSE_THOUGHT):
@@ -83,20 +82,27 @@ class SpeechReader(CallReader):
         self._told = False  # some content was reported
         self._reading = self._answer(form.thinking)
 
-    def feed(self, text: str) -> list[Said]:
-        """Returns what is certain with this piece."""
+    def feed(self, text: str, last: str | None = None) -> list[Said]:
+        """Returns what is certain with this piece. `last` is the answer's finish reason, with its last piece."""
         self._held.text += text
-        return self._run()
-
-    def finish(self, *, cut: bool = False) -> list[Said]:
-        """Returns the rest at the answer's end; `cut` if the model would have gone on."""
-        self._held.ended, self._cut = True, cut
-        return self._run()
-
-    def _run(self) -> list[Said]:
+        self._held.ended, self._cut = last is not None, last == "length"
         next(self._reading, None)
         said, self._said = self._said, []
         return said
+
+    def feed_whole(self, text: str, last: str | None = None) -> Iterator[SpokenText | CallEnded]:
+        """Yields texts, and calls when they end. A broken call is text, or nothing if the answer was cut or must be
+        calls."""
+        for said in self.feed(text, last):
+            if isinstance(said, CallEnded) and said.broken:
+                if not (self._cut or self._required):
+                    yield SpokenText(said.broken)
+            elif isinstance(said, SpokenText | CallEnded):
+                yield said
+
+    def ending(self, last: str | None) -> str | None:
+        """Returns the finish reason: "tool_calls" if the answer ends with calls."""
+        return "tool_calls" if last == "stop" and self.calls and not self.broken else last
 
     def _answer(self, thinking: Thinking) -> Waiting[None]:
         held = self._held
@@ -148,7 +154,7 @@ class SpeechReader(CallReader):
             self._say(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
-        """Reports the text before the next call. Returns its opener, with which `held.raw` begins; None at the end."""
+        """Reports the text before the next call. Returns the call's opener, taken last; None at the end."""
         held = self._held
         while True:
             rest = held.text.lstrip(SPACE)

@@ -1,8 +1,7 @@
 """Chat templates: from messages to the prompt. A template is an untrusted program, so it runs in a child process
 (`text_child.py`) in Jinja's sandbox, with limits on CPU, memory, output and time.
 
-How a template takes tool calls is found by rendering one in every form. Some write arguments with `tojson` and want an
-object, others join them to texts and want a text. Beside calls some need null content, others empty content.
+Rendering a tool call in every form shows which one a template takes.
 """
 
 import json
@@ -34,8 +33,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes: arguments as a JSON text instead of an object; null or empty content of a
-    message that has only calls."""
+    """The forms that a template takes: arguments as a JSON text instead of an object; null or empty content beside
+    calls."""
 
     text_arguments: bool = False
     null_content: bool = False
@@ -48,8 +47,8 @@ _BEST: Final = 3
 
 
 def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
-    """Arguments are an object, unless a text is shown better: as JSON instead of Python's notation. A form of empty
-    content is taken if the template renders it, shows the call, and prints no "None"."""
+    """Finds the habits: arguments are an object, unless a text is shown better. A form of empty content is taken if
+    the template renders it, shows the call, and prints no "None"."""
 
     def tried(content: str | None, arguments: object) -> str | None:
         call = {"id": _ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
@@ -134,10 +133,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders `messages` (JSON values); `variables` are the model's switches ("enable_thinking"). Blocks.
-
-        Raises TemplateRefusal if other messages may do, UserError for a broken template or a limit, ChildLost if its
-        process was killed from outside twice or got too little CPU time."""
+        """Renders `messages` (JSON values) with the model's switches in `variables`. Blocks. Raises TemplateRefusal if
+        other messages may do, UserError for a broken template or a limit, and ChildLost as TextProcess does."""
         template = self.source(tools=tools is not None)
         if not template:
             names = quote(", ".join(sorted(self._templates)))
@@ -148,8 +145,6 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        if taken := sorted(own.keys() & (variables or {}).keys()):
-            raise UserError(f"a template variable cannot be called {taken[0]}; choose another name")
         given = {**self._special_tokens, **(variables or {}), **own}
         job = {"template": template, "characters": 8_000_000, "variables": given}
         try:
@@ -164,7 +159,7 @@ class ChatTemplate:
             raise kind(f"the model's chat template failed: {sanitised_line(error, 320)}") from None
 
     def habits(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateHabits:
-        """Returns how the template for chats with or without tools takes calls; cached."""
+        """Returns the habits of the template for chats with or without tools; cached."""
         source = self.source(tools=tools is not None)
         if source not in self._habits:
             self._habits[source] = _habits_of(self.render, tools=tools is not None)

@@ -1,14 +1,12 @@
-"""Encodes text and renders chat templates in a child process, as tokenizers and templates are untrusted: Jinja's
-immutable sandbox keeps a template from Python's objects, and limits bound memory, CPU time and files. Any job may kill
-it.
+"""Encodes text and renders chat templates in a child process, which any job may kill: tokenizers and templates are
+untrusted. Jinja's immutable sandbox hides Python's objects; limits bound memory, CPU time and files.
 
-`text_process.py` starts it as a script (`python -I -S text_child.py FOLDER...` with the folders of its packages) with a
-socket as standard input, and it ends with the socket. It imports nothing of tpiedge, to start fast.
+`text_process.py` starts `python -I -S text_child.py FOLDER...`, with the folders of its packages, and a socket as
+standard input. The process imports nothing of tpiedge, to start fast, and ends with the socket.
 
-A frame is the length of its body (u32), a letter, a number (u16) and a body; the number of a job is its limit in CPU
-seconds. Jobs: `O` opens a tokenizer.json, its body; with JSON as body, `L` limits memory to a number of bytes, `R`
-renders a template, `A` adds tokens, `E` encodes a text, `C` counts its tokens. Answers: `j` JSON, `e` the text of an
-error, `l` the text of a limit that was met.
+A frame is its body's length (u32), a letter, a number (u16: a job's limit in CPU seconds) and the body. Jobs: `O` opens
+a tokenizer.json; with JSON as body, `L` limits memory, `R` renders, `A` adds tokens, `E` encodes, `C` counts. Answers:
+`j` JSON, `e` an error, `l` the limit that was met.
 """
 
 import base64
@@ -32,19 +30,24 @@ _PIECE, _COUNTED_PIECE = 2048, 32_768  # characters encoded at a time to count t
 _LOST_PER_CUT = 32  # a generous bound of tokens that the end of a piece may have cut in two
 _CHECKED_AT_ONCE = 50
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _DESCRIBED = ("TemplateError", "TemplateRuntimeError", "ValueError", "Exception", "PanicException")
 
 
 def main() -> None:
     sys.path += sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker = _Worker()
+    tokenizer: LoadedTokenizer | None = None
     with contextlib.suppress(EOFError):
         while True:
             letter, cpu_s, body = receive(0)
             limit_time(cpu_s)
-            answer = worker.answer(letter, body)
+            try:
+                if letter == b"O":
+                    tokenizer = LoadedTokenizer.of(body)
+                found = json.dumps(_done(letter, body, tokenizer), ensure_ascii=False)
+                answer = b"j", found.encode("utf-8", "surrogatepass")
+            except BaseException as error:  # a Rust panic is no Exception
+                answer = _failure(error)
             limit_time(0.0)
             send(0, *answer)
 
@@ -72,43 +75,34 @@ def send(link: int, letter: bytes, body: bytes, number: int = 0) -> None:
 
 
 def limit_time(cpu_s: float) -> None:
-    """Limits CPU time from now on (0: no limit). The signal's default action ends the process, also in native code."""
+    """Limits CPU time from now on (0: no limit). The signal ends the process, also in native code."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
-class _Worker:
-    def __init__(self) -> None:
-        self._tokenizer: LoadedTokenizer | None = None
+def _done(letter: bytes, body: bytes, tokenizer: "LoadedTokenizer | None") -> object:
+    asked: Any = None if letter == b"O" else json.loads(body)
+    if letter == b"L":
+        limit_memory(asked)
+        return None
+    if letter == b"R":
+        return _render(asked)
+    assert tokenizer is not None
+    if letter == b"A":
+        table = tokenizer.add(asked)
+        limit_memory(own_memory() + _WORKING_MEMORY)
+        return table
+    if letter == b"E":
+        return tokenizer.encode(**asked)
+    return tokenizer.count(asked) if letter == b"C" else tokenizer.added()
 
-    def answer(self, letter: bytes, body: bytes) -> tuple[bytes, bytes]:
-        try:
-            found = json.dumps(self._done(letter, body), ensure_ascii=False)
-            return b"j", found.encode("utf-8", "surrogatepass")
-        except MemoryError:
-            return b"l", b"it needs too much memory"
-        except RecursionError:
-            return b"l", b"it is nested too deeply"
-        except _TooLong as error:
-            return b"l", str(error).encode()
-        except BaseException as error:  # a Rust panic is no Exception
-            return b"e", _describe(error).encode("utf-8", "replace")
 
-    def _done(self, letter: bytes, body: bytes) -> object:
-        if letter == b"O":
-            self._tokenizer = LoadedTokenizer.of(body)
-            return self._tokenizer.added()
-        asked = json.loads(body)
-        if letter == b"L":
-            limit_memory(asked)
-            return None
-        if letter == b"R":
-            return _render(asked)
-        assert self._tokenizer is not None
-        if letter == b"A":
-            table = self._tokenizer.add(asked)
-            limit_memory(own_memory() + _WORKING_MEMORY)
-            return table
-        return self._tokenizer.count(asked) if letter == b"C" else self._tokenizer.encode(**asked)
+def _failure(error: BaseException) -> tuple[bytes, bytes]:
+    if isinstance(error, MemoryError):
+        return b"l", b"it needs too much memory"
+    if isinstance(error, RecursionError):
+        return b"l", b"it is nested too deeply"
+    kind, text = (b"l", str(error)) if isinstance(error, _TooLong) else (b"e", _describe(error))
+    return kind, text.encode("utf-8", "replace")
 
 
 class _TooLong(Exception):
@@ -116,7 +110,7 @@ class _TooLong(Exception):
 
 
 def limit_memory(nbytes: int) -> None:
-    """Bounds this process for good; macOS lacks the limit of memory, so there the parent's deadline has to do."""
+    """Bounds this process for good. macOS lacks the limit of memory; the parent's deadline has to do there."""
     import resource
 
     for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
@@ -140,7 +134,7 @@ def own_memory() -> int:
 
 
 class LoadedTokenizer:
-    """A tokenizer of the library, in this process. Methods raise the library's errors."""
+    """A tokenizer of the library. Methods raise the library's errors."""
 
     def __init__(self, backend: Any) -> None:
         backend.no_padding()
@@ -162,9 +156,9 @@ class LoadedTokenizer:
         ]
 
     def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
-        """Adds tokens. Returns the table that decodes without the library: `vocabulary` (text -> id), `added()`,
-        `parts` (base64 of the bytes of each id within a text) and `heads` (the text of ids that differ at the beginning
-        of a text). Raises ValueError if the library decodes otherwise."""
+        """Adds tokens. Returns a table for decoding: `vocabulary` (text -> id), `added()`, `parts` (base64 of each id's
+        bytes within a text), `heads` (the text of ids that differ at its beginning). Raises ValueError if the library
+        decodes otherwise."""
         from tokenizers import AddedToken
 
         self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
@@ -176,8 +170,12 @@ class LoadedTokenizer:
         parts, heads = self._parts(vocabulary)
         self._check(parts, heads)
         listed = [base64.b64encode(part).decode() if part is not None else None for part in parts]
-        heads_of = list(heads.items())
-        return {"vocabulary": vocabulary, "added": self.added(), "parts": listed, "heads": heads_of}
+        return {
+            "vocabulary": vocabulary,
+            "added": self.added(),
+            "parts": listed,
+            "heads": list(heads.items()),
+        }
 
     def encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
         """Returns the ids, or a lower bound of their number if that exceeds `most`."""
@@ -222,7 +220,7 @@ class LoadedTokenizer:
             spelled = _spelled_bytes(text) if byte_level else None
             if spelled is None:
                 once, twice = (self._decode([number] * count) for count in (1, 2))
-                spelled = _spelled_bytes(text) if _REPLACEMENT in once else None
+                spelled = _spelled_bytes(text) if "\N{REPLACEMENT CHARACTER}" in once else None
                 if spelled is None:
                     # A decoder may drop the space at the start of a text, but not of the second token.
                     part = twice[len(once) :] if twice.startswith(once) else once
@@ -235,15 +233,11 @@ class LoadedTokenizer:
         return parts, heads
 
     def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
-        """Compares `parts` and `heads` with the library's decoding: of all tokens, and of characters from byte
-        tokens."""
+        """Compares with the library's decoding of all tokens, and of characters from byte tokens."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
-        whole = [
-            number
-            for number, part in enumerate(parts)
-            if part == (part or b"").decode("utf-8", "ignore").encode()
-        ]
+        texts = [(part or b"").decode("utf-8", "ignore").encode() for part in parts]
+        whole = [number for number, part in enumerate(parts) if part == texts[number]]
         steps = range(0, len(whole), _CHECKED_AT_ONCE)
         groups = [[*whole[at : at + _CHECKED_AT_ONCE], whole[at]] for at in steps]
         groups += [[number for number in run if number is not None] for run in runs if None not in run]
@@ -319,7 +313,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
+    """Writes JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

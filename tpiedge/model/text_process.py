@@ -1,7 +1,7 @@
 """Runs a model's tokenizer or chat template in a child process (`text_child.py`).
 
 A job over its limits ends its process, and the next job starts another one. A process that is killed from outside is
-replaced once. A caller waits for at most two time limits: for earlier jobs, and for its own.
+replaced once. A caller waits at most twice `wall_s`: for earlier jobs, and for its own.
 """
 
 import json
@@ -36,9 +36,8 @@ class JobFailed(ValueError):
 
 
 class TextProcess:
-    """Does one job at a time, in a process that the first job starts. Thread-safe. `what` names the model's part in
-    errors; the process may import `packages` and take `memory` bytes. A job has a letter and a body of
-    `text_child.py`, and a limit of CPU time."""
+    """Does one job of `text_child.py` at a time, in a process that the first job starts. Thread-safe. `what` names the
+    model's part in errors; the process may import `packages` and take `memory` bytes."""
 
     def __init__(self, what: str, packages: Sequence[str], memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode(), 1)]
@@ -62,7 +61,6 @@ class TextProcess:
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:
-            status = 0
             for _ in range(2):
                 try:
                     if self._link is None:
@@ -117,8 +115,8 @@ class TextProcess:
 
     def _close(self) -> int:
         assert self._end is not None
-        status, self._link = self._end(), None
-        return int(status or 0)
+        self._link = None
+        return self._end() or 0
 
 
 def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
@@ -132,7 +130,7 @@ def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
 def start_linked(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Starts a Python process whose standard input is a socket. Returns it and the other end. Raises ChildLost."""
+    """Starts a Python process. Returns it and a socket, the other end of its standard input. Raises ChildLost."""
     try:
         ours, theirs = socket.socketpair()
         with ExitStack() as unless_started, theirs:
@@ -151,14 +149,12 @@ def start_linked(
 
 
 def no_room(error: OSError) -> ChildLost:
-    """Makes the error for a process that could not be started."""
     return ChildLost(
         f"this machine has no room for the process of a text or a grammar ({error.strerror}): try again later"
     )
 
 
 def killed_twice(what: str) -> ChildLost:
-    """Makes the error for a process that was killed from outside twice."""
     return ChildLost(
         f"the process of {what} was killed twice, perhaps because this machine is short of memory: try again later"
     )

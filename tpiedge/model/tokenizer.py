@@ -1,7 +1,7 @@
-"""Text to token ids and back, with the model's own `tokenizer.json`; and an answer's tokens to its text.
+"""Text to token ids and back, with the model's own `tokenizer.json`, and the text of an answer.
 
-The file is untrusted, so the library that reads it runs in a process with limits (`text_child.py`). Ids become text
-without it, by a table that the process checked against the library's decoding of the whole vocabulary.
+The file is untrusted, so the library that reads it runs in a process with limits (`text_child.py`). Ids become text by
+a table that the process checked against the library's decoding of the whole vocabulary.
 """
 
 import base64
@@ -39,8 +39,8 @@ class TooManyTokens(Exception):
 
 
 class Tokenizer:
-    """`special_tokens` maps "bos_token", "eos_token", ... to their text; `vocabulary` maps the text of every token,
-    also of added ones, to its id."""
+    """`special_tokens` maps "bos_token", "eos_token", ... to their text; `vocabulary` maps the text of every token to
+    its id."""
 
     def __init__(
         self,
@@ -63,8 +63,7 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path, *, here: bool = False) -> "Tokenizer":
-        """Reads `tokenizer.json` and the files beside it; `here` calls the library in this process, which has limits of
-        its own. Raises UserError."""
+        """Reads `tokenizer.json` and its neighbours; `here` loads the library in this process. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             older = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
             if any(has_file(folder, name) for name in older):
@@ -76,7 +75,6 @@ class Tokenizer:
         data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
         path = folder / "tokenizer.json"
         with _refusing(f"{path} is not a tokenizer that can be read", "; download the model again"):
-            library: LoadedTokenizer | _RemoteLibrary
             library = LoadedTokenizer.of(data) if here else _RemoteLibrary(data)
         own = {number: AddedToken(text, dict(flags)) for number, text, flags in library.added()}
         config, special, added = read_named_tokens(folder, own)
@@ -111,18 +109,14 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
-        """Encodes `text`. `parse_special` makes tokens of special tokens that are written out in it. `add_special` adds
-        BOS and EOS as the model's tokenizer does: for plain prompts, as chat templates write their own.
-
-        Raises UserError for half a surrogate pair or a text without tokens; TooManyTokens for a text that is far longer
-        than `most` tokens (0: no limit)."""
+        """`parse_special` reads special tokens in `text`; `add_special` adds BOS and EOS, which chat templates write
+        themselves. Raises UserError for half a surrogate pair, TooManyTokens for a text far longer than `most` tokens
+        (0: no limit)."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise UserError(
-                f"the text has {quote(text[error.start])}, a byte or half a character that is no Unicode: send it as "
-                "UTF-8"
-            ) from None
+            what = f"the text has {quote(text[error.start])}, a byte or half a character that is no Unicode"
+            raise UserError(f"{what}: send it as UTF-8") from None
         wrapping = self._wrapping if add_special else None
         special = add_special and wrapping is None
         with _refusing("the model's tokenizer cannot encode the text"):
@@ -133,16 +127,16 @@ class Tokenizer:
         return [*before, *ids, *after]
 
     def count(self, text: str) -> int:
-        """Counts the tokens of a text of any length, with "?" for what is no Unicode. Raises UserError."""
+        """Counts the tokens of a text of any length, with "?" in place of half a surrogate pair. Raises UserError."""
         with _refusing("the model's tokenizer cannot encode the text"):
-            return self._library.count(text.encode(errors="replace").decode())
+            return int(self._library.count(text.encode(errors="replace").decode()))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         detokenizer = Detokenizer(self, skip_special=skip_special)
         return "".join([*map(detokenizer.push, ids), detokenizer.finish()])
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Returns the bytes that `token_id` adds to a text that has begun; None beyond the vocabulary."""
+        """Returns the bytes that `token_id` adds within a text; None beyond the vocabulary."""
         return self._parts[token_id] if 0 <= token_id < len(self._parts) else None
 
     def head_bytes(self, token_id: int) -> bytes:
@@ -159,10 +153,9 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes one growing sequence of ids. Special tokens are left out, but for `shown` ones or without `skip_special`.
+    """Decodes one growing sequence of ids, without special tokens unless `shown`.
 
-    1. The pieces, joined, are the library's decoding of all ids at once; of bytes that are no UTF-8, the whole
-       characters are shown, and U+FFFD for the rest.
+    1. The joined pieces are the library's decoding of all ids at once; bytes that are no UTF-8 become U+FFFD.
     2. A piece never ends within a character, and only an unfinished character is held back.
     """
 
@@ -228,26 +221,23 @@ def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 
 
 class _RemoteLibrary:
-    """The library in a child process, which gets the same file and tokens whenever it restarts."""
+    """LoadedTokenizer in a child process, which gets the same file and tokens whenever it restarts."""
 
     def __init__(self, data: bytes) -> None:
         self._process = TextProcess("the model's tokenizer", ("tokenizers",), _MEMORY, 120.0)
-        self._own: Sequence[tuple[int, str, Mapping[str, bool]]] = self._process.set_up(b"O", data, _OPEN_S)
+        self._added = self._process.set_up(b"O", data, _OPEN_S)
 
-    def added(self) -> Sequence[tuple[int, str, Mapping[str, bool]]]:
-        return self._own
+    def added(self) -> Any:
+        return self._added
 
-    def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._process.set_up(b"A", json.dumps(tokens).encode(), _OPEN_S)
-        return found
+    def add(self, tokens: Sequence[AddedToken]) -> Any:
+        return self._process.set_up(b"A", json.dumps(tokens).encode(), _OPEN_S)
 
-    def encode(self, text: str, *, special: bool, parse: bool, most: int) -> Sequence[int] | int:
-        asked = {"text": text, "special": special, "parse": parse, "most": most}
-        found: Sequence[int] | int = self._process.do(b"E", json.dumps(asked).encode(), _ENCODE_S)
-        return found
+    def encode(self, text: str, **asked: object) -> Any:
+        return self._process.do(b"E", json.dumps({"text": text, **asked}).encode(), _ENCODE_S)
 
-    def count(self, text: str) -> int:
-        return int(self._process.do(b"C", json.dumps(text).encode(), _ENCODE_S))
+    def count(self, text: str) -> Any:
+        return self._process.do(b"C", json.dumps(text).encode(), _ENCODE_S)
 
 
 @contextmanager
@@ -264,8 +254,7 @@ def _refusing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ids before and after a text, if `add_bos_token` or `add_eos_token` overrule tokenizer.json (transformers
-    5)."""
+    """Returns the ids around a text if `add_bos_token` or `add_eos_token` overrule tokenizer.json (transformers 5)."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
@@ -283,8 +272,7 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 class TextWriter:
     """Writes the text of an answer up to the first stop string, without half characters and parts of a stop string; no
-    text at all without a tokenizer. The first stop string is the one that ends first, then the one that starts first,
-    so the cuts between tokens do not matter."""
+    text without a tokenizer. The first stop string ends first, then starts first, however tokens cut the text."""
 
     def __init__(
         self,

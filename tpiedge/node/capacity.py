@@ -1,8 +1,8 @@
-"""Measures what this process computes per second, in a fraction of a second.
+"""Measures what this process computes per second.
 
 A decode step reads every weight once, so speed is bytes of weights per second: in bf16, also for f32, and in q4, also
-for q8. The pass at the faster quarter counts: a joining machine is often busy with starting, so the median promises too
-little, and the best may be luck.
+for q8. The pass at the faster quarter counts: the median of a machine that is busy starting promises too little, and
+the best may be luck.
 """
 
 import time
@@ -20,13 +20,12 @@ from tpiedge.wire.epochs import Capacity
 
 _COLUMNS = 2048
 _PANEL_BITS = 4
-# More than the caches of the processors that weak machines have.
+# More than the caches of weak machines' processors.
 _BUFFER_BYTES = 96 * MIB
 
 
 def measure(threads: int) -> Capacity:
-    """Measures with `threads` threads in about 0.3 s and 96 MiB; no panels without native kernels. Sets torch's number
-    of threads for the process."""
+    """Measures in about 0.3 s and 96 MiB. Sets torch's number of threads for the process."""
     torch.set_num_threads(threads)
     # Filled: memory that was never written is one page of zeros, read from the cache.
     nbytes = max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
@@ -52,8 +51,7 @@ def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:
-    """Returns the seconds of one call, from the calls that fit into `limit_s`: at least one after a warm-up, or the
-    first alone if it takes longer."""
+    """Measures the calls that fit into `limit_s`, after a warm-up; only the first if that takes longer."""
     started = time.perf_counter()
     work()
     times: list[float] = []

@@ -1,8 +1,7 @@
 """A node's control thread: heartbeats out, the master's commands in, and the health of peers.
 
-The thread alone owns the control endpoint; the engine thread takes from `commands` and posts. A wait for a peer goes on
-while the master is heard, the master hears the peer, and the peer's progress (step, block, bytes read) advances;
-otherwise it ends in PeerLost.
+The engine thread takes from `commands` and posts. A wait for a peer goes on while the master is heard, the master hears
+the peer, and the peer's progress (step, block, bytes read) advances; otherwise it ends in PeerLost.
 """
 
 import queue
@@ -39,8 +38,8 @@ class ClusterLiveness:
         self._broken: dict[int, float] = {}
 
     def watch(self, links: Mapping[int, LinkMonitor], patience_s: float) -> None:
-        """Also loses the ranks whose links, which the master does not see, stay broken for `patience_s`: until then the
-        master's word on which machine is cut off says more."""
+        """Also loses ranks whose links stay broken for `patience_s`: until then the master's word on which machine is
+        cut off says more."""
         self._links, self._patience_s = links, patience_s
 
     def heard_master(self) -> None:
@@ -48,7 +47,7 @@ class ClusterLiveness:
             self._master_heard = self._listened = self._clock.now()
 
     def heard_nothing(self) -> None:
-        """Records that no message waits. Silence grows by these calls: only what was listened for can be missed."""
+        """Records that no message waits. Silence grows by these calls: it is no silence if nothing listened."""
         with self._lock:
             self._listened = self._clock.now()
 
@@ -68,23 +67,22 @@ class ClusterLiveness:
             self._stopping = True
 
     def check(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense. Called repeatedly during
-        one wait, with the same `waiting_for`; progress counts from the first call, as a peer may have been idle for
-        hours."""
+        """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense. Call it repeatedly with
+        the same `waiting_for`: progress counts from the first call, as a peer may have been idle for hours."""
         with self._lock:
             now = self._clock.now()
             known = self._waits.get(rank)
             if known is None or known[0] != waiting_for:
                 known = self._waits[rank] = (waiting_for, now)
             self._check_alive(rank, waiting_for)
-            advanced = self._progress[rank][1] if rank in self._progress else now
+            _, advanced = self._progress.get(rank, (None, now))
             stuck_s = now - max(advanced, known[1])
             if stuck_s > self._stall_s:
                 raise PeerLost(rank, waiting_for, f"alive but without progress for {stuck_s:.0f} s")
         self._check_link(rank, waiting_for)
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Like `check`, for a wait that may last for ever."""
+        """Checks as `check` does, for a wait that may last for ever."""
         with self._lock:
             self._check_alive(rank, waiting_for)
         self._check_link(rank, waiting_for)
@@ -111,16 +109,12 @@ NodeCommand = c.Assign | c.Compile | c.Connect | c.Generate | c.Halt | c.Resume
 
 @dataclass(eq=False)
 class ControlLink:
-    """Runs from `start` to `close`."""
-
     _endpoint: Endpoint
     _clock: Clock
     _liveness: ClusterLiveness
     _heartbeat_s: float
     _heartbeat: Callable[[], c.Heartbeat]
-    _stats: Callable[[], c.Stats]
-    _on_cancel: Callable[[str], None]
-    _on_timeline: Callable[[], None]
+    _answer: Callable[[c.Cancel | c.AskStats], c.Stats | None]
 
     def __post_init__(self) -> None:
         #: An error means that the link itself failed.
@@ -138,7 +132,7 @@ class ControlLink:
         self._endpoint.post(message)
 
     def await_room(self) -> None:
-        """Waits while the connection takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
+        """Waits while much is posted. Raises PeerLost, or Cancelled at shutdown."""
         while self._endpoint.posted > 1000:
             self._liveness.check_idle(0, "room for what is said")
             time.sleep(0.005)
@@ -173,19 +167,17 @@ class ControlLink:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case _ if isinstance(message, NodeCommand):
-                self.commands.put(message)
             case c.Shutdown():
                 self._liveness.stop()
+                self.commands.put(message)
+            case _ if isinstance(message, NodeCommand):
                 self.commands.put(message)
             case c.Pulse(peers=peers):
                 for peer in peers:
                     self._liveness.report(peer)
             case c.Lost(rank=rank, cause=cause):
                 self._liveness.lose(rank, cause)
-            case c.Cancel(request=request):
-                self._on_cancel(request)
-            case c.AskStats(timeline=timeline):
-                if timeline:
-                    self._on_timeline()
-                self._endpoint.send(self._stats())
+            case c.Cancel() | c.AskStats():
+                stats = self._answer(message)
+                if stats is not None:
+                    self._endpoint.send(stats)

@@ -34,8 +34,8 @@ def route(
     chunk_bytes: int,
     wire: WirePrecision,
 ) -> tuple[Route, str]:
-    """Chooses the route among `size` ranks for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32; also
-    returns why, in a sentence. `facts`: the links, if all nodes were to be linked; rank 0's are there in any case."""
+    """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32. Returns it and the reason.
+    `facts`: None where not all nodes were to be linked."""
     if wanted == "auto" and size == 2:
         return Route("mesh", "mesh", 0, wire), "two nodes exchange their parts: one latency"
     if wanted == "auto" and facts is not None:
@@ -49,7 +49,7 @@ def route(
         return Route(small.collective, bulk.collective, most, wire), small.why
     name, why = "star" if wanted == "auto" else wanted, ""
     if facts is not None and name != "star":
-        # Also where this one could do without: a node that lacks a link takes part in the star alone.
+        # A node that lacks a link takes part in the star alone.
         pairs = combinations(range(facts.size), 2)
         cut = [f"nodes {low} and {high}" for low, high in pairs if facts.link(low, high) is None]
         if cut:
@@ -58,7 +58,7 @@ def route(
 
 
 def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
-    """Returns the measured links between workers, slowest first, at most MAX_ARRAY."""
+    """Lists links between workers, slowest first, at most MAX_ARRAY."""
     found = facts.round_trips_s.items() if facts is not None else ()
     links = [WorkerLink(low, high, trip_s) for (low, high), trip_s in found if low > 0]
     return tuple(sorted(links, key=lambda link: (-link.round_trip_s, link.low, link.high))[:MAX_ARRAY])
@@ -66,7 +66,7 @@ def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
 
 @dataclass(eq=False)
 class TensorLinks:
-    """The links of the node `rank`; `resources` closes them. `peer_keys`: public keys by rank."""
+    """The links of one node; `_resources` closes them. `_peer_keys` has public keys by rank."""
 
     _rank: int
     _keys: CurveKeys
@@ -91,17 +91,13 @@ class TensorLinks:
         return self._resources.enter_context(spoke)
 
     def joined(self, spokes: Mapping[int, ZmqSpoke]) -> Endpoint:
-        """Returns one endpoint of its hub, if any, and the usable `spokes`."""
-        ends = [*([] if self._hub is None else [self._hub]), *spokes.values()]
-        if len(ends) == 1:
-            return ends[0]
+        """Joins the hub, if any, and the usable `spokes`."""
         named = {node_name(peer): spoke for peer, spoke in spokes.items()}
         return ZmqMesh(node_name(self._rank), self._hub, named)
 
 
 _LINK_S: Final = 5.0
-#: Time for four of libzmq's attempts of 3 s, each of which fails if two packets in a row are lost. (Two failed
-#: handshakes count as a wrong address.)
+#: Four of libzmq's attempts of 3 s, each of which fails if two packets in a row are lost.
 _RANK_0_LINK_S: Final = 15.0
 _SLICE_S: Final = 0.1
 #: Times the master's timeout for a machine that is cut off.
@@ -110,7 +106,7 @@ _PATIENCE: Final = 2
 
 @dataclass(frozen=True)
 class DataPlane:
-    """`facts`: rank 0's knowledge of all links, where there is a choice between collectives."""
+    """Rank 0 has `facts` of all links where collectives can be chosen."""
 
     communicator: Communicator
     endpoint: Endpoint | None = None
@@ -120,14 +116,11 @@ class DataPlane:
     def traffic(self) -> tuple[int, int, int, int]:
         """Bytes sent and received, late messages dropped, and messages and connections refused that no honest node
         makes. For any thread."""
-        if self.endpoint is None:
+        group = self.communicator
+        if self.endpoint is None or not isinstance(group, Group):
             return 0, 0, 0, 0
-        counters, group = self.endpoint.counters, self.communicator
-        refused = (
-            counters.rejected + counters.impostor + counters.revoked + counters.duplicate + counters.malformed
-        )
-        dropped = group.dropped if isinstance(group, Group) else 0
-        return counters.bytes_sent, counters.bytes_received, dropped, refused
+        counters = self.endpoint.counters
+        return counters.bytes_sent, counters.bytes_received, group.dropped, counters.refused
 
 
 def join_data_plane(
@@ -139,8 +132,8 @@ def join_data_plane(
     await_connect: Callable[[], Connect],
     resources: ExitStack,
 ) -> DataPlane:
-    """`listening` tells the master the own address, `await_connect` waits for the others'. `resources` closes what is
-    opened. Raises PeerLost, ProtocolError, UserError."""
+    """`listening` tells the master this node's address, `await_connect` waits for the others'. Raises PeerLost,
+    ProtocolError, UserError."""
     size = len(assign.nodes)
     if size == 1:
         return DataPlane(Communicator())
@@ -167,7 +160,6 @@ def join_data_plane(
 def _connect(
     links: TensorLinks, assign: Assign, connect: Connect, control_address: str
 ) -> dict[int, ZmqSpoke]:
-    """Connects to the lower ranks. Raises ProtocolError if the master sent a wrong address."""
     endpoints = dict(connect.endpoints)
     others = connects_to(assign.rank, len(assign.nodes), assign.collective)
     if endpoints.keys() != set(others):
@@ -177,7 +169,7 @@ def _connect(
         check_endpoint(endpoint, f"the master says that node {rank} listens")
         try:
             spokes[rank] = links.connect(rank, data_endpoint(endpoint, control_address))
-        except UserError:  # what another node calls its address is none here
+        except UserError:  # another node's address may have no route from here
             if rank == 0:
                 raise
     return spokes
@@ -196,7 +188,6 @@ def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: ClusterLiveness, clock: 
         if spoke.monitor.state is LinkState.UP:
             continue
         if rank == 0:
-            # Found here, or else by the first request, which would wait for long.
             port = spoke.address.rpartition(":")[2]
             cause = f"its port {port} for data cannot be reached: is it open in the firewall?"
             raise PeerLost(0, "connecting", cause)

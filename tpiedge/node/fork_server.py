@@ -1,9 +1,9 @@
 """Entry of a fork server: `python -m tpiedge.node.fork_server`.
 
-It imports torch once and forks a node for each bootstrap: a new epoch waits for no import, and all processes share the
-memory of what was imported. Standard input is a socket of the parent, on which a ServerOrder arrives first, then each
-bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit status. What
-it measures, if it is to, it reports on its standard output. It ends with its parent, and its nodes end with it.
+It imports torch once and forks a node for each bootstrap, so that nodes share what was imported and wait for no import.
+On standard input, a socket of the parent, a ServerOrder arrives first, then each bootstrap with three open files: the
+node's standard input, its log, and a pipe for its pid and its exit status. A measurement is reported on standard
+output. It ends with its parent, and its nodes end with it.
 """
 
 import contextlib
@@ -12,24 +12,21 @@ import select
 import signal
 import socket
 import sys
-from typing import Final
 
 from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, ServerOrder, from_line, to_line
 from tpiedge.lifeline import die_with_parent, guard, raise_oom_score
 from tpiedge.node.process import import_engine, run
 
-_FILES: Final = 3
-
 
 class Forks:
-    """It never has a second thread, which a fork would lose."""
+    """Forks nodes. The process must have no second thread, which a fork would lose."""
 
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
         self._received = b""
         self._files: list[int] = []
+        #: By pid: the pipe on which its end is told; -1 for the process that measures.
         self._told: dict[int, int] = {}
-        """The pipe on which the end of each process is told; -1 for the one that measures."""
         self._woken, self._wakes = os.pipe()
         for end in (self._woken, self._wakes):
             os.set_blocking(end, False)
@@ -37,7 +34,7 @@ class Forks:
         signal.set_wakeup_fd(self._wakes)
 
     def next_line(self) -> bytes | None:
-        """The next line of the parent; None once it is gone. Blocks, and tells meanwhile which processes have ended."""
+        """Awaits the parent's next line; None once it is gone. Tells meanwhile which processes have ended."""
         while b"\n" not in self._received:
             ready, _, _ = select.select([self._parent.fileno(), self._woken], [], [])
             if self._woken in ready:
@@ -61,8 +58,10 @@ class Forks:
         os.close(pipe)
 
     def start_node(self) -> bool:
-        """Forks a node with the files that came with its bootstrap; returns whether this process is the node."""
-        given, self._files = self._files[:_FILES], self._files[_FILES:]
+        """Forks a node with the files that came with its bootstrap. Returns whether this process is the node."""
+        given, self._files = self._files[:3], self._files[3:]
+        if len(given) < 3:
+            sys.exit("cannot start a node: this machine lets too few files be open; raise 'ulimit -n'")
         lifeline, log, tells = given
         if (pid := self._fork()) == 0:
             for number, file in enumerate((lifeline, log, log)):

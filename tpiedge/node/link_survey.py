@@ -1,4 +1,4 @@
-"""Measures the links between the nodes of an epoch before its first step, one node at a time, by echoes over the tensor
+"""Measures the links between nodes before an epoch's first step, one node at a time, by echoes over the tensor
 connections."""
 
 import math
@@ -23,37 +23,32 @@ from tpiedge.wire.fields import Message
 from tpiedge.wire.probing import LinkSpeed, Probing
 
 _SLICE_S: Final = 0.05
-#: For all nodes to be there: the slowest of them may still be starting.
+#: Until all nodes are there: the slowest may still be starting.
 _START_S: Final = 180.0
-#: For one node's turn, with _PAIR_S more for each link to a rank above 0.
+#: One node's turn, and more for each link to a rank above 0.
 _TURN_S: Final = 60.0
 _PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
-#: Of one node in one survey; an honest one sends 11.
+#: Answered to one node in one survey; an honest one sends 11.
 _MOST_PROBES: Final = 32
 _SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
-    """One rank's part. `endpoint` receives nothing else until the survey is over. Rank 0 begins once every node
-    answers; then each has its turn. A node receives rank 0's answers and probes; out of turn messages are dropped, and
-    at rank 0 they are Misconduct."""
+    """One rank's part; `endpoint` receives nothing else meanwhile. Rank 0 begins once every node answers; then each has
+    its turn. Messages out of turn are dropped, and at rank 0 they are Misconduct."""
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
     ) -> None:
-        self._endpoint = endpoint
-        self._liveness = liveness
-        self._clock = clock
-        self._epoch = epoch
-        self._rank = rank
-        self._size = size
+        self._endpoint, self._liveness, self._clock = endpoint, liveness, clock
+        self._epoch, self._rank, self._size = epoch, rank, size
         self._ranks = {node_name(peer): peer for peer in range(size)}
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Takes part until the end. `reached`: the lower ranks with a link to this one. Returns the facts on rank 0.
-        Raises PeerLost, ProtocolError."""
+        """Takes part until the end. `reached`: lower ranks with a link to this one. Returns facts on rank 0. Raises
+        PeerLost, ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()
@@ -102,7 +97,7 @@ class LinkSurvey:
         return message
 
     def _measure(self, rank: int) -> MeasuredLink | None:
-        """Returns None if the other does not answer; rank 0's silence is a loss."""
+        """Returns None without an answer; rank 0's silence is a loss."""
         probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
         step: Probe | LinkSpeed | None = probing.begin(self._clock.now())
@@ -119,7 +114,7 @@ class LinkSurvey:
         return MeasuredLink(rank, step.round_trip_s, step.bytes_per_s)
 
     def _send(self, message: Message, rank: int, deadline: float) -> None:
-        """Raises PeerLost if it could not be sent by the deadline, or a node is lost."""
+        """Raises PeerLost at the deadline or for a lost node."""
         while True:
             try:
                 return self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
@@ -131,7 +126,7 @@ class LinkSurvey:
                     raise PeerLost(rank, what, _SILENT) from None
 
     def _await(self, rank: int, what: str, deadline: float) -> Message:
-        """Returns the next message of `rank` that is no probe. Raises PeerLost at the deadline or for a lost node."""
+        """Awaits a message of `rank` that is no probe. Raises PeerLost at the deadline or for a lost node."""
         while self._clock.now() < deadline:  # also where it sends something else without end
             message = self._receive(rank, what)
             if message is not None:
@@ -152,7 +147,7 @@ class LinkSurvey:
         if getattr(message, "epoch", self._epoch) != self._epoch:
             return None
         if isinstance(message, Probe):
-            # Another node that asks without end, or reads nothing, costs no more than a moment.
+            # A node that asks without end, or reads nothing, costs a moment.
             self._probes[sender] += 1
             echo = Echo(self._epoch, message.number, bytes(min(message.answer_bytes, _PAYLOAD_BYTES)))
             if sender == 0:
@@ -171,7 +166,7 @@ def _cores() -> int:
 
 
 def _machine() -> str:
-    """Names this machine, the same in all its containers, and no other."""
+    """Names this machine, alike in all its containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

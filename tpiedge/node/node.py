@@ -1,11 +1,12 @@
 """A computing process, started and fed by a master.
 
-Its main thread is the engine thread; the control thread is `link`. It ends when the master says so, when the master or
-a peer is lost, or when its lifeline breaks.
+Its main thread is the engine thread, `link` the control thread. It ends by the master's word, when the master or a peer
+is lost, or when its lifeline breaks.
 """
 
 import functools
 import gc
+import math
 import os
 import queue
 import sys
@@ -21,6 +22,7 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator, Route
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.carrying import Carrier, Locker
+from tpiedge.engine.constraints import failed
 from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.meter import Meter
@@ -70,7 +72,7 @@ class Node:
         self._data = DataPlane(Communicator())
         self._route = Route()
         self._leading: Leader | None = None
-        #: Reported progress of loading, then None; and bytes that the carrier has moved.
+        #: Bytes loaded, of how many, until the node is ready; and bytes that the carrier has moved.
         self._loaded: tuple[int, int] | None = 0, 0
         self._carried_bytes = 0
         #: The step's messages for the master.
@@ -81,40 +83,29 @@ class Node:
             bootstrap.control_address, key, bootstrap.keys, own, hub_name="master", plane=CONTROL
         )
         self.link = ControlLink(
-            control,
-            self._clock,
-            self._liveness,
-            timing.heartbeat_s,
-            self._heartbeat,
-            self._stats,
-            self._cancel,
-            self._record,
+            control, self._clock, self._liveness, timing.heartbeat_s, self._heartbeat, self._answer
         )
 
     def run(self) -> None:
         """Joins, loads and computes until the master ends it. Raises what ends it otherwise."""
-        rank = self._bootstrap.rank
-        self.link.start(
-            c.Hello(
-                self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name()
-            )
-        )
-        assign = self._expect(c.Assign, "the plan")
+        own, rank = self._bootstrap, self._bootstrap.rank
+        hello = c.Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, own.threads, cpu_name())
+        self.link.start(hello)
+        assign = self._expect(c.Assign, "the plan", _ASSIGN_S)
         self._epoch = assign.epoch
         torch.set_num_threads(assign.threads)
         plane = self._data = join_data_plane(
             assign,
-            self._bootstrap,
+            own,
             self._liveness,
             self._clock,
             self.link.post,
-            functools.partial(self._expect, c.Connect, "the addresses of the other nodes"),
+            functools.partial(self._expect, c.Connect, "the addresses of the other nodes", _ASSIGN_S),
             self._resources,
         )
         started = time.perf_counter()
         engine = self._build(assign, plane.communicator)
         load_s = time.perf_counter() - started
-        own = self._bootstrap
         locker = Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
         carrier = Carrier(engine, Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
         taken = None if assign.carried is None else carrier.take(assign.carried)
@@ -151,16 +142,13 @@ class Node:
             self.link.post(c.Accused(self._epoch, rank, error.rank, cause))
         self.link.post(c.Failed(self._epoch, rank, "", type(error).__name__, cause))
 
-    def _expect(self, kind: type[T], awaited: str) -> T:
-        command = self._next_command(awaited, self._clock.now() + _ASSIGN_S)
+    def _expect(self, kind: type[T], awaited: str, limit_s: float = math.inf) -> T:
+        deadline = self._clock.now() + limit_s
+        while (command := self._command(_IDLE_S)) is None:
+            if self._clock.now() > deadline:
+                raise ProtocolError(f"{awaited} did not come within {limit_s:.0f} s")
         if not isinstance(command, kind):
             raise ProtocolError(f"the master sent {type(command).__name__} before {awaited}")
-        return command
-
-    def _next_command(self, awaited: str, deadline: float | None = None) -> NodeCommand:
-        while (command := self._command(_IDLE_S)) is None:
-            if deadline is not None and self._clock.now() > deadline:
-                raise ProtocolError(f"{awaited} did not come within {_ASSIGN_S:.0f} s")
         return command
 
     def _command(self, limit_s: float) -> NodeCommand | None:
@@ -211,13 +199,11 @@ class Node:
         return Path(self._bootstrap.pack or assign.pack)
 
     def _moved(self, moved_bytes: int) -> None:
-        """Counts the carrier's KV transfer as loading: others wait for this node meanwhile."""
+        """Counts KV transfer as loading: others wait for this node meanwhile."""
         self._carried_bytes = moved_bytes
-        if self._leading is None and self._loaded is not None:
+        if self._loaded is not None:
             done, total = self._loaded
-            self.link.post(
-                c.Loading(self._epoch, self._bootstrap.rank, done + moved_bytes, total + moved_bytes)
-            )
+            self._tell_loading(done + moved_bytes, total + moved_bytes)
 
     def _ready(self, assign: c.Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> c.Ready:
         weight_bytes = self._weights.weight_bytes if self._weights else 0
@@ -233,9 +219,12 @@ class Node:
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
         self._loaded = done_bytes, total_bytes
-        self.link.post(c.Loading(self._epoch, communicator.rank, done_bytes, total_bytes))
+        self._tell_loading(done_bytes, total_bytes)
         if communicator.rank == 0:
             communicator.poll()
+
+    def _tell_loading(self, done_bytes: int, total_bytes: int) -> None:
+        self.link.post(c.Loading(self._epoch, self._bootstrap.rank, done_bytes, total_bytes))
 
     def _leader(self, engine: Engine, assign: c.Assign) -> Leader:
         cache = engine.cache
@@ -259,8 +248,8 @@ class Node:
                 command = self._command(0.005 if leader.preparing else _IDLE_S)
                 if command is not None:
                     self._take(leader, carrier, command)
-            while not self.link.commands.empty():
-                self._take(leader, carrier, self._next_command("a request"))
+            while not self.link.commands.empty() and (command := self._command(0.0)) is not None:
+                self._take(leader, carrier, command)
             finished = leader.step()
             if not (self._drawn or finished):
                 continue
@@ -278,7 +267,7 @@ class Node:
                     else:
                         leader.submit(request, self._drawn.append)
                 except UserError as error:
-                    self.link.post(c.Failed(self._epoch, 0, request.id, type(error).__name__, str(error)))
+                    self.link.post(failed(self._epoch, request.id, error))
             case c.Halt():
                 self._halt(leader, carrier, command)
             case _:
@@ -290,20 +279,19 @@ class Node:
         why = carrier.leave(pages, order.stored, sequences)
         count = 0 if why else len(pages.pages)
         self.link.post(c.Halted(self._epoch, 0, order.following, count, why[:2000]))
-        command = self._next_command("the next epoch")
-        if not isinstance(command, c.Resume):
-            raise ProtocolError(f"the master sent {type(command).__name__} to a node that it halted")
+        self._expect(c.Resume, "the next epoch")
         carrier.discard()
 
     # --- what the control thread calls
 
-    def _record(self) -> None:
-        if self._leading is not None:
+    def _answer(self, asked: c.Cancel | c.AskStats) -> c.Stats | None:
+        if isinstance(asked, c.Cancel):
+            if self._leading is not None:
+                self._leading.cancel(asked.request)
+            return None
+        if asked.timeline and self._leading is not None:
             self._leading.record_next()
-
-    def _cancel(self, request: str) -> None:
-        if self._leading is not None:
-            self._leading.cancel(request)
+        return self._stats()
 
     def _heartbeat(self) -> c.Heartbeat:
         bytes_read = (self._weights.bytes_read if self._weights else 0) + self._carried_bytes

@@ -1,13 +1,11 @@
-"""Entry of a node process: `python -m tpiedge.node.process`.
+"""Entry of a node process (`python -m tpiedge.node.process`), and the end of any node.
 
-It holds on to its lifeline before the heavy imports, so that a node whose parent dies meanwhile is gone at once. The
-first line on standard input is the bootstrap. The log and the master are told what ends the node, and the exit status
-says it. A fork server (`node/fork_server.py`) runs nodes, too.
+The first line on standard input is the bootstrap. The log and the master are told what ends the node, and the exit
+status says it.
 """
 
 import gc
 import os
-import queue
 import sys
 import traceback
 import types
@@ -24,38 +22,21 @@ if TYPE_CHECKING:
 _META_KERNELS = "torch._meta_registrations"
 
 
-class Lines:
-    """Splits bytes into lines for another thread."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def feed(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._lines.put(line)
-
-    def next(self) -> bytes:
-        """Waits for the next line; the lifeline ends a process that waits in vain."""
-        return self._lines.get()
-
-
 def main() -> int:
-    """Returns the exit status of the error that ended the node, or 0."""
     # A node can be replaced, the agent or master beside it cannot.
     raise_oom_score(500)
-    lines = Lines()
-    guard(lambda: os._exit(143), on_bytes=lines.feed)  # as by SIGTERM
-    line = lines.next()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return 143  # as by SIGTERM: the parent is gone
+    guard(lambda: os._exit(143))  # before the imports, which take long
     import_engine()
     return run(from_line(line, NodeBootstrap))
 
 
 def import_engine() -> None:
-    """Imports torch and the engine for good: no later garbage collection spends a tenth of a second on them."""
-    # torch's kernels for tensors without data, which only its compilers use: a fifth of the time of the import, and
-    # 18 MB in every node. A torch without a module of this name is not changed.
+    """Imports torch and the engine, which no later garbage collection spends a tenth of a second on."""
+    # Kernels for tensors without data, which only torch's compilers use: a fifth of the import's time, and 18 MB. A
+    # torch without a module of this name is not changed.
     sys.modules.setdefault(_META_KERNELS, types.ModuleType(_META_KERNELS))
     gc.disable()
     try:
@@ -90,9 +71,8 @@ def run(bootstrap: NodeBootstrap) -> int:
 
 
 def _end_at_once(error: InternalError) -> None:
-    """The engine thread may wait for the failed one. The master learns why from the log."""
     sys.stderr.write(f"{error}\n")
-    os._exit(error.exit_code)
+    os._exit(error.exit_code)  # the engine thread may wait for the failed one
 
 
 def _end(node: "Node", error: TpiedgeError) -> int:

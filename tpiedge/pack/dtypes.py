@@ -1,7 +1,6 @@
-"""Numbers as checkpoints and packs store them, held by numpy.
+"""Numbers as checkpoints and packs store them, in numpy arrays; bf16 are uint16 arrays of its bits.
 
-numpy has no bf16: such an array is a uint16 array of its bits. Everything here is exact except rounding to bf16, which
-goes to the nearest, ties to even, and keeps a NaN a NaN.
+Everything is exact except rounding to bf16, which goes to the nearest, ties to even, and keeps a NaN a NaN.
 """
 
 from dataclasses import dataclass
@@ -16,18 +15,11 @@ SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
 
 STORED: dict[Precision, SourceDtype] = {Precision.F32: "F32", Precision.BF16: "BF16"}
 
+NUMPY: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+"""The array types that hold the dtypes which can be packed."""
+
 # Conversions go by blocks that fit the cache: twice as fast, and no temporaries of a tensor's size.
 _BLOCK = 1 << 15
-_NUMPY: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
-
-
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The array type that holds `dtype`. Raises KeyError for anything but F32, F16 and BF16."""
-    return _NUMPY[dtype]
 
 
 def f32_from_bf16(bits: Array) -> Array:
@@ -37,7 +29,7 @@ def f32_from_bf16(bits: Array) -> Array:
 
 
 def bf16_from_f32(values: Array) -> Array:
-    """Rounds float32 or float16 to uint16 bits of bf16."""
+    """Rounds float32 or float16 to bits of bf16."""
     values = np.ascontiguousarray(values)
     bits = np.empty(values.shape, np.uint16)
     flat_in, flat_out = values.reshape(-1), bits.reshape(-1)
@@ -48,7 +40,7 @@ def bf16_from_f32(values: Array) -> Array:
 
 
 def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
-    """Converts an array of `dtype` to the form stored in `precision`; the array itself if nothing changes."""
+    """Converts an array of `dtype` to the form stored in `precision`, or returns it if nothing changes."""
     target = STORED[precision]
     if dtype == target:
         return array
@@ -73,8 +65,8 @@ def _round_block(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Codes:
-    """Weights that are integers: weight (o, i) is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]). `codes_OI`
-    is uint8, `scales_OG` float16."""
+    """Weights as integers: weight (o, i) is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]), with uint8 codes
+    and float16 scales."""
 
     bits: int
     codes_OI: Array

@@ -1,6 +1,6 @@
 """Exports a pack as a safetensors checkpoint with the original names and shapes; q8 and q4 matrices become f32.
 
-The headers are made here because the safetensors library writes only tensors that are all in memory.
+Headers are made here because the safetensors library needs all tensors in memory.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import PANEL, Array, PanelShape
 from tpiedge.kernels.quantise import dequantise_unit
-from tpiedge.pack.dtypes import STORED, SourceDtype, numpy_dtype
+from tpiedge.pack.dtypes import NUMPY, STORED, SourceDtype
 from tpiedge.pack.files import (
     OpenFile,
     array_bytes,
@@ -25,9 +25,9 @@ from tpiedge.pack.files import (
     partial_folder,
 )
 from tpiedge.pack.layout import PanelLayout, RowLayout
-from tpiedge.pack.reader import BlobKey, Pack, verify_pack
-from tpiedge.pack.specs import JSON
-from tpiedge.pack.writer import STRIP_BYTES, TILE_BYTES, row_places, transpose
+from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.specs import JSON, BlobKey
+from tpiedge.pack.writer import STRIP_BYTES, transpose
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -42,11 +42,11 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+        return math.prod(self.shape) * NUMPY[self.dtype].itemsize
 
 
 def header(tensors: Sequence[TensorEntry]) -> bytes:
-    """The length of the JSON (8 bytes, little endian) and the JSON, padded with spaces to a multiple of 8."""
+    """Returns the length of the JSON (8 bytes, little endian) and the JSON, padded to a multiple of 8."""
     entries: dict[str, JSON] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -63,7 +63,7 @@ def header(tensors: Sequence[TensorEntry]) -> bytes:
 
 
 def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[TensorEntry]]:
-    """Cuts into files of at most `limit` bytes, by name; a larger tensor has a file of its own."""
+    """Divides tensors among files of at most `limit` bytes; a larger tensor has a file of its own."""
     shards: list[list[TensorEntry]] = [[]]
     size = 0
     for tensor in tensors:
@@ -79,16 +79,15 @@ def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[T
 
 
 def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
-    """The content of INDEX_NAME for shards by file name."""
+    """Returns the content of INDEX_NAME for shards by file name."""
     total = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
     weight_map: dict[str, JSON] = {tensor.name: name for name, shard in shards.items() for tensor in shard}
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
 def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
-    """Writes the pack's tensors into the new folder `out` and returns the files of tensors. Writes model.safetensors,
-    or shards of at most `shard_bytes` (one tensor at least) with an index. Checks the pack first. Raises UserError,
-    DiskFull, ReadFault or IntegrityError, and leaves nothing then."""
+    """Checks the pack, writes its tensors into the new folder `out`, in shards of about `shard_bytes`, and returns
+    their files. Raises UserError, DiskFull, ReadFault, IntegrityError, and leaves nothing then."""
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")
@@ -140,40 +139,35 @@ def _stored_parts(pack: Pack, tensor: TensorEntry, key: BlobKey, part: str) -> I
 
 
 def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:
-    dtype = numpy_dtype(STORED[matrix.precision])
+    dtype = NUMPY[STORED[matrix.precision]]
     if matrix.transposed:
-        places = row_places(matrix, range(matrix.rows))
+        places = [(matrix.row_offset(row) - matrix.offset) // matrix.row_stride for row in range(matrix.rows)]
         step = max(1, STRIP_BYTES // (matrix.rows * matrix.itemsize))
         for first in range(0, matrix.cols, step):
-            shape = int(places[-1]) + 1, min(step, matrix.cols - first)
+            shape = places[-1] + 1, min(step, matrix.cols - first)
             strip = file.strided(matrix.offset + first * matrix.itemsize, matrix.row_stride, shape, dtype)
             yield transpose(strip[places])
         return
-    step = max(1, TILE_BYTES // matrix.row_stride)
-    for first in range(0, matrix.rows, step):
-        places = row_places(matrix, range(first, min(first + step, matrix.rows)))
-        places -= places[0]
-        shape = int(places[-1]) + 1, matrix.row_stride // matrix.itemsize
-        rows = file.array(matrix.row_offset(first), shape, dtype)
-        yield np.ascontiguousarray(rows[places, : matrix.cols])
+    for unit in range(matrix.units):
+        shape = matrix.unit_rows(unit), matrix.row_stride // matrix.itemsize
+        rows = file.array(matrix.span(unit, unit + 1)[0], shape, dtype)
+        yield np.ascontiguousarray(rows[:, : matrix.cols])
 
 
 def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
-    """Yields the matrix in f32 as the checkpoint had it, some rows (outputs) at a time. Raises ReadFault."""
-    row_bytes = 4 * (matrix.rows if matrix.transposed else matrix.cols)
-    panels = max(1, (4 << 20) // (PANEL * row_bytes))  # about five arrays of a part live at a time
-    if matrix.transposed:
-        for first in range(0, matrix.shape(0).panels, panels):
-            units = [_panels(matrix, unit, first, panels, file) for unit in range(matrix.units)]
-            yield np.concatenate(units, axis=1)
+    """Yields rows (outputs) of the checkpoint's matrix in f32. Raises ReadFault."""
+    if not matrix.transposed:
+        for unit in range(matrix.units):
+            yield _panels(matrix, unit, 0, matrix.shape(unit).panels, file)
         return
-    for unit in range(matrix.units):
-        for first in range(0, matrix.shape(unit).panels, panels):
-            yield _panels(matrix, unit, first, panels, file)
+    panels = max(1, (4 << 20) // (PANEL * 4 * matrix.rows))  # about five arrays of a part live at a time
+    for first in range(0, matrix.shape(0).panels, panels):
+        units = [_panels(matrix, unit, first, panels, file) for unit in range(matrix.units)]
+        yield np.concatenate(units, axis=1)
 
 
 def _panels(matrix: PanelLayout, unit: int, first: int, count: int, file: OpenFile) -> Array:
-    """[outputs, inputs] of up to `count` panels of a unit."""
+    """Reads [outputs, inputs] of up to `count` panels of a unit."""
     whole = matrix.shape(unit)
     outputs = min(count * PANEL, whole.outputs - first * PANEL)
     shape = PanelShape(whole.bits, outputs, whole.inputs)

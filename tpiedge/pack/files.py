@@ -1,7 +1,7 @@
-"""Safe opening of files, locks between processes, and durable writing of files and folders.
+"""Opens files safely, locks them between processes, and writes files and folders durably.
 
-A folder is written as `NAME.partial-RANDOM` under the lock `.NAME.lock` and renamed when complete. A lock dies with
-its process, so its holder may remove every partial folder of that name.
+A folder is written as `NAME.partial-RANDOM` under the lock `.NAME.lock` and renamed when complete. A lock ends with its
+process.
 """
 
 import contextlib
@@ -27,7 +27,20 @@ DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 """The errors of a file system without O_DIRECT."""
 
 
-class Descriptor:
+class Closable:
+    """Closes itself at the end of a `with` block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Descriptor(Closable):
     """Owns the file descriptor `_fd` (below 0: none). `close` may be called twice."""
 
     _fd = -1
@@ -36,12 +49,6 @@ class Descriptor:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class OpenFile(Descriptor):
@@ -55,7 +62,7 @@ class OpenFile(Descriptor):
             raise UserError(f"cannot open {path}: {error.strerror}") from None
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fills `into` from `offset`. Raises ReadFault, also if the file ends early."""
+        """Fills `into` from `offset`. Raises ReadFault."""
         done = 0
         while done < len(into):
             cause = "the file ends before; write it anew"
@@ -68,7 +75,7 @@ class OpenFile(Descriptor):
             done += count
 
     def parts(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
-        """Yields `length` bytes from `offset` on, a `buffer` at a time, in that buffer. Raises ReadFault."""
+        """Yields `length` bytes from `offset` on in parts of `buffer`, which it reuses. Raises ReadFault."""
         for done in range(0, length, len(buffer)):
             part = buffer[: min(len(buffer), length - done)]
             self.read(offset + done, part)
@@ -98,7 +105,7 @@ class OpenFile(Descriptor):
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """Opens the regular file `path` for reading. Raises OSError; never waits for a pipe or a device."""
+    """Opens a regular file for reading. Raises OSError; never waits for a pipe or a device."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -112,7 +119,7 @@ def array_bytes(values: Array) -> memoryview:
 
 
 class FileLock(Descriptor):
-    """The lock of the file `path`, created if need be and released by `close`. Not for use by two threads."""
+    """The lock of the file `path`, created if need be and released by `close`. For one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,7 +139,8 @@ class FileLock(Descriptor):
             return not self._try(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Takes the lock alone. Raises UserError naming the holder after `timeout_s`, Cancelled when `stopped()`."""
+        """Takes the lock alone. Raises UserError, which names the holder, after `timeout_s`; Cancelled when
+        `stopped()`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -144,7 +152,7 @@ class FileLock(Descriptor):
 
     def _try(self, kind: int) -> bool:
         if self._fd < 0:
-            # Never another program's file, by a link, and never a wait for a pipe.
+            # Follows no link to another program's file, and waits for no pipe.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self._fd = os.open(self.path, flags, 0o600)
         held = try_flock(self._fd, kind)
@@ -153,7 +161,7 @@ class FileLock(Descriptor):
                 f"the file system of {self.path.parent} has no locks, which keep two processes apart: "
                 "choose a folder on another one"
             )
-        # A file without a name was removed by its holder: others lock a new one.
+        # The holder removed the name of the file: others lock a new file.
         if not held or not os.fstat(self._fd).st_nlink:
             self.close()
             return False
@@ -161,7 +169,7 @@ class FileLock(Descriptor):
 
 
 def holder_of(path: Path) -> str:
-    """The number of the process that last held the lock alone, or "unknown"."""
+    """Returns the number of the process that last held the lock alone, or "unknown"."""
     try:
         text = path.read_text(errors="replace")[:20].strip()
     except OSError:
@@ -170,7 +178,7 @@ def holder_of(path: Path) -> str:
 
 
 def try_flock(fd: int, kind: int) -> bool | None:
-    """Takes the lock without waiting: False if another process has it, None if the file system has no locks."""
+    """Takes the lock without waiting. False: another process has it; None: the file system has no locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -190,15 +198,15 @@ def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Removed while held: FileLock takes no file that has lost its name.
+            # Removed while held: FileLock takes no file without a name.
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 @contextlib.contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """A new folder that becomes `target` at the end of the block, or vanishes if the block fails. Needs the lock of
-    `target`. Removes partial folders of dead processes first."""
+    """Yields a new folder, which becomes `target` at the end of the block or is removed if that fails. Removes partial
+    folders of dead processes. Needs the lock of `target`."""
     _remove_partials(target)
     partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
     try:
@@ -212,13 +220,13 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Removes what a killed writer of `target` left, unless another writer is at work."""
+    """Removes partial folders of a killed writer of `target`, unless another writer is at work."""
     with contextlib.suppress(UserError, OSError), lock_target(target, timeout_s=0.0):
         _remove_partials(target)
 
 
 def _remove_partials(target: Path) -> None:
-    # Exactly the names that are made here: a user's own `NAME.partial-results` is not ours to remove.
+    # A user's own `NAME.partial-results` stays.
     made_here = re.compile(re.escape(target.name) + r"\.partial-[0-9a-f]{8}")
     for entry in target.parent.iterdir():
         if made_here.fullmatch(entry.name):
@@ -226,15 +234,15 @@ def _remove_partials(target: Path) -> None:
 
 
 def check_free_space(folder: Path, needed: int, name: str = "", remedy: str = "") -> None:
-    """Raises DiskFull unless `folder`'s disk has room for `needed` bytes; the rest as `explain_write_errors`."""
+    """Raises DiskFull unless the disk has room for `needed` bytes; `name` and `remedy` as in `explain_write_errors`."""
     if shutil.disk_usage(folder).free < needed:
         raise _disk_full(folder, needed, name, remedy)
 
 
 @contextlib.contextmanager
 def explain_write_errors(folder: Path, needed: int, name: str = "", remedy: str = "") -> Iterator[None]:
-    """Turns OSErrors of writing `needed` bytes into DiskFull, ResourceError (the disk failed) or UserError. `name` is
-    what messages call the folder, `remedy` how its user makes room."""
+    """Turns OSErrors of writing `needed` bytes into DiskFull, ResourceError (the disk failed) or UserError. Messages
+    call the folder `name`; `remedy` says how to make room."""
     try:
         yield
     except OSError as error:
@@ -266,7 +274,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a name for a new file, which durably takes the place of `path` at the end of the block."""
+    """Yields the name for a new file, which durably replaces `path` at the end of the block."""
     partial = path.parent / f".{path.name}.{os.getpid()}"
     partial.unlink(missing_ok=True)
     try:

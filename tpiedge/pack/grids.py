@@ -1,8 +1,7 @@
-"""The grids of a pack's row-parallel matrices (kernels/grid.py): which power of two each one's sums count.
+"""The grids of a pack's row-parallel matrices (kernels/grid.py): the power of two that their sums count.
 
 A grid depends on the pack alone, so every node computes the same. The step is 2**-16 of an output's expected standard
-deviation for inputs of 1: sqrt(inputs) times that of the weights, estimated from the scales of a sample of panels. A
-step that is off by some powers of two only costs time (sums beyond 32 bits) or low bits.
+deviation for inputs of 1: sqrt(inputs) times that of the weights, estimated from the scales of a sample of panels.
 """
 
 import math
@@ -21,13 +20,13 @@ Exponents = tuple[tuple[int, int], ...]
 """(o, down) of each layer; empty for a pack that is not quantised."""
 
 _BELOW: Final = 16
-#: How many scales a weight is, as a power of two: in 4 bits the largest of a group is 8 of them, in 8 bits 127.
+#: log2 of the expected size of a weight in scales; the largest of a group is 8 scales in 4 bits, 127 in 8 bits.
 _SCALES: Final = {4: 2, 8: 6}
 _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, with room
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Reads some kilobytes of every layer, unverified: nodes that compute check them. Raises UserError."""
+    """Reads some kilobytes of every layer, which nodes verify later. Raises UserError."""
     if not pack.precision.quantised:
         return ()
     of_blob: dict[str, tuple[int, int]] = {}
@@ -39,7 +38,7 @@ def grid_exponents(pack: Pack) -> Exponents:
 
 
 def check_exponents(exponents: Exponents, pack: Pack) -> None:
-    """Raises ProtocolError unless received exponents can be those of the pack."""
+    """Raises ProtocolError unless received exponents may belong to the pack."""
     layers = pack.num_layers if pack.precision.quantised else 0
     if len(exponents) != layers:
         raise ProtocolError(
@@ -53,10 +52,10 @@ def _of_matrix(file: OpenFile, matrix: MatrixLayout) -> int:
     if not isinstance(matrix, PanelLayout):
         raise UserError(f"{file.path}: {matrix.name} is not quantised as its layer is: pack again")
     squares = [square for panel in _panels(file, matrix) for square in panel]
-    # Sums that round once: the same whoever adds them up.
+    # fsum rounds once, so every computer gets the same sum.
     mean = math.fsum(squares) / max(1, len(squares))
     if mean == 0:
-        return -_BELOW  # not all panels need be zeros, as those of the sample are
+        return -_BELOW  # panels outside the sample need not be zeros
     variance = mean * 4.0 ** _SCALES[matrix.precision.bits] * matrix.rows
     _, exponent = math.frexp(variance)  # 2**(exponent - 1) <= variance < 2**exponent
     return max(_LEAST, min(_MOST, math.ceil(exponent / 2) - _BELOW))

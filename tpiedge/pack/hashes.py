@@ -1,7 +1,5 @@
-"""The hashes of a blob: one record (sha256, crc32) per range, in the order of the layout.
-
-A blob's id is the sha256 of its layout and this table, so the id vouches for every range.
-"""
+"""The hashes of a blob: a record (sha256, crc32) per range, in the order of the layout. A blob's id is the sha256 of
+its layout and this table, so the id vouches for every range."""
 
 import hashlib
 import json
@@ -28,7 +26,7 @@ class HashTable:
 
     @staticmethod
     def load(path: Path, layout: BlobLayout, blob: str) -> "HashTable":
-        """Reads the table of the blob with id `blob`. Raises UserError, ReadFault, IntegrityError (another table)."""
+        """Reads the table of the blob with id `blob`. Raises UserError, ReadFault, IntegrityError."""
         try:
             with open(open_regular(path), "rb") as file:
                 data = file.read(layout.range_count * RECORD_BYTES + 1)
@@ -48,7 +46,7 @@ class HashTable:
         return record[1]
 
     def matches(self, index: int, parts: Iterable[memoryview], fast: bool) -> bool:
-        """Whether the `parts` of the range have its hash: crc32 if `fast`, else sha256."""
+        """Whether the bytes of a range have its hash: crc32 if `fast`, else sha256."""
         sha, crc = hashlib.sha256(), 0
         for part in parts:
             if fast:
@@ -89,7 +87,7 @@ class RangeHasher:
 
 
 def blob_id(layout: BlobLayout, table: bytes) -> str:
-    """64 hexadecimal digits that name a blob by its content."""
+    """Returns 64 hexadecimal digits that name a blob by its content."""
     descriptor = json.dumps(layout.descriptor(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(descriptor.encode() + b"\0" + table).hexdigest()
 

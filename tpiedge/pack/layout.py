@@ -1,12 +1,11 @@
-"""How a pack stores its numbers, and where each byte lies: pure arithmetic, no files.
+"""The layout of a pack's bytes: pure arithmetic, no files.
 
-1. A matrix is stored unit after unit, each a multiple of ALIGN bytes: units [a, b) are one range, fit for O_DIRECT.
-   Column-parallel matrices (q, k, v, gate, up, head, embedding) have a row per OUTPUT feature, row-parallel ones
-   (o, down; `transposed`) a row per INPUT feature.
+1. A matrix is stored unit after unit, each a multiple of ALIGN bytes, so that units [a, b) are one range for O_DIRECT.
+   Column-parallel matrices have a row per output feature, row-parallel ones (o, down; `transposed`) per input feature.
 2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; zero rows fill up a unit.
 3. q8 and q4: a unit is panels (kernels/panels.py), filled up with zeros.
-4. The vectors (norms, biases; f32 beside quantised matrices, or if the pack says so) form one section at the start
-   of the blob, each aligned to ROW_ALIGN, the section to ALIGN. Everything that is not data is zero.
+4. The vectors (norms, biases) form one section at the start of the blob, each aligned to ROW_ALIGN, the section to
+   ALIGN. All other bytes are zero.
 """
 
 import math
@@ -29,8 +28,7 @@ FFN_MATRICES = ("gate", "up", "down")
 
 @dataclass(frozen=True)
 class HashedRange:
-    """One hashed range of a blob: unit `unit` of `matrix`, or the vector section (matrix "", unit 0). `index` is its
-    place in the blob's table of hashes."""
+    """A unit of a matrix, or the vector section (matrix "", unit 0). `index` is its place in the table of hashes."""
 
     matrix: str
     unit: int
@@ -45,7 +43,7 @@ class HashedRange:
 
 @dataclass(frozen=True)
 class MatrixLayout(ABC):
-    """Where a matrix lies in its blob, in bytes from the start of the blob."""
+    """The place of a matrix in its blob. Offsets count bytes from the start of the blob."""
 
     name: str
     rows: int
@@ -58,7 +56,7 @@ class MatrixLayout(ABC):
 
     @staticmethod
     def of(spec: MatrixSpec, precision: Precision, offset: int, first_range: int) -> "MatrixLayout":
-        """The layout of the matrix at `offset`. Raises UserError if the matrix is too wide to be quantised."""
+        """Raises UserError if the matrix is too wide to be quantised."""
         inputs = min(spec.rows, spec.rows_per_unit) if spec.transposed else spec.cols
         if precision.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
             raise UserError(
@@ -75,6 +73,9 @@ class MatrixLayout(ABC):
     @cached_property
     def nbytes(self) -> int:
         return self.span(0, self.units)[1]
+
+    def rows_of(self, units: range) -> range:
+        return range(units.start * self.rows_per_unit, min(units.stop * self.rows_per_unit, self.rows))
 
     def unit_rows(self, unit: int) -> int:
         return min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
@@ -95,11 +96,11 @@ class MatrixLayout(ABC):
 
     @abstractmethod
     def unit_nbytes(self, unit: int) -> int:
-        """Bytes of a unit with its padding. Units lie `unit_nbytes(0)` apart."""
+        """Bytes of a unit with its padding. The starts of units are `unit_nbytes(0)` apart."""
 
     @abstractmethod
     def row_place(self, row: int) -> tuple[int, int]:
-        """(offset, length) of the bytes that hold the data row `row`. Not for transposed panels."""
+        """(offset, length) of the bytes that hold a data row. Not for transposed panels."""
 
     def _check_row(self, row: int) -> None:
         if not 0 <= row < self.rows:
@@ -157,7 +158,6 @@ class PanelLayout(MatrixLayout):
 
 
 def whole_pages(nbytes: int) -> int:
-    """Rounds up to a multiple of ALIGN."""
     return round_up(nbytes, ALIGN)
 
 
@@ -167,7 +167,7 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class VectorLayout:
-    """Where a vector lies in its blob; `length` counts numbers, `offset` bytes."""
+    """The place of a vector in its blob; `length` counts numbers, `offset` bytes."""
 
     name: str
     length: int
@@ -181,7 +181,7 @@ class VectorLayout:
 
 @dataclass(frozen=True)
 class BlobLayout:
-    """Where everything of one blob lies. Same specs and precisions, same layout."""
+    """The places of all parts of a blob, which its spec and precisions determine."""
 
     precision: Precision
     vectors: tuple[VectorLayout, ...]
@@ -192,7 +192,7 @@ class BlobLayout:
 
     @staticmethod
     def of(spec: BlobSpec, precision: Precision, *, vectors_f32: bool = False) -> "BlobLayout":
-        """Lays out `spec`; with `vectors_f32` vectors are f32 whatever the matrices' precision. Raises UserError."""
+        """Lays out `spec`; `vectors_f32`: in any precision of the matrices. Raises UserError."""
         vectors, offset = [], 0
         of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
@@ -223,7 +223,7 @@ class BlobLayout:
             yield from matrix.ranges(0, matrix.units)
 
     def descriptor(self) -> Mapping[str, JSON]:
-        """The fields that a blob's id covers besides its bytes."""
+        """The fields that a blob's id covers besides the bytes."""
         unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
         return {
             "precision": self.precision.value,
@@ -264,8 +264,8 @@ def group_size(layout: BlobLayout) -> int:
 @dataclass(frozen=True)
 class Storage:
     """The precision of each kind of blob, and whether the quantiser searches for its scales. `vectors_f32` keeps norms
-    and biases in f32 beside bf16 matrices; elsewhere they are f32 anyway, and saying so is refused, as it would give
-    one content two names. Only quantised layers go with an embedding or a head of another precision."""
+    and biases in f32 beside bf16 matrices, and is refused where they are f32 anyway: one content has one name. Only
+    quantised layers go with an embedding or a head of another precision."""
 
     layers: Precision
     embedding: Precision
@@ -293,7 +293,7 @@ class Storage:
         head: Precision | None = None,
         search: bool = True,
     ) -> "Storage":
-        """Fills in what is usual beside quantised layers: the embedding in bf16, the head in q8; both q8 if tied."""
+        """Fills in the defaults beside quantised layers: embedding bf16, head q8; both q8 if tied."""
         usual = Precision.Q8 if layers.quantised else layers
         if tied:
             if None not in (embedding, head) and embedding is not head:
@@ -302,7 +302,7 @@ class Storage:
         embedding = embedding or (Precision.BF16 if layers.quantised else layers)
         head = head or usual
         if layers.quantised and Precision.Q4 not in (layers, embedding, head):
-            search = True  # as usual: eight bits leave nothing to search for
+            search = True  # the default: eight bits leave nothing to search for
         return Storage(layers, embedding, head, search)
 
     def of_blob(self, key: int | str) -> Precision:
@@ -312,7 +312,7 @@ class Storage:
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
 
     def label(self, *, tied: bool) -> str:
-        """The part of a folder's name: "q4", or with what is unusual "q4-head-bf16"."""
+        """Part of a folder's name: "q4", or "q4-head-bf16" where a value is not the default."""
         usual = Storage.of(self.layers, tied=tied)
         parts = [self.layers.value]
         if self.embedding is not usual.embedding:
@@ -323,41 +323,7 @@ class Storage:
             parts.append("vectors-f32")
         return "-".join(parts if self.search else [*parts, "plain"])
 
-    def to_json(self) -> dict[str, JSON]:
-        """The manifest's fields: "precision" alone where that says all."""
-        fields: dict[str, JSON] = {"precision": self.layers.value}
-        if self.layers.quantised:
-            fields["precisions"] = {"embedding": self.embedding.value, "head": self.head.value}
-        if self.vectors_f32:
-            fields["vectors"] = Precision.F32.value
-        return fields if self.search else fields | {"search": False}
-
-    @staticmethod
-    def from_json(fields: Mapping[str, JSON]) -> "Storage":
-        if "precision" not in fields:
-            raise UserError("the field precision is missing: pack again")
-        layers = parse_precision(fields["precision"])
-        others, search = fields.get("precisions", {}), fields.get("search", True)
-        if not isinstance(others, Mapping) or not others.keys() <= {"embedding", "head"}:
-            raise UserError("precisions are not those of the embedding and the head: pack again")
-        if not isinstance(search, bool):
-            raise UserError("search is not true or false: pack again")
-        vectors = fields.get("vectors")
-        if vectors not in (None, Precision.F32.value):
-            raise UserError("vectors is not f32: pack again")
-        embedding, head = (parse_precision(others.get(name, layers.value)) for name in ("embedding", "head"))
-        return Storage(layers, embedding, head, search, vectors is not None)
-
 
 def storage_of(precision: "Precision | Storage", spec: ModelSpec) -> Storage:
-    """The Storage for layers in `precision`; a Storage stays."""
+    """The default Storage for layers in `precision`, or `precision` itself if it is one."""
     return precision if isinstance(precision, Storage) else Storage.of(precision, tied=spec.tied)
-
-
-def parse_precision(value: JSON) -> Precision:
-    """'bf16' -> Precision.BF16. Raises UserError."""
-    try:
-        return Precision(value)
-    except ValueError:
-        known = ", ".join(precision.value for precision in Precision)
-        raise UserError(f"unknown precision {str(value)[:20]!r}: this version knows {known}") from None

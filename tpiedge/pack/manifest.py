@@ -1,22 +1,19 @@
-"""manifest.json: what a pack holds, and the name of a pack between computers.
-
-A manifest is untrusted input: every field is checked and every complaint is a UserError.
-"""
+"""manifest.json, which says what a pack holds and names it between computers. It is untrusted: every field is checked,
+and every complaint is a UserError."""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.specs import JSON, ModelSpec, model_spec_from_json, model_spec_to_json
+from tpiedge.pack.specs import JSON, ModelSpec, Precision
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted
 
@@ -26,52 +23,76 @@ TEXT_FOLDER = "text"
 """The folder of a model's config, tokenizer and template."""
 MAX_MANIFEST_BYTES = 16 << 20  # 1024 layers take 3 MB
 _FORMAT = "tpiedge-pack"
-# Of packs without quantised matrices, and of those with: kernels/panels.py interleaves scales and codes since 2.
+# Packs with quantised matrices have version 2 since kernels/panels.py interleaves scales and codes.
 _VERSION, _QUANTISED_VERSION = 1, 2
 
 _BlobId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
-class _Blobs(msgspec.Struct):
+class BlobIds(msgspec.Struct, frozen=True):
     embedding: _BlobId
     layers: tuple[_BlobId, ...]
     head: _BlobId
 
 
-class _Body(msgspec.Struct):
+class _Precisions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    embedding: Precision | UnsetType = UNSET
+    head: Precision | UnsetType = UNSET
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The manifest's fields as they are in the file. `source` tells which numbers were packed; layer i was made from
+    the numbers of layer `i % distinct_layers`."""
+
+    format: str
+    version: int
+    precision: Precision
+    precisions: _Precisions | UnsetType = UNSET
+    vectors: Literal["f32"] | UnsetType = UNSET
+    search: bool = True
     source: str
     distinct_layers: Annotated[int, Meta(ge=1)]
-    blobs: _Blobs
-    spec: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """`layers[i]`, `embedding` and `head` are blob ids; `source` tells which numbers were packed. Layer i was made
-    from the numbers of layer `i % distinct_layers`."""
-
     spec: ModelSpec
-    storage: Storage
-    source: str
-    distinct_layers: int
-    embedding: str
-    layers: tuple[str, ...]
-    head: str
+    blobs: BlobIds
+
+    @staticmethod
+    def of(
+        spec: ModelSpec, storage: Storage, source: str, distinct_layers: int, blobs: BlobIds
+    ) -> "Manifest":
+        return Manifest(
+            format=_FORMAT,
+            version=_version(storage),
+            precision=storage.layers,
+            precisions=_Precisions(storage.embedding, storage.head) if storage.layers.quantised else UNSET,
+            vectors="f32" if storage.vectors_f32 else UNSET,
+            search=storage.search,
+            source=source,
+            distinct_layers=distinct_layers,
+            spec=spec,
+            blobs=blobs,
+        )
+
+    @property
+    def storage(self) -> Storage:
+        """Raises UserError for precisions that do not go together."""
+        others = self.precisions or _Precisions()
+        embedding, head = others.embedding or self.precision, others.head or self.precision
+        return Storage(self.precision, embedding, head, self.search, self.vectors is not UNSET)
 
     def same_request(self, other: "Manifest") -> bool:
-        """Whether both have the same model, numbers and storage, whatever their blobs."""
-        return _checksum(_request(self)) == _checksum(_request(other))
+        """Whether both have the same model, numbers and storage."""
+        mine = msgspec.structs.replace(self, blobs=other.blobs)
+        return _checksum(msgspec.to_builtins(mine)) == _checksum(msgspec.to_builtins(other))
 
 
 def manifest_text(manifest: Manifest) -> bytes:
     """The file's content. The checksum guards against damage, not against forgery."""
-    blobs: JSON = {"embedding": manifest.embedding, "layers": manifest.layers, "head": manifest.head}
-    body = _request(manifest) | {"blobs": blobs}
+    body = msgspec.to_builtins(manifest)
     return json.dumps({"checksum": _checksum(body), "manifest": body}, indent=1).encode()
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """The manifest of the pack in `folder`, unparsed. Raises UserError."""
+    """The unparsed manifest of the pack in `folder`. Raises UserError."""
     path = folder / MANIFEST_NAME
     try:
         with open(open_regular(path), "rb") as file:
@@ -87,12 +108,12 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def pack_id(manifest: bytes) -> str:
-    """The name of a pack between computers: the sha256 of its manifest, which names every blob by its content."""
+    """The sha256 of the manifest, which names every blob by its content."""
     return hashlib.sha256(manifest).hexdigest()
 
 
 def load_manifest(pack: Path) -> Manifest:
-    """Reads the manifest of the pack in folder `pack`. Raises UserError."""
+    """Raises UserError."""
     data, path = manifest_bytes(pack), pack / MANIFEST_NAME
     try:
         return _parse(json.loads(data))
@@ -116,11 +137,11 @@ def _parse(document: Any) -> Manifest:
         )
     if document.get("checksum") != _checksum(body):
         raise UserError("the checksum differs, so the file is damaged: delete the pack and pack again")
-    found, storage = msgspec.convert(body, _Body), Storage.from_json(body)
-    spec, layers = model_spec_from_json(found.spec), found.blobs.layers
-    if body["version"] != _version(storage):
+    found = msgspec.convert(body, Manifest)
+    spec, storage, layers = found.spec, found.storage, found.blobs.layers
+    if found.version != _version(storage):
         raise UserError(
-            f"a pack of version {body['version']}, where {storage.layers.value} has {_version(storage)}: "
+            f"a pack of version {found.version}, where {storage.layers.value} has {_version(storage)}: "
             "pack again with this tpiedge"
         )
     if spec.tied and storage.embedding is not storage.head:
@@ -131,19 +152,7 @@ def _parse(document: Any) -> Manifest:
         )
     if found.distinct_layers > len(layers):
         raise UserError(f"distinct_layers is not a number from 1 to {len(layers)}: pack again")
-    ids = found.blobs.embedding, layers, found.blobs.head
-    return Manifest(spec, storage, found.source, found.distinct_layers, *ids)
-
-
-def _request(manifest: Manifest) -> dict[str, JSON]:
-    return {
-        "format": _FORMAT,
-        "version": _version(manifest.storage),
-        **manifest.storage.to_json(),
-        "source": manifest.source,
-        "distinct_layers": manifest.distinct_layers,
-        "spec": model_spec_to_json(manifest.spec),
-    }
+    return found
 
 
 def _version(storage: Storage) -> int:

@@ -1,10 +1,8 @@
-"""Quantises matrices of a blob: one thread reads in order, others quantise, results come in order.
+"""Quantises the matrices of a blob: one thread reads pieces of whole units in order, others quantise them in jobs, or
+keep the source's own integers.
 
-A piece is read at once: whole units, or some panels of a large unit. Jobs quantise it, or keep integers that the
-source has in the same format.
-
-quality.json says what quantising did to each tensor, as dB of squared weights to squared errors (null: no change). It
-lies beside the manifest, is no part of the pack's identity, and does not travel.
+quality.json beside the manifest has the error of each tensor as dB of squared weights to squared errors (null: none).
+It is no part of the pack's identity.
 """
 
 import math
@@ -12,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,30 +20,19 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP, PANEL, Array, PanelShape, join_panels
 from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, quantise_unit
-from tpiedge.pack.dtypes import Codes, numpy_dtype
-from tpiedge.pack.files import open_regular
-from tpiedge.pack.layout import PanelLayout, whole_pages
+from tpiedge.pack.dtypes import NUMPY, Codes
+from tpiedge.pack.files import Closable, open_regular
+from tpiedge.pack.layout import PanelLayout
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import JSON, MatrixSpec, Precision
 
-# A job keeps a thread busy for milliseconds and leaves enough for the others; a piece has rows long enough to be read
-# one by one.
+# A job, a quarter of a piece, keeps a thread busy for milliseconds and leaves enough for the others; a piece has rows
+# long enough to be read one by one.
 PIECE_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class PanelRun:
-    """`units` whole units from `unit` on, or `outputs` outputs of that one unit from `first_output` on. With whole
-    units `outputs` is the number of a unit that is not short."""
-
-    unit: int
-    units: int
-    first_output: int
-    outputs: int
-
-
 class TensorQuality(msgspec.Struct, frozen=True):
-    """The error of the checkpoint's tensor `tensor`, a matrix called `matrix` in its blob."""
+    """The error of the checkpoint's `tensor`, called `matrix` in its blob."""
 
     tensor: str
     matrix: str
@@ -59,12 +46,12 @@ class TensorQuality(msgspec.Struct, frozen=True):
 
 
 _StoredPart = tuple[Array, TensorQuality, bool]
-"""Stored bytes of a tensor, what quantising did to them, and whether they are the first."""
+"""Stored bytes of a tensor, their error, and whether they are the first."""
 
 
-class Quantiser:
-    """A thread that reads and up to four that quantise; `quality` grows by one entry per tensor. Leaving the `with`
-    block waits for them: the source must be open until then."""
+class Quantiser(Closable):
+    """One reading thread and up to four that quantise; `close` waits for them. `quality` grows by one entry per
+    tensor."""
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []
@@ -74,10 +61,7 @@ class Quantiser:
         threads = min(4, len(affinity(0)) if affinity else os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-quantise")
 
-    def __enter__(self) -> "Quantiser":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for threads in (self._pool, self._reader):
             threads.shutdown(wait=False, cancel_futures=True)
         for threads in (self._pool, self._reader):
@@ -86,7 +70,7 @@ class Quantiser:
     def parts(
         self, matrices: Iterable[tuple[MatrixSpec, PanelLayout]], source: TensorSource
     ) -> Iterator[Array]:
-        """Yields the matrices' bytes in order, padded. Raises UserError for numbers that cannot be quantised."""
+        """Yields the padded bytes of the matrices in order. Raises UserError for numbers that cannot be quantised."""
         jobs = (job for spec, matrix in matrices for job in _jobs(spec, matrix, source))
         for stored, quality, begins in self._results(self._ahead(jobs)):
             if begins:
@@ -108,7 +92,7 @@ class Quantiser:
         for job in jobs:
             waiting.append((self._pool.submit(job.run, self._search), job.values.nbytes))
             nbytes += job.values.nbytes
-            while nbytes > 3 * PIECE_BYTES:  # of the source
+            while nbytes > 3 * PIECE_BYTES:
                 future, size = waiting.popleft()
                 yield future.result()
                 nbytes -= size
@@ -116,55 +100,36 @@ class Quantiser:
             yield waiting.popleft()[0].result()
 
 
-def pieces(matrix: PanelLayout, itemsize: int) -> Iterator[PanelRun]:
-    """Cuts a matrix with numbers of `itemsize` into pieces of at most PIECE_BYTES, one panel at least."""
-    shape = matrix.shape(0)
-    unit_bytes = shape.outputs * shape.inputs * itemsize
-    group = PIECE_BYTES // unit_bytes
-    for unit in range(0, matrix.units, max(1, group)):
-        outputs = matrix.shape(unit).outputs
-        if group:
-            yield PanelRun(unit, min(group, matrix.units - unit), 0, outputs)
-            continue
-        step = max(1, PIECE_BYTES // (PANEL * shape.inputs * itemsize)) * PANEL
-        for first in range(0, outputs, step):
-            yield PanelRun(unit, 1, first, min(step, outputs - first))
-
-
 @dataclass(frozen=True)
 class _Job:
-    """Some units of a matrix, or some panels of one: `values` are [outputs, inputs], in the order of storage."""
+    """Units of a matrix with their numbers, [outputs, inputs]."""
 
     spec: MatrixSpec
     matrix: PanelLayout
-    piece: PanelRun
+    units: range
     values: Array | Codes
 
     def run(self, search: bool) -> _StoredPart:
-        piece, matrix = self.piece, self.matrix
-        parts, total, row = [], QuantisationError(), 0
-        for unit in range(piece.unit, piece.unit + piece.units):
-            shape, nbytes = _stored(matrix, piece, unit)
-            rows = slice(row, row + (shape.inputs if matrix.transposed else shape.outputs))
+        matrix, total = self.matrix, QuantisationError()
+        stored = np.zeros(matrix.span(self.units.start, self.units.stop)[1], np.uint8)
+        for number, unit in enumerate(self.units):
+            first = number * matrix.rows_per_unit
+            rows = slice(first, first + matrix.unit_rows(unit))
             values_OI = self.values[:, rows] if matrix.transposed else self.values[rows]
-            parts.append(np.zeros(nbytes, np.uint8))
-            total += self._quantise(values_OI, shape, search, parts[-1][: shape.nbytes], row)
-            row = rows.stop
+            into = stored[number * matrix.unit_nbytes(0) :][: matrix.shape(unit).nbytes]
+            total += self._quantise(values_OI, unit, search, into)
         quality = TensorQuality(self.spec.source, self.spec.name, matrix.precision, **vars(total))
-        return np.concatenate(parts), quality, piece.unit == 0 and piece.first_output == 0
+        return stored, quality, self.units.start == 0
 
-    def _quantise(
-        self, values_OI: Array | Codes, shape: PanelShape, search: bool, into: Array, row: int
-    ) -> QuantisationError:
+    def _quantise(self, values_OI: Array | Codes, unit: int, search: bool, into: Array) -> QuantisationError:
+        shape = self.matrix.shape(unit)
         if isinstance(values_OI, Codes):
             into[:] = panels_of(values_OI, shape)
             return QuantisationError(signal=values_OI.squares())
         try:
             return quantise_unit(values_OI, shape, search, into)[1]
         except CannotQuantise as error:
-            first = self.piece.first_output
-            if not self.matrix.transposed:
-                first += self.piece.unit * self.matrix.rows_per_unit + row
+            first = 0 if self.matrix.transposed else unit * self.matrix.rows_per_unit
             raise UserError(
                 f"tensor {self.spec.source}, row {first + error.output} {error.reason}: it cannot be quantised; "
                 "pack with --precision bf16 or f32, or repair the checkpoint"
@@ -172,48 +137,33 @@ class _Job:
 
 
 def _jobs(spec: MatrixSpec, matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
-    itemsize = numpy_dtype(source.dtype(spec.source)).itemsize
-    for piece in pieces(matrix, itemsize):
+    shape = matrix.shape(0)
+    unit_bytes = shape.outputs * shape.inputs * NUMPY[source.dtype(spec.source)].itemsize
+    per_piece, per_job = (max(1, nbytes // unit_bytes) for nbytes in (PIECE_BYTES, PIECE_BYTES // 4))
+    for first in range(0, matrix.units, per_piece):
+        piece = range(first, min(first + per_piece, matrix.units))
         values = _read(spec, matrix, piece, source)
-        step = max(1, PIECE_BYTES // 4 * piece.units // values.nbytes)
-        for done in range(0, piece.units, step):
-            part = replace(piece, unit=piece.unit + done, units=min(step, piece.units - done))
-            rows = slice(done * matrix.rows_per_unit, (done + part.units) * matrix.rows_per_unit)
-            yield _Job(spec, matrix, part, values[:, rows] if spec.transposed else values[rows])
+        for done in range(0, len(piece), per_job):
+            units = piece[done : done + per_job]
+            rows = slice(done * matrix.rows_per_unit, (done + len(units)) * matrix.rows_per_unit)
+            yield _Job(spec, matrix, units, values[:, rows] if spec.transposed else values[rows])
 
 
-def _read(spec: MatrixSpec, matrix: PanelLayout, piece: PanelRun, source: TensorSource) -> Array | Codes:
-    """The numbers of a piece, [outputs, inputs]; integers where the source has the pack's own."""
-    first = piece.unit * matrix.rows_per_unit
-    stored = range(first, min(first + piece.units * matrix.rows_per_unit, matrix.rows))
-    outputs = range(piece.first_output, piece.first_output + piece.outputs)
+def _read(spec: MatrixSpec, matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
+    """Reads [outputs, inputs] of `units`, as integers if the source has the pack's own."""
+    rows, cols = matrix.rows_of(units), range(matrix.cols)
     if spec.transposed:
-        rows, cols = outputs, stored
-    elif piece.units == 1:
-        rows, cols = range(first + outputs.start, first + outputs.stop), range(matrix.cols)
-    else:
-        rows, cols = stored, range(matrix.cols)
+        rows, cols = cols, rows
     # Groups begin with units here, but perhaps not there.
-    if not (spec.transposed and piece.units > 1 and matrix.rows_per_unit % GROUP):
+    if not spec.transposed or len(units) == 1 or matrix.rows_per_unit % GROUP == 0:
         codes = source.read_codes(spec.source, rows, cols, matrix.precision.bits)
         if codes is not None:
             return codes
     return source.read(spec.source, rows, cols)
 
 
-def _stored(matrix: PanelLayout, piece: PanelRun, unit: int) -> tuple[PanelShape, int]:
-    """The piece's part of a unit, and its bytes with the padding to whole pages if the unit ends here."""
-    whole = matrix.shape(unit)
-    outputs = min(piece.outputs, whole.outputs - piece.first_output)
-    shape = PanelShape(whole.bits, outputs, whole.inputs)
-    if piece.first_output + outputs < whole.outputs:
-        return shape, shape.nbytes
-    before = piece.first_output // PANEL * whole.panel_nbytes
-    return shape, whole_pages(before + shape.nbytes) - before
-
-
 def panels_of(codes: Codes, shape: PanelShape) -> Array:
-    """The bytes of the unit that holds `codes` (kernels/panels.py): uint8 [shape.nbytes]."""
+    """Returns the bytes of the unit that holds `codes` (kernels/panels.py): uint8 [shape.nbytes]."""
     if codes.codes_OI.shape != (shape.outputs, shape.inputs) or codes.bits != shape.bits:
         raise ValueError(f"codes of {codes.codes_OI.shape} and {codes.bits} bits are not a unit of {shape}")
     scales = np.zeros((shape.panels * PANEL, shape.groups), np.dtype("<f2"))
@@ -247,15 +197,7 @@ class Quality(msgspec.Struct, frozen=True):
         return {
             "sqnr_db": _finite(self.total),
             "tensors": [
-                {
-                    "tensor": tensor.tensor,
-                    "matrix": tensor.matrix,
-                    "precision": tensor.precision.value,
-                    "sqnr_db": _finite(tensor.error),
-                    "signal": tensor.signal,
-                    "noise": tensor.noise,
-                }
-                for tensor in self.tensors
+                msgspec.to_builtins(tensor) | {"sqnr_db": _finite(tensor.error)} for tensor in self.tensors
             ],
         }
 

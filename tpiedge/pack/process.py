@@ -1,8 +1,8 @@
-"""Packing in a child process, so that its memory goes back when it is done: both sides of it.
+"""Packs in a child process, which returns its memory when it ends; both sides.
 
-`python -m tpiedge.pack.process` reads the request from stdin, one line of JSON, and writes one line of JSON per event:
-{"event": "progress", "done", "total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error",
-"kind", "message"}. When stdin ends, its parent dies or SIGTERM comes, it stops and leaves nothing.
+The child reads a request from stdin, one line of JSON, and writes one per event: {"event": "progress", "done",
+"total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. When stdin ends,
+its parent dies or SIGTERM comes, it stops and leaves no files.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from tpiedge.pack.specs import JSON, ModelSpec, Precision
 from tpiedge.pack.writer import PackReport, write_pack
 from tpiedge.progress import ProgressCallback
 
-# ReadFault and IntegrityError are made from their parts: their message crosses as that of a ResourceError.
+# ReadFault and IntegrityError take other arguments than a message: they cross as ResourceErrors.
 _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
     **{kind.__name__: kind for kind in (UserError, DiskFull, OutOfMemory, ResourceError, Cancelled)},
     **dict.fromkeys(("ReadFault", "IntegrityError"), ResourceError),
@@ -49,8 +49,8 @@ _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
 
 @dataclass(frozen=True)
 class PackRequest:
-    """The arguments of `write_pack`, as they cross to the child. An int as `source` is the seed of random numbers in
-    the precision of the pack (bf16 if that is quantised)."""
+    """The arguments of `write_pack` for the child. An int as `source` is the seed of random numbers in the precision of
+    the pack (bf16 if that is quantised)."""
 
     spec: ModelSpec
     source: Mapping[str, StoredTensor] | int
@@ -59,10 +59,9 @@ class PackRequest:
     distinct_layers: int | None = None
 
     def to_json(self) -> JSON:
-        def encode(value: Path | Mapping[str, StoredTensor]) -> str | dict[str, StoredTensor]:
-            return str(value.absolute()) if isinstance(value, Path) else dict(value)
-
-        found: JSON = msgspec.to_builtins(self, enc_hook=encode)
+        found: JSON = msgspec.to_builtins(
+            self, enc_hook=lambda value: str(value.absolute()) if isinstance(value, Path) else dict(value)
+        )
         return found
 
     @staticmethod
@@ -78,17 +77,17 @@ class PackRequest:
         if not isinstance(self.source, int):
             return TensorSource(self.source)
         stored = STORED.get(storage_of(self.precision, self.spec).layers, "BF16")
-        # Who packs files imports no random numbers.
+        # Imported only here: other requests need no random numbers.
         kind = pkgutil.resolve_name("tpiedge.lab.random_weights:RandomSource")
         made: TensorSource = kind.for_spec(self.source, self.spec, stored)
         return made
 
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
-    """Writes a pack in a child process and waits for it, in the calling thread. Calls `on_progress(bytes done, bytes
-    in all)` in this thread; if that raises, the child is ended and leaves nothing. Raises what `write_pack` raises."""
-    # -P: a folder named numpy in the user's working directory must not be imported. The child imports the same tpiedge
-    # as this process, installed or not.
+    """Writes a pack in a child process and waits for it. `on_progress` runs in this thread; if it raises, the child is
+    ended and leaves no files. Raises as `write_pack`."""
+    # -P: a folder named numpy in the user's working directory must not be imported. PYTHONPATH: the child imports the
+    # same tpiedge as this process, installed or not.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
     paths = [str(Path(tpiedge.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = child_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -111,7 +110,7 @@ def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackR
         raise InternalError(f"packing ended with {cause} and no message: see the lines above")
     finally:
         _stop(child)
-        if child.returncode:  # it may have been killed, here or by the system, before it could clean up
+        if child.returncode:  # it may have been killed before it could clean up
             remove_leftovers(request.out.absolute())
 
 

@@ -1,18 +1,4 @@
-"""Tensors that other programs have quantised, in GGUF files and in GPTQ and AWQ checkpoints.
-
-GGUF: a row is whole blocks. Q4_0: 32 weights, an f16 scale d, then 16 bytes; byte j has the code of weight j in its
-lower four bits and that of weight 16 + j in its upper four; the weight is d * (code - 8). Q8_0: an f16 scale d and 32
-signed bytes; the weight is d * byte. These are a pack's q4 and q8. The `gguf` package turns other blocks into f32.
-
-GPTQ and AWQ, O outputs and I inputs in G groups of inputs, row-major and little-endian:
-
-- `scales` [G, O], f16. `qzeros` [G, O / 8], int32: eight outputs' zero points in a word.
-- GPTQ: `qweight` [I / 8, O], int32: word (r, o) holds the codes of inputs 8 r + k in bits 4 k to 4 k + 3. A word of
-  qzeros holds its outputs so, each one less than the zero point (not so in the format "gptq_v2").
-- AWQ ("gemm"): `qweight` [I, O / 8], int32: word (i, c) holds the code of output 8 c + AWQ_ORDER[k] in bits 4 k to
-  4 k + 3, and so does a word of qzeros.
-- Weight (o, i) is scales[g, o] * (code - zero point); g is i // group or, with "act order", g_idx[i].
-"""
+"""Tensors that other programs have quantised, in GGUF files and in GPTQ and AWQ checkpoints."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +10,7 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP, OFFSETS, Array
-from tpiedge.pack.dtypes import Codes, SourceDtype, f32_from_bf16, numpy_dtype
+from tpiedge.pack.dtypes import NUMPY, Codes, SourceDtype, f32_from_bf16
 from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
 
 _PLAIN: Mapping[str, SourceDtype] = MappingProxyType({"F32": "F32", "F16": "F16", "BF16": "BF16"})
@@ -40,13 +26,19 @@ BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Type -> (weights, bytes) of a block."""
 
 EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
-"""Type -> the bits of the pack's weights that hold it without a loss."""
+"""Type -> bits of the pack's weights that hold it exactly."""
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
-    """Rows of blocks of the type `kind`, from `offset` of `file` on. `paired` (0: none) is the rows of a head that are
-    stored in the order of a rotation of neighbours: stored row 2 i + a of a head is row a * paired / 2 + i of the
-    checkpoint. A vector's numbers count as rows."""
+    """Rows of blocks of a GGUF type `kind`, from `offset` of `file` on; a vector's numbers count as rows.
+
+    A block of Q4_0 has 32 weights: an f16 scale d, then 16 bytes; byte j holds the code of weight j in its lower four
+    bits and that of weight 16 + j in its upper four; a weight is d * (code - 8). Q8_0 has d and 32 signed bytes.
+    Other blocks become f32.
+
+    `paired` is the rows of a head that are stored in the order of a rotation of neighbours (0: none): stored row
+    2 i + a of a head is row a * paired / 2 + i of the checkpoint.
+    """
 
     kind: str = msgspec.field(name="blocks")
     shape: tuple[int, ...]
@@ -87,7 +79,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
         return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
 
     def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
-        """(index of `cols.start` in them, the blocks that hold the rectangle), rows in the checkpoint's order."""
+        """(place of `cols.start` in the blocks, the blocks of the rectangle), rows in the checkpoint's order."""
         if not self.paired:
             return self._stored(files, rows, cols)
         first_row = rows.start // self.paired * self.paired
@@ -113,7 +105,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
 def _decoded(kind: str, raw_RB: Array) -> Array:
     """uint8 [rows, bytes of whole blocks] -> the weights [rows, cols], F32, F16 or bits of BF16."""
     if kind in _PLAIN:
-        plain: Array = raw_RB.view(numpy_dtype(kind))
+        plain: Array = raw_RB.view(NUMPY[kind])
         return plain
     if kind in EXACT_BITS:
         return _codes(kind, raw_RB).values()
@@ -152,8 +144,13 @@ _WORDS = np.dtype("<u4")
 
 
 class Int4Tensor(msgspec.Struct, frozen=True):
-    """The parts of a matrix of a GPTQ or AWQ checkpoint; `scheme` is "gptq" or "awq". `group` inputs share a scale,
-    `zero_offset` is added to a stored zero point, `group_of` (if any) holds each input's group."""
+    """A matrix of O outputs and I inputs of a checkpoint, row-major and little-endian. `scheme` is "gptq" or "awq".
+    Weight (o, i) is scales[g, o] * (code - zero point), where g is i // group or `group_of[i]`.
+
+    `scales` [G, O], f16. `qzeros` [G, O / 8], int32: the zero points of eight outputs, to which `zero_offset` is added.
+    GPTQ: word (r, o) of `qweight` [I / 8, O] holds the codes of inputs 8 r + k in bits 4 k to 4 k + 3. AWQ ("gemm"):
+    word (i, c) of `qweight` [I, O / 8] holds the code of output 8 c + AWQ_ORDER[k] there, and so does a word of qzeros.
+    """
 
     scheme: str
     shape: tuple[int, ...]
@@ -177,7 +174,7 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         zeros, scales = self._zeros(files, rows), self._scales(files, rows)
         groups = self._groups(files)[cols.start : cols.stop]
         values = self._codes(files, rows, cols).astype(np.float32)
-        for first in range(0, len(rows), 64):  # the factors of all rows would take as much again, twice
+        for first in range(0, len(rows), 64):  # the factors of all rows would take twice as much again
             part = slice(first, first + 64)
             values[part] -= zeros[part, groups]
             with np.errstate(all="ignore"):  # a damaged file has any scale
@@ -216,7 +213,7 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         return np.ascontiguousarray(zeros.T) + np.uint8(self.zero_offset)
 
     def _scales(self, files: OpenFiles, rows: range) -> Array:
-        dtype = numpy_dtype(self.scales.dtype)
+        dtype = NUMPY[self.scales.dtype]
         stored = self.scales.rectangle(files, range(self.scales.shape[0]), rows, dtype)
         values = f32_from_bf16(stored) if self.scales.dtype == "BF16" else stored.astype(np.float32)
         return np.ascontiguousarray(values.T)
@@ -241,7 +238,7 @@ def _unpack_outputs(
 
 
 def tensor_from_json(value: Any) -> StoredTensor:
-    """Reads what `tensor_to_json` wrote. Raises msgspec.ValidationError."""
+    """Reads the form of `tensor_to_json`. Raises msgspec.ValidationError."""
     kind: type[StoredTensor] = SourceTensor
     if isinstance(value, dict):
         kind = BlockTensor if "blocks" in value else Int4Tensor

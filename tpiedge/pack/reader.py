@@ -9,43 +9,36 @@ import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from tpiedge.errors import IntegrityError, UserError
 from tpiedge.pack.files import OpenFile, try_flock
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import (
-    BlobLayout,
-    HashedRange,
-    group_size,
-    share_of_matrix,
-)
-from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest
+from tpiedge.pack.layout import BlobLayout, HashedRange, group_size, share_of_matrix
+from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.specs import BlobSpec, Precision
-
-BlobKey: TypeAlias = int | Literal["embedding", "head"]
+from tpiedge.pack.specs import BlobKey, BlobSpec, Precision
 
 
 class Pack:
     """An immutable pack. A blob's key is the layer's number, "embedding" or "head"."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path) -> None:
+        """Reads the manifest alone. Raises UserError."""
+        manifest = load_manifest(path)
         self.path = path
         self.spec = manifest.spec
         self.config = manifest.spec.config
         self.storage = manifest.storage
-        self.num_layers = len(manifest.layers)
-        self.keys: tuple[BlobKey, ...] = ("embedding", *range(self.num_layers), "head")
-        ids = (manifest.embedding, *manifest.layers, manifest.head)
-        specs = (self.spec.embedding, *self.spec.layers, self.spec.head)
-        self._blobs = dict(zip(self.keys, zip(ids, specs, strict=True), strict=True))
+        self.num_layers = len(manifest.blobs.layers)
+        self.keys = tuple(self.spec.blobs)
+        ids = manifest.blobs.embedding, *manifest.blobs.layers, manifest.blobs.head
+        self._blobs = dict(zip(self.keys, zip(ids, self.spec.blobs.values(), strict=True), strict=True))
         self._layouts: dict[BlobKey, BlobLayout] = {}
 
     @staticmethod
     def open(path: Path) -> "Pack":
-        """Reads the manifest and checks the sizes of the blobs. Raises UserError unless the pack is well-formed."""
-        pack = Pack(path, load_manifest(path))
+        """Opens a pack and checks the sizes of its blobs. Raises UserError."""
+        pack = Pack(path)
         stored: dict[str, BlobLayout] = {}
         for key in pack.keys:
             if stored.setdefault(pack.blob_id(key), pack.layout(key)) != pack.layout(key):
@@ -70,7 +63,7 @@ class Pack:
 
     @cached_property
     def unique_keys(self) -> tuple[BlobKey, ...]:
-        """One key per stored blob: repeated layers count once."""
+        """One key of each stored blob, which repeated layers share."""
         first: dict[str, BlobKey] = {}
         for key in self.keys:
             first.setdefault(self.blob_id(key), key)
@@ -82,7 +75,7 @@ class Pack:
 
     @property
     def head_matrix(self) -> tuple[BlobKey, str]:
-        """The blob and the name of the LM head's matrix: the embedding's if the model ties them."""
+        """The blob and the name of the LM head's matrix, which may be the embedding's."""
         return ("embedding", "embedding") if self.spec.tied else ("head", "head")
 
     @property
@@ -117,7 +110,7 @@ class Pack:
         return group_size(self.layout(layer))
 
     def share_ranges(self, layer: int, share: NodeShare) -> Iterator[HashedRange]:
-        """The ranges that a node of `share` needs of a layer: vectors and its units of each matrix, in order."""
+        """The ranges of a layer that a node of `share` needs, in order."""
         layout = self.layout(layer)
         yield from layout.vector_ranges()
         for matrix in layout.matrices:
@@ -139,8 +132,8 @@ def verify_pack(pack: Pack, *, fast: bool = False) -> None:
 def checked_ranges(
     pack: Pack, key: BlobKey, ranges: Sequence[HashedRange], fast: bool
 ) -> Iterator[tuple[HashedRange, bool]]:
-    """Yields each of the blob's `ranges` and whether its bytes have their hash. Raises ReadFault, IntegrityError (of
-    the table of hashes), UserError."""
+    """Yields each range and whether its bytes have their hash. Raises ReadFault, UserError, IntegrityError (of the
+    table of hashes)."""
     if not ranges:
         return
     hashes = pack.hashes(key)
@@ -151,13 +144,13 @@ def checked_ranges(
 
 
 class PackHold:
-    """Keeps `remove_packs` away from the pack at `path` until `close`, or until this object is garbage. Raises
-    UserError if the pack is being deleted. A file system without locks protects nothing."""
+    """Keeps `remove_packs` from the pack at `path` until `close` or garbage collection, if the file system has locks.
+    Raises UserError if the pack is being deleted."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
         self._release = weakref.finalize(self, os.close, fd)
-        # A manifest without a name was deleted after it was opened and before it was locked.
+        # A manifest without a name was deleted before it was locked.
         if try_flock(fd, fcntl.LOCK_SH) is False or not os.fstat(fd).st_nlink:
             self.close()
             raise UserError(

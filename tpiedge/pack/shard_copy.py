@@ -1,8 +1,7 @@
-"""One pack of the shard store in use by this process, and the writing of its missing ranges.
+"""A pack of the shard store that this process uses, and the writing of its missing ranges.
 
-A file beside each blob has one bit per range: present and verified. A bit is set only after the bytes are durable, and
-cleared before they may change; both are durable themselves. So a set bit means verified bytes, whatever the moment of
-a crash or power cut. Several processes may work on one file: every change is made under the file's lock.
+A file beside each blob, changed under its lock, has one bit per range: present and verified. A bit is set durably after
+the bytes are durable, and cleared durably before they change: after any power cut a set bit means verified bytes.
 """
 
 import contextlib
@@ -15,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from tpiedge.errors import ProtocolError, ResourceError, UserError
 from tpiedge.pack.files import (
+    Closable,
     Descriptor,
     FileLock,
     explain_write_errors,
@@ -36,7 +35,7 @@ ROOM_REMEDY = "free some (`tpiedge shards rm` removes packs), or give --cache a 
 
 
 def _own(path: Path) -> None:
-    """Replaces a link to another program's file by a copy: only our own files are changed."""
+    """Replaces a link to another program's file by a copy."""
     if not path.is_symlink() and path.stat().st_nlink == 1:
         return
     with replacing(path) as new:
@@ -46,7 +45,7 @@ def _own(path: Path) -> None:
 
 
 class Presence:
-    """The bits of the `count` ranges of one blob. A missing, short or long file means that no range is there."""
+    """The bits of the `count` ranges of one blob. Without a file of the right size no range is present."""
 
     def __init__(self, path: Path, count: int) -> None:
         self.path = path
@@ -65,7 +64,7 @@ class Presence:
         sync_folder(self.path.parent)
 
     def mark(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
-        """Sets bits of `ranges`, whose bytes must be durable; or clears them before bytes change. Raises OSError."""
+        """Sets the bits of `ranges`, whose bytes must be durable, or clears them. Raises OSError."""
         new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -92,7 +91,7 @@ def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextMan
 
 class RangeWriter(Descriptor):
     """Takes the bytes of `ranges` of one blob in order, cut anywhere; `damaged` collects ranges with a wrong hash.
-    `write` and `take` are for one thread, `commit` and `close` for another if wanted, one of them at a time."""
+    `commit` and `close` may run in another thread than `write` and `take`, one at a time."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -114,7 +113,7 @@ class RangeWriter(Descriptor):
         return not self._left
 
     def write(self, data: memoryview) -> None:
-        """Takes the next bytes. Raises DiskFull, UserError; ValueError for more than the ranges take."""
+        """Takes the next bytes. Raises DiskFull, UserError; ValueError for too many bytes."""
         while len(data):
             if not self._left:
                 raise ValueError("more bytes than the ranges have")
@@ -128,7 +127,7 @@ class RangeWriter(Descriptor):
         return taken
 
     def commit(self, verified: Sequence[HashedRange]) -> None:
-        """Makes durable what `take` gave, then marks it as present. Raises DiskFull, UserError."""
+        """Makes ranges from `take` durable, then marks them as present. Raises DiskFull, UserError."""
         if not verified:
             return
         with explain_store_errors(self._folder, self._needed):
@@ -156,7 +155,7 @@ class RangeWriter(Descriptor):
 
 @dataclass(frozen=True)
 class LayerRanges:
-    """Some ranges of a layer's blob, in storage order; repeated layers share a blob and the first is named."""
+    """Ranges of a layer's blob in storage order. Of repeated layers the first is named."""
 
     layer: int
     ranges: tuple[HashedRange, ...]
@@ -166,9 +165,9 @@ class LayerRanges:
         return sum(item.length for item in self.ranges)
 
 
-class ShardCopy:
-    """A partly filled pack that is not evicted before `close`. Made by `ShardStore.open`. Nodes open `pack.path`;
-    ranges that are not there read as zeros and fail their checksums."""
+class ShardCopy(Closable):
+    """A partly filled pack from `ShardStore.open`, which is not evicted before `close`. Missing ranges are zeros and
+    fail their checksums."""
 
     def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
         self.pack = pack
@@ -180,7 +179,7 @@ class ShardCopy:
         return self.pack.path
 
     def missing_tables(self, share: NodeShare) -> list[int]:
-        """Layers that `share` needs something of and whose table of hashes is not here."""
+        """Layers that `share` needs and whose table of hashes is missing."""
         return [
             layer
             for layer in self.pack.unique_layers
@@ -224,7 +223,7 @@ class ShardCopy:
                 self.presence(part.layer).mark(part.ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> list[LayerRanges]:
-        """Present ranges of `share` without their hash (crc32 if `fast`, else sha256); all if they cannot be read."""
+        """Present ranges of `share` that differ from their hash (crc32 if `fast`, else sha256) or cannot be read."""
         found = []
         for layer in self.pack.unique_layers:
             held = self.presence(layer).present(self._wanted(layer, share))
@@ -238,7 +237,7 @@ class ShardCopy:
         return found
 
     def import_from(self, other: Pack) -> int:
-        """Links the blobs that the whole pack `other` on this computer has too, unread; returns their number."""
+        """Links missing blobs that the whole pack `other` on this computer has, unread; returns their number."""
         count = 0
         theirs = {other.blob_id(layer): layer for layer in range(other.num_layers)}
         for layer in self.pack.unique_layers:
@@ -266,12 +265,6 @@ class ShardCopy:
 
     def close(self) -> None:
         self._in_use.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _wanted(self, layer: int, share: NodeShare) -> list[HashedRange]:
         return list(self.pack.share_ranges(layer, share))

@@ -1,4 +1,4 @@
-"""Sources of the writer's numbers, read by rectangles that fit its memory."""
+"""Sources of the writer's numbers, read in rectangles that fit its memory."""
 
 import contextlib
 import hashlib
@@ -14,16 +14,15 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
-from tpiedge.pack.dtypes import Codes, SourceDtype, numpy_dtype
+from tpiedge.pack.dtypes import NUMPY, Codes, SourceDtype
 from tpiedge.pack.files import OpenFile, open_regular
 from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import JSON
 
 
 class SourceFile(OpenFile):
-    """A file whose parts are read once: long runs by O_DIRECT, except what the page cache has already. A large read
-    through the page cache takes several times the CPU time and pushes out what others need. Strips of a matrix are too
-    short for that, and so is every read where the system does not tell what is cached."""
+    """A file whose parts are read once: long runs by O_DIRECT if the page cache lacks them, which takes a fraction of
+    the CPU time and leaves the cache alone."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -52,16 +51,16 @@ class SourceFile(OpenFile):
             self._direct = -1
 
     def _is_cached(self, offset: int) -> bool:
-        """Whether the page cache has the byte; also true where that cannot be known."""
+        """Whether the page cache has the byte; True if that is unknown."""
         try:
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except BlockingIOError:
             return False
-        except (OSError, NotImplementedError):  # it does not know how not to wait
+        except (OSError, NotImplementedError):  # the file system cannot tell
             return True
 
     def _past_the_cache(self, offset: int, nbytes: int) -> Array:
-        """Reads with O_DIRECT; through the page cache what O_DIRECT does not give."""
+        """Reads with O_DIRECT, then the rest through the page cache."""
         start, end = offset // ALIGN * ALIGN, whole_pages(offset + nbytes)
         block = np.empty(end - start + ALIGN, np.uint8)
         view = block[-block.ctypes.data % ALIGN :][: end - start]
@@ -69,7 +68,7 @@ class SourceFile(OpenFile):
         done = 0
         with contextlib.suppress(OSError):
             done = os.preadv(self._direct, [view.data], start)
-        # The pages that `_is_cached` has asked for are read by the system, and would seem to have been there.
+        # `_is_cached` made the system read its pages, which would seem cached next time.
         self.advise("DONTNEED", start, end - start)
         if done < head + nbytes:
             done = max(done, head)
@@ -78,7 +77,7 @@ class SourceFile(OpenFile):
 
 
 class OpenFiles(dict[Path, SourceFile]):
-    """Files by path, opened at first use, closed by `close`. Raises UserError if one cannot be opened."""
+    """Files by path, opened at first use. Raises UserError if one cannot be opened."""
 
     def __missing__(self, path: Path) -> SourceFile:
         self[path] = SourceFile(path)
@@ -91,8 +90,8 @@ class OpenFiles(dict[Path, SourceFile]):
 
 @runtime_checkable
 class StoredTensor(Protocol):
-    """A tensor in `files`, plain or quantised by another program. `shape` is that of the numbers: [outputs, inputs] or
-    a vector's; `dtype` is what `read` gives."""
+    """A tensor in `files`, plain or quantised by another program. `shape` is [outputs, inputs] or a vector's; `dtype`
+    is that of `read`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -108,14 +107,13 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, groups from the first column on. None if none say exactly the same, or if a
+        """Reads integers of `bits` bits, in groups from the first column on. None if they would not be exact, or a
         scale is not finite."""
         ...
 
 
 class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
-    """`nbytes` bytes at `offset` of `file` hold the tensor in row-major order, little-endian. `dtype` is the
-    safetensors name, not only one that can be packed."""
+    """A tensor in row-major order, little-endian. `dtype` is any name of safetensors, which may not be packable."""
 
     file: Path
     dtype: str
@@ -130,9 +128,9 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
     def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
         whole, width = self.shape[-1], len(cols)
         if width < whole and cols.start == 0 and len(rows) == self.shape[0]:
-            # Its strips touch all of it again and again, in steps that defeat the system's readahead.
+            # Strips touch all of the tensor many times, in steps that defeat the system's readahead.
             files[self.file].advise("WILLNEED", self.offset, self.nbytes)
-        return self.rectangle(files, rows, cols, numpy_dtype(self.dtype))
+        return self.rectangle(files, rows, cols, NUMPY[self.dtype])
 
     def rectangle(self, files: OpenFiles, rows: range, cols: range, dtype: Any) -> Array:
         """Reads [rows, cols] of any numpy dtype."""
@@ -146,14 +144,14 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JSON:
-    """The form that `tensor_from_json` reads, its paths written by `path_text`."""
+    """The form that `tensor_from_json` reads, with paths written by `path_text`."""
     found: JSON = msgspec.to_builtins(tensor, enc_hook=path_text)
     return found
 
 
 class TensorSource:
-    """Named tensors whose rectangles can be read. Arrays are float32 for F32, float16 for F16 and uint16 (bits) for
-    BF16; the caller may change them. Unknown names raise UserError, failed reads ReadFault."""
+    """Named tensors, read in rectangles: float32 for F32, float16 for F16 and uint16 (bits) for BF16, which the caller
+    may change. Unknown names raise UserError, failed reads ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -161,7 +159,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hashes names, offsets, and each file's size and time of change: reading the numbers takes too long."""
+        """Hashes names, offsets, and each file's size and time of change; hashing numbers would take too long."""
         plain = {name: one for name, one in self._tensors.items() if isinstance(one, SourceTensor)}
         digest = hashlib.sha256()
         for name, t in sorted(plain.items()):
@@ -183,7 +181,7 @@ class TensorSource:
         return cast(SourceDtype, self._tensor(name).dtype)
 
     def read(self, name: str, rows: range | None = None, cols: range | None = None) -> Array:
-        """Reads the rectangle [rows, cols], by default all of them. A vector is one row."""
+        """Reads the rectangle [rows, cols], by default all. A vector is one row."""
         tensor = self._tensor(name)
         height, width = (1, *tensor.shape)[-2:]
         rows = range(height) if rows is None else rows
@@ -206,7 +204,7 @@ class TensorSource:
                 raise UserError(
                     f"tensor {name} of {tensor.file} is {tensor.dtype}; only F32, F16 and BF16 can be packed"
                 )
-            itemsize = numpy_dtype(tensor.dtype).itemsize
+            itemsize = NUMPY[tensor.dtype].itemsize
             if tensor.offset < 0 or tensor.nbytes != math.prod(tensor.shape) * itemsize:
                 raise UserError(
                     f"tensor {name} of {tensor.file} has {tensor.nbytes} bytes, not those of its shape"

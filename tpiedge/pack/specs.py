@@ -1,16 +1,16 @@
-"""What a pack holds: named matrices and vectors, their shapes, units and sources."""
+"""The content of a pack: named matrices and vectors, their shapes, units and sources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, TypeAlias, Union
+from typing import Annotated, Any, Literal, TypeAlias, Union
 
 import msgspec
 from msgspec import Meta
 
 from tpiedge.errors import UserError
-from tpiedge.sanitise import sanitised_line
 
+BlobKey: TypeAlias = int | Literal["embedding", "head"]
 JSON: TypeAlias = Union[bool, int, float, str, "Sequence[JSON]", "Mapping[str, JSON]", None]
 
 _Name = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
@@ -19,7 +19,7 @@ _Rows = Annotated[int, Meta(ge=1, le=1 << 26)]
 
 
 class Precision(Enum):
-    """How weights are stored. The value is the word used in flags, manifests and messages."""
+    """The storage of weights, named as in flags, manifests and messages."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -28,7 +28,7 @@ class Precision(Enum):
 
     @property
     def bits(self) -> int:
-        """Bits of one stored weight, its scale not counted."""
+        """Bits of one stored weight without its scale."""
         return {"f32": 32, "bf16": 16, "q8": 8, "q4": 4}[self.value]
 
     @property
@@ -41,8 +41,8 @@ class Precision(Enum):
 
 
 class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A matrix as stored, `rows` x `cols`, cut into units of `rows_per_unit` rows (the last may be short). `source`
-    names the checkpoint's tensor, of shape [rows, cols], or [cols, rows] if `transposed`."""
+    """A stored matrix, cut into units of `rows_per_unit` rows (the last may be short). `source` names the checkpoint's
+    tensor, of shape [rows, cols], or [cols, rows] if `transposed`."""
 
     name: _Name
     source: _Source
@@ -66,7 +66,7 @@ class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class BlobSpec:
-    """One file's matrices and vectors: those of one layer, of the embedding or of the head."""
+    """The matrices and vectors of one file: a layer, the embedding or the head."""
 
     matrices: tuple[MatrixSpec, ...] = ()
     vectors: tuple[VectorSpec, ...] = ()
@@ -80,15 +80,15 @@ class BlobSpec:
 
     @property
     def source_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The checkpoint's tensors that the blob is made from."""
+        """The shapes of the checkpoint's tensors that the blob is made from."""
         matrices = {matrix.source: matrix.source_shape for matrix in self.matrices}
         return matrices | {vector.source: (vector.length,) for vector in self.vectors}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model; the head has the vector "final_norm" and, unless it is tied, the matrix "head". `config` is
-    opaque here and returned by `Pack.config`."""
+    """A whole model; the head has the vector "final_norm" and, unless it is tied, the matrix "head". `config` is opaque
+    here."""
 
     embedding: BlobSpec
     layers: tuple[BlobSpec, ...]
@@ -106,18 +106,9 @@ class ModelSpec:
             raise UserError("pack layout: the head blob may hold the one matrix 'head' only; pack again")
 
     @property
+    def blobs(self) -> dict[BlobKey, BlobSpec]:
+        return {"embedding": self.embedding, **dict(enumerate(self.layers)), "head": self.head}
+
+    @property
     def tied(self) -> bool:
         return not self.head.matrices
-
-
-def model_spec_to_json(spec: ModelSpec) -> dict[str, JSON]:
-    found: dict[str, JSON] = msgspec.to_builtins(spec)
-    return found
-
-
-def model_spec_from_json(value: object) -> ModelSpec:
-    """Checks a stranger's JSON form of a ModelSpec. Raises UserError."""
-    try:
-        return msgspec.convert(value, ModelSpec)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # of a key that is half a surrogate pair
-        raise UserError(f"pack layout: {sanitised_line(error, 200)}: pack again") from None

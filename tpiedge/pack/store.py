@@ -1,14 +1,14 @@
 """The shard store: partly filled packs on a worker's disk.
 
-    blobs/ID            a sparse file of the blob's full size; packs that have the blob share it
+    blobs/ID            a sparse file of the blob's full size, shared by packs
     blobs/ID.hashes     its table of hashes, which the id vouches for
-    blobs/ID.present    which of its ranges are there (shard_copy.py)
-    packs/PACK/         manifest.json and a link to blobs/: what `Pack.open` opens
-    packs/PACK/in-use   locked together by everyone who uses the pack: locked alone by who removes it
-    packs/PACK/fetching locked alone by who fetches
-    lock                locked alone while packs come and go
+    blobs/ID.present    one bit per range that is there (shard_copy.py)
+    packs/PACK/         manifest.json and a link to blobs/, for `Pack.open`
+    packs/PACK/in-use   lock shared by users of the pack, taken alone to remove it
+    packs/PACK/fetching lock of the process that fetches
+    lock                lock of the process that adds or removes packs
 
-PACK is the sha256 of the manifest. Every lock dies with its process.
+PACK is the sha256 of the manifest. Every lock ends with its process.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ from tpiedge.pack.manifest import (
     BLOB_FOLDER,
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
-    load_manifest,
     manifest_bytes,
     pack_id,
 )
@@ -38,7 +37,7 @@ _IN_USE = "in-use"
 
 @dataclass(frozen=True)
 class PackUsage:
-    """A pack in the store: bytes on disk, bytes of the whole pack's layers, and when it was last used (epoch s)."""
+    """A pack in the store; `full_bytes` are those of all its layers, `used_at` is in epoch seconds."""
 
     id: str
     layers: int
@@ -51,7 +50,7 @@ class PackUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """The store's usage: a blob that several packs share counts once, linked originals not at all."""
+    """Shared blobs count once in `held_bytes`, linked originals do not count."""
 
     packs: tuple[PackUsage, ...]
     held_bytes: int
@@ -59,7 +58,7 @@ class StoreUsage:
 
 
 def allocated_bytes(path: Path) -> int:
-    """Bytes of the file's own blocks on disk, holes left out; 0 for a link to another's file."""
+    """Bytes of the file's blocks on disk; 0 for a link to another program's file."""
     try:
         state = path.lstat()
     except OSError:
@@ -68,7 +67,7 @@ def allocated_bytes(path: Path) -> int:
 
 
 def write_limit(folder: Path, limit: int | None) -> None:
-    """Keeps `limit` for every later run."""
+    """Writes the limit of every later run."""
     with explain_store_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "limit") as new:
@@ -76,8 +75,8 @@ def write_limit(folder: Path, limit: int | None) -> None:
 
 
 class ShardStore:
-    """The store in `folder`, of at most `limit_bytes` (default: the limit kept in the folder, else none). Every method
-    raises DiskFull or UserError if the folder cannot be used."""
+    """The store in `folder`, of at most `limit_bytes` (default: the limit in the folder, if any). Every method raises
+    DiskFull or UserError if the folder cannot be used."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder.absolute()
@@ -92,14 +91,14 @@ class ShardStore:
         return tuple(sorted(e.name for e in self._packs.iterdir() if is_blob_id(e.name)))
 
     def has(self, identity: str) -> bool:
-        """Whether the manifest of the pack `identity` is here, byte for byte."""
+        """Whether the undamaged manifest of the pack `identity` is here."""
         try:
             return pack_id(manifest_bytes(self._folder_of(identity))) == identity
         except UserError:
             return False
 
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
-        """Makes an empty copy of the pack from its manifest, keeping known blobs. Raises ProtocolError if forged."""
+        """Makes a copy of the pack with the blobs that are here. Raises ProtocolError for a forged manifest."""
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
         with self._locked():
@@ -116,7 +115,7 @@ class ShardStore:
                     )
 
     def open(self, identity: str) -> ShardCopy:
-        """Opens an adopted pack, which is not evicted until `close`. Files that vanished are made anew, empty."""
+        """Opens an adopted pack, which is not evicted until `close`. Replaces lost files by empty ones."""
         with self._locked():
             folder = self._folder_of(identity)
             if not self.has(identity):
@@ -134,7 +133,7 @@ class ShardStore:
                 raise
 
     def make_room(self, needed: int) -> None:
-        """Evicts unused packs, least recently used first, until `needed` bytes and 5 % more fit. Raises DiskFull."""
+        """Evicts unused packs, least recently used first, until `needed` bytes fit. Raises DiskFull."""
         with self._locked():
             for victim in sorted(self._usages(), key=lambda pack: pack.used_at):
                 with contextlib.suppress(DiskFull):
@@ -144,14 +143,15 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless `needed` and `reserve` fit without eviction, and 10 % of an unlimited disk."""
+        """Raises DiskFull unless `needed` and `reserve` fit without eviction. Without a limit, 10 % of the disk stay
+        free."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
             self._check_room(needed, reserve)
 
     def remove(self, prefix: str) -> str:
-        """Removes the one pack whose id begins with `prefix` and the blobs that no other pack has; returns its id."""
+        """Removes the pack whose id begins with `prefix` and the blobs of it alone; returns its id."""
         with self._locked():
             found = [identity for identity in self.pack_ids if identity.startswith(prefix)]
             if len(found) != 1 or not prefix:
@@ -189,7 +189,7 @@ class ShardStore:
             folder = self._folder_of(identity)
             in_use = folder / _IN_USE
             with contextlib.suppress(TpiedgeError, OSError):
-                pack = Pack(folder, load_manifest(folder))
+                pack = Pack(folder)
                 usage = PackUsage(
                     identity,
                     pack.num_layers,
@@ -206,7 +206,7 @@ class ShardStore:
         return sum(allocated_bytes(entry) for entry in self._blobs.iterdir())
 
     def _check_room(self, needed: int, reserve: int = 0) -> None:
-        """Raises DiskFull unless `needed` bytes fit with 5 % more (blocks, tables), and `reserve` besides."""
+        """Raises DiskFull unless `needed` bytes, 5 % more (blocks, tables) and `reserve` fit."""
         wanted, used, limit = needed + needed // 20 + reserve, self._held_bytes(), self.limit_bytes
         if limit is not None and used + wanted > limit:
             raise DiskFull(
@@ -220,7 +220,7 @@ class ShardStore:
             return False
         kept: set[str] = set()
         for other in filter(self.has, self.pack_ids):
-            pack = Pack(self._folder_of(other), load_manifest(self._folder_of(other)))
+            pack = Pack(self._folder_of(other))
             kept.update(pack.blob_id(key) for key in pack.unique_keys)
         for entry in self._blobs.iterdir():
             if entry.name.lstrip(".")[:64] not in kept:
@@ -228,20 +228,20 @@ class ShardStore:
         return True
 
     def _discard(self, identity: str) -> bool:
-        """Removes the pack without its blobs; False if a process uses it. Needs the store's lock."""
+        """Removes the pack without its blobs, unless a process uses it. Needs the store's lock."""
         folder = self._folder_of(identity)
         with FileLock(folder / _IN_USE) as lock:
             if not lock.try_alone():
                 return False
-            # The manifest goes first: a crash in between leaves blobs that the next removal finds.
+            # The manifest goes first: after a crash the next removal finds the blobs.
             (folder / MANIFEST_NAME).unlink(missing_ok=True)
             shutil.rmtree(folder)
         return True
 
 
 def _open(folder: Path) -> Pack:
-    """Opens the pack; blobs that are not there become sparse files of their size without bits."""
-    pack = Pack(folder, load_manifest(folder))
+    """Opens the pack. Missing blobs become sparse files without present ranges."""
+    pack = Pack(folder)
     for key in pack.unique_keys:
         path, layout = pack.blob_path(key), pack.layout(key)
         if path.is_file() and path.stat().st_size == layout.nbytes:

@@ -1,7 +1,6 @@
-"""Writes a model as a pack: streamed, hashed as it is written, visible only when it is complete.
+"""Writes a model as a pack, in a fixed amount of memory, visible only when it is complete.
 
-Blobs are written tile by tile in a fixed amount of memory; panel_writer.py writes quantised matrices. A second thread
-hashes and writes with O_DIRECT, which measured 3 to 8 times as fast as writing and syncing through the page cache.
+A second thread hashes and writes with O_DIRECT, which measured 3 to 8 times as fast as through the page cache.
 """
 
 import contextlib
@@ -14,11 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
-from tpiedge.pack.dtypes import convert, numpy_dtype
+from tpiedge.pack.dtypes import NUMPY, convert
 from tpiedge.pack.files import (
     DIRECT_REFUSED,
     Descriptor,
@@ -32,17 +32,17 @@ from tpiedge.pack.files import (
 )
 from tpiedge.pack.hashes import RECORD_BYTES, RangeHasher, blob_id
 from tpiedge.pack.layout import BlobLayout, PanelLayout, RowLayout, Storage, storage_of
-from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest, manifest_text
+from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, BlobIds, Manifest, load_manifest, manifest_text
 from tpiedge.pack.panel_writer import QUALITY_NAME, Quality, Quantiser
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
+from tpiedge.pack.specs import BlobKey, BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.progress import ProgressCallback
 from tpiedge.units import counted
 
 
 @dataclass(frozen=True)
 class PackReport:
-    """What `write_pack` did: `nbytes` of blobs at `path`, `reused` if they were there already."""
+    """The pack at `path` with `nbytes` of blobs, `reused` if it was there already."""
 
     path: Path
     nbytes: int
@@ -50,7 +50,7 @@ class PackReport:
 
 
 def pack_bytes(spec: ModelSpec, precision: Precision | Storage, distinct_layers: int | None = None) -> int:
-    """Bytes of all blobs and their hashes on disk (at most: identical blobs are stored once)."""
+    """Bytes of all blobs and their hashes; identical blobs are counted each, and stored once."""
     storage = storage_of(precision, spec)
     blobs = _blobs(spec, distinct_layers).items()
     layouts = [storage.layout(key, blob) for key, blob in blobs]
@@ -66,18 +66,16 @@ def write_pack(
     progress: ProgressCallback = lambda _done, _total: None,
     lock_timeout_s: float = 3600.0,
 ) -> PackReport:
-    """Writes `spec` with the numbers of `source` into the folder `out`, in less than 256 MB of memory. A Precision
-    stands for `Storage.of`. With `distinct_layers` K, layer i gets the numbers of layer i % K. `progress` is called
-    with (bytes written, bytes in all). Writes nothing if `out` already holds the same pack, waits for another writer
-    of `out`, and leaves nothing on any error, also if the source changed meanwhile. Raises UserError, ResourceError.
-    """
+    """Writes `spec` with the numbers of `source` into `out`, unless they are there, in less than 256 MB of memory.
+    Layer i has the numbers of layer i % `distinct_layers`. An error leaves no files. Raises UserError,
+    ResourceError."""
     out = out.absolute()
     storage = storage_of(precision, spec)
     distinct = _check_distinct(spec, storage, distinct_layers)
     _check_sources(spec, source, distinct)
     nbytes = pack_bytes(spec, storage, distinct)
     needed = nbytes + (1 << 20)  # manifest and folders
-    wanted = Manifest(spec, storage, source.fingerprint, distinct, "", (), "")
+    wanted = Manifest.of(spec, storage, source.fingerprint, distinct, BlobIds("", (), ""))
     done = 0
 
     def count(more: int) -> None:
@@ -103,14 +101,14 @@ def write_pack(
                         json.dumps(Quality(tuple(quantiser.quality)).to_json(), indent=1).encode(),
                     )
                 write_synced(partial / MANIFEST_NAME, manifest_text(manifest))
-            return PackReport(out, done, reused=False)
+            return PackReport(out, nbytes, reused=False)
 
 
 def _write_blobs(
     folder: Path, wanted: Manifest, source: TensorSource, quantiser: Quantiser, count: Callable[[int], None]
 ) -> Manifest:
     folder.mkdir()
-    ids: dict[str | int, str] = {}
+    ids: dict[BlobKey, str] = {}
     for key, spec in _blobs(wanted.spec, wanted.distinct_layers).items():
         layout, path = wanted.storage.layout(key, spec), folder / "incoming"
         with BlobSink(path, (item.length for item in layout.ranges())) as sink:
@@ -125,12 +123,11 @@ def _write_blobs(
         count(len(table))
     sync_folder(folder)
     layers = tuple(ids[layer % wanted.distinct_layers] for layer in range(len(wanted.spec.layers)))
-    return replace(wanted, embedding=ids["embedding"], layers=layers, head=ids["head"])
+    return msgspec.structs.replace(wanted, blobs=BlobIds(ids["embedding"], layers, ids["head"]))
 
 
-def _blobs(spec: ModelSpec, distinct_layers: int | None) -> Mapping[str | int, BlobSpec]:
-    layers = spec.layers[:distinct_layers]
-    return {"embedding": spec.embedding, **dict(enumerate(layers)), "head": spec.head}
+def _blobs(spec: ModelSpec, distinct_layers: int | None) -> Mapping[BlobKey, BlobSpec]:
+    return replace(spec, layers=spec.layers[:distinct_layers]).blobs
 
 
 def _already_there(out: Path, wanted: Manifest) -> bool:
@@ -171,8 +168,8 @@ _DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 
 class BlobSink(Descriptor):
-    """Takes the bytes of one blob in order. Raises OSError from any method, some writes after the failed one.
-    `lengths` are those of the blob's ranges, all multiples of 4096."""
+    """Takes the bytes of one blob in order; `lengths` of its ranges are multiples of 4096. Any method may raise the
+    OSError of an earlier write."""
 
     def __init__(self, path: Path, lengths: Iterable[int]) -> None:
         self._hasher = RangeHasher(lengths)
@@ -185,7 +182,7 @@ class BlobSink(Descriptor):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tpiedge-pack")
 
     def write(self, data: memoryview) -> None:
-        """Takes the next bytes. The caller may reuse `data` at once."""
+        """Copies the next bytes."""
         while len(data):
             part = data[: _BUFFER_BYTES - self._filled]
             self._buffers[0][self._filled : self._filled + len(part)] = part
@@ -228,17 +225,10 @@ class BlobSink(Descriptor):
                 fcntl.fcntl(self._fd, fcntl.F_SETFL, 0)
 
 
-# About four arrays of a tile live at a time. Strips of a transposed source are larger because each of their
-# rows is a read of its own; tiles are smaller because the allocator then reuses their pages.
+# About four arrays of a tile live at a time. Each row of a strip of a transposed source is a read of its own, so strips
+# are larger; the allocator reuses the pages of smaller tiles.
 TILE_BYTES = 16 << 20
 STRIP_BYTES = 40 << 20
-
-
-def row_places(matrix: RowLayout, rows: range) -> Array:
-    """The places of data rows in storage, in rows with padding from the start of the matrix."""
-    unit, within = np.divmod(np.arange(rows.start, rows.stop), matrix.rows_per_unit)
-    places: Array = unit * matrix.padded_rows + within
-    return places
 
 
 def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> Iterator[Array]:
@@ -251,7 +241,7 @@ def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: 
                 panels.append((matrix_spec, matrix))
             case RowLayout():
                 yield from _matrix_parts(matrix_spec, matrix, source)
-    if panels:  # all of them: a blob has one precision
+    if panels:  # all matrices: a blob has one precision
         yield from quantiser.parts(panels, source)
 
 
@@ -266,20 +256,20 @@ def _vector_section(spec: BlobSpec, layout: BlobLayout, source: TensorSource) ->
 
 def _matrix_parts(spec: MatrixSpec, matrix: RowLayout, source: TensorSource) -> Iterator[Array]:
     dtype = source.dtype(spec.source)
-    widest = max(numpy_dtype(dtype).itemsize, matrix.itemsize)
+    read_bytes = matrix.unit_rows(0) * matrix.cols * NUMPY[dtype].itemsize
     limit = STRIP_BYTES if spec.transposed else TILE_BYTES
-    max_rows = max(1, limit // max(matrix.cols * widest, matrix.row_stride))
-    for first in range(0, matrix.rows, max_rows):
-        count = min(max_rows, matrix.rows - first)
+    step = max(1, limit // max(read_bytes, matrix.unit_nbytes(0)))
+    for first in range(0, matrix.units, step):
+        units = range(first, min(first + step, matrix.units))
         if spec.transposed:
-            values = transpose(source.read(spec.source, cols=range(first, first + count)))
+            values = transpose(source.read(spec.source, cols=matrix.rows_of(units)))
         else:
-            values = source.read(spec.source, range(first, first + count))
-        yield _padded(convert(values, dtype, matrix.precision), first, matrix)
+            values = source.read(spec.source, matrix.rows_of(units))
+        yield _padded(convert(values, dtype, matrix.precision), units, matrix)
 
 
 def transpose(strip: Array) -> Array:
-    """A C-contiguous transpose, by blocks that fit the cache (three times as fast as numpy's own)."""
+    """Transposes into a C-contiguous array, by blocks that fit the cache: three times as fast as numpy."""
     rows, cols = strip.shape
     turned = np.empty((cols, rows), strip.dtype)
     for col in range(0, cols, 64):
@@ -288,14 +278,13 @@ def transpose(strip: Array) -> Array:
     return turned
 
 
-def _padded(values: Array, first: int, matrix: RowLayout) -> Array:
-    """Appends zeros to each row up to the row stride, and to each unit that ends here up to whole pages."""
-    places = row_places(matrix, range(first, first + len(values) + 1))
-    if first + len(values) == matrix.rows:
-        places[-1] = matrix.nbytes // matrix.row_stride
-    places -= places[0]
-    stored = np.zeros((places[-1], matrix.row_stride // matrix.itemsize), values.dtype)
-    if stored.shape == values.shape:
+def _padded(values: Array, units: range, matrix: RowLayout) -> Array:
+    """Appends zeros to each row up to the row stride, and to each unit up to whole pages."""
+    shape = matrix.row_count(units.start, units.stop), matrix.row_stride // matrix.itemsize
+    if values.shape == shape:
         return values
-    stored[places[:-1], : matrix.cols] = values
+    stored = np.zeros(shape, values.dtype)
+    for number in range(len(units)):
+        rows = values[number * matrix.rows_per_unit :][: matrix.rows_per_unit]
+        stored[number * matrix.padded_rows :][: len(rows), : matrix.cols] = rows
     return stored

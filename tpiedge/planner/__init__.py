@@ -1,7 +1,6 @@
-"""From facts to a plan, as pure functions.
+"""Plans as pure functions of facts.
 
-`needs` says what a model needs of a node, `arithmetic` in which precision; `fractions` gives each node a part by speed,
-memory and disk, `solve` cuts units by that for a computer, `capacity` picks the machines of a cluster by the times of
-`prediction`, and says why. `network` predicts all-reduces and says who connects to whom, `carriage` which keys and
-values travel when plans change.
+`needs`: what a node needs for a share; `arithmetic`: in which precision; `fractions`: each node's part by speed, memory
+and disk; `solve`: whole units for one computer; `prediction`: times; `capacity`: the machines of a cluster, and why;
+`network`: all-reduces and links; `carriage`: keys and values that travel between plans.
 """

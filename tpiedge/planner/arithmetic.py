@@ -1,4 +1,4 @@
-"""Which arithmetic goes with which stored weights, and what this computer lacks for it."""
+"""Arithmetic for stored weights, and what this computer lacks for it."""
 
 from typing import Final
 
@@ -12,12 +12,12 @@ _NUMBERS: Final = ("f32", "bf16")
 
 
 def usual_compute(stored: Precision) -> Compute:
-    """The arithmetic for layers of that precision if no other was asked for."""
+    """The default arithmetic for layers of that precision."""
     return "int8" if stored.quantised else "f32"
 
 
 def check_compute(stored: Precision, compute: Compute) -> None:
-    """Raises UserError, in words of the flags, unless layers in `stored` can be computed with in `compute`."""
+    """Raises UserError, in words of the flags, unless layers in `stored` can be computed in `compute`."""
     if stored.quantised and compute != "int8":
         raise UserError(
             f"--compute {compute} does not go with weights in {stored.value}, which are computed with in int8: "
@@ -32,7 +32,7 @@ def check_compute(stored: Precision, compute: Compute) -> None:
 
 
 def check_native(stored: Precision, kv: KVPrecision) -> None:
-    """Raises UserError if this computer lacks the native kernels for such layers, keys or values."""
+    """Raises UserError if this computer lacks native kernels for these weights, keys or values."""
     weights = (f"weights in {stored.value}", "--precision bf16")
     keys = (f"keys and values in {kv}", "--kv-precision bf16")
     quantised = [weights] * stored.quantised + [keys] * (kv not in _NUMBERS)
@@ -52,7 +52,7 @@ def check_head_width(kv: KVPrecision, head_dim: int) -> None:
 
 
 def computed_apart(storage: Storage, head_dim: int) -> str:
-    """The part of a quantised model whose bits depend on the machine (docs/kernels.md); "" if there is none."""
+    """The part of a quantised model whose bits depend on the machine (docs/kernels.md); "" without one."""
     if not storage.head.quantised:
         return f"a head kept in {storage.head.value}"
     if head_dim > MAX_HEAD_WIDTH:

@@ -1,8 +1,8 @@
-"""Decides which machines take part, with which share, and says why.
+"""Decides which machines take part, with which share, and why.
 
 A machine on a slow link can cost more than it computes (`prediction`). Latency depends on the slowest link alone, so
-the first candidates are the machines within each round trip. A machine that is left out takes no part at all: with an
-empty share it would still be waited for in every all-reduce.
+the first candidates are the machines within each round trip. A machine with an empty share would still delay every
+all-reduce, so it takes no part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,9 @@ from typing import TypeAlias
 from tpiedge.errors import InternalError
 from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.fractions import Bound, pinned_limit
+from tpiedge.planner.fractions import Bound, node_bound, pinned_limit
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes, smallest_bytes
-from tpiedge.planner.prediction import (
-    MachineFacts,
-    least_step_s,
-    machine_bounds,
-    measured,
-    predict,
-    without_idle,
-)
+from tpiedge.planner.prediction import MachineFacts, least_step_s, measured, predict, without_idle
 from tpiedge.planner.solve import Plan, ShareWeight, partition
 from tpiedge.units import counted, format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
@@ -36,7 +29,7 @@ _TRIES = 3  # of the sets of more machines, in the order of what they promise
 
 @dataclass(frozen=True)
 class SpareReason:
-    """Why a machine has no part in the plan. `why` is a sentence about "it", the machine."""
+    """The reason for which a machine has no part in the plan. `why` is a sentence about "it"."""
 
     kind: SpareKind
     why: str
@@ -44,7 +37,7 @@ class SpareReason:
 
 @dataclass(frozen=True)
 class Allocation:
-    """`members[rank]` is a machine, `reasons[rank]` why it has its part, `spare[index]` why others have none."""
+    """`members[rank]` is a machine, `reasons[rank]` why it has its part, `spare[index]` why another has none."""
 
     members: tuple[int, ...]
     plan: Plan
@@ -58,8 +51,8 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """The fastest set of machines that can hold the model, at least `min_workers` beside the master's; `weights` (of
-    --shares, one per machine) override."""
+    """The fastest set of machines that holds the model, with at least `min_workers` workers; `weights` (--shares, one
+    per machine) override."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(
@@ -82,7 +75,7 @@ def allocate(
 def _fastest(
     model: ModelFacts, machines: Sequence[MachineFacts], filled: Sequence[MachineFacts], min_workers: int
 ) -> Allocation | Infeasible:
-    bounds = machine_bounds(model, filled)
+    bounds = [node_bound(model, min(index, 1), machine) for index, machine in enumerate(filled)]
     able = [index for index, bound in enumerate(bounds) if index == 0 or bound.limit > 0]
     if len(able) - 1 < min_workers:
         able = list(range(len(filled)))  # refused below, with the numbers
@@ -113,10 +106,8 @@ class _Candidates:
     min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """The fastest set; None if no set holds the model.
-
-        Of few machines all sets are tried, of many those within some round trip, improved by one machine at a time.
-        """
+        """The fastest set; None if no set holds the model. All sets of few machines are tried; of many those within
+        some round trip, improved by one machine at a time."""
         least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
@@ -139,10 +130,8 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """The fastest of the sets that hold the model, and of `best`, without members that would get nothing.
-
-        Whole units are fitted for at most `tries` sets: a plan is made between two heartbeats.
-        """
+        """The fastest of `best` and the sets that hold the model, without idle members. At most `tries` sets are fitted
+        in whole units: a plan is made between two heartbeats."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -179,7 +168,7 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """The plan is as fast without the machine. Seconds are of a token; `workers` can take part at all."""
+    """The plan is as fast without the machine. Seconds per token; `workers` can take part at all."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -196,7 +185,7 @@ def drained(name: str) -> SpareReason:
 
 
 def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
-    """Why a worker that computes with `isa` has no part in the model; None if it can have one."""
+    """Refuses a worker that computes with `isa` if the model needs native kernels."""
     if not model.needs_native or isa != NO_ISA:
         return None
     return SpareReason(
@@ -207,7 +196,7 @@ def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
 
 
 def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
-    """Why no plan has a part for a worker with so little memory; None if one can."""
+    """Refuses a worker for which no plan has a part in its memory."""
     shape, nothing = model.shape, Share(0, 0)
     last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
     kv_head = NodeShare(Share(0, shape.group_size), nothing)
@@ -224,9 +213,9 @@ def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """Why the master's machine has too little memory for any plan, however many workers join; None if one may.
-    `weights` are those of --shares, the master's first; without them it may have no part of any layer."""
-    model, nothing = model, NodeShare(Share(0, 0), Share(0, 0))
+    """The reason for which no plan fits the master's memory, however many workers join; None without one. `weights`: of
+    --shares, the master's first; without them it may have no layers."""
+    nothing = NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)
     if machine.memory_bytes is None or machine.memory_bytes >= least:
@@ -248,7 +237,7 @@ def why_in(
     fraction: float,
     need: NodeNeed,
 ) -> str:
-    """Why machine `index` of the `filled` gets `fraction` of the layers beside the `members`."""
+    """Explains the `fraction` of the layers that machine `index` of the `filled` gets beside the `members`."""
     node, limit, rank = filled[index], "", members.index(index)
     assumed = "" if machine.speed > 0 else " (assumed, not measured)"
     by_speed = node.speed / sum(filled[member].speed for member in members)
@@ -268,8 +257,8 @@ def why_in(
 def why_out(
     model: ModelFacts, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
 ) -> SpareReason:
-    """Why a machine has no part, though `workers` could have one. `seconds` of a token: the least with the machine,
-    and without it."""
+    """Explains why a machine has no part, though `workers` could have one. `seconds` per token: the least with the
+    machine, and without it."""
     small = too_small(model, machine)
     if small is not None:
         return small

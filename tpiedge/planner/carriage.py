@@ -1,7 +1,7 @@
-"""Which keys and values travel when one plan replaces another. Pure.
+"""Keys and values that travel when a plan replaces another. Pure.
 
-What a machine's old node has and its new one needs stays there. Everything else goes by rank 0: to it from the lowest
-old rank that has the head, and from it to each new node that lacks it.
+A machine keeps what both its nodes have. The rest goes by rank 0: to it from the lowest old rank that has the head, and
+from it to each new node that lacks it.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class KVHolder:
 
 @dataclass(frozen=True)
 class Carriage:
-    """`kept`: what stays on its machine, by old rank; `stored`: heads of old rank 0 that new nodes elsewhere lack;
-    `sent`: (old rank, head) to rank 0; `brought`: (new rank, head) from rank 0."""
+    """`kept`: stays on its machine, by old rank; `stored`: heads of old rank 0 that new nodes elsewhere lack; `sent`:
+    (old rank, head) to rank 0; `brought`: (new rank, head) from rank 0."""
 
     kept: tuple[Share, ...]
     stored: tuple[int, ...]
@@ -37,7 +37,7 @@ class Carriage:
 
 
 def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
-    """The transfers from one plan's nodes to the next one's, in rank order; both hold every head."""
+    """The transfers between the nodes of two plans, in rank order; both hold every head."""
     after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
     nothing, kept = Share(0, 0), []
     for one in old:
@@ -47,13 +47,13 @@ def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
     lacking = [
         (rank, head)
         for rank, one in enumerate(new)
-        for head in one.heads.units
-        if head not in before.get(one.machine, nothing).units
+        for head in one.heads
+        if head not in before.get(one.machine, nothing)
     ]
-    own = old[0].heads.units
+    own = old[0].heads
     wanted = sorted({head for _, head in lacking})
     sent = [
-        next((rank, head) for rank, one in enumerate(old) if head in one.heads.units)
+        next((rank, head) for rank, one in enumerate(old) if head in one.heads)
         for head in wanted
         if head not in own
     ]
@@ -63,7 +63,7 @@ def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
 
 
 def carriage_s(found: Carriage, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
-    """Seconds of the transfer, one link after the other, with `head_bytes` per head in all layers and pages."""
+    """Seconds of the transfer, link after link; `head_bytes`: of a head in all layers and pages."""
     travels = sum(head_bytes / (old[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.sent)
     travels += sum(
         head_bytes / (new[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.brought

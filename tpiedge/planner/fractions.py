@@ -1,7 +1,7 @@
-"""The part of every layer that each node takes, as a real number: as much as it can in the slowest node's time.
+"""The part of every layer that each node takes, as a real number, so that the slowest node is fastest.
 
-With a fraction f of the layers a node computes f W / speed seconds, and beside it reads what does not fit in memory in
-(f W - pinned) / disk rate seconds (TPI-LLM, section 3.3: loading hides behind computing and communicating).
+With a fraction f of the layers a node computes f W / speed seconds and meanwhile reads what does not fit in memory in
+(f W - pinned) / disk rate seconds (TPI-LLM, section 3.3).
 """
 
 from bisect import bisect_left
@@ -23,7 +23,7 @@ def whole_bytes(model: ModelFacts) -> tuple[int, int]:
 
 
 def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
-    """The largest part of every layer that fits in the node's memory and on its disk (1.0: all of it)."""
+    """The largest part of every layer that fits in the node's memory and on its disk (1.0: all)."""
     weights, kv_cache = whole_bytes(model)
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
@@ -33,7 +33,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The largest part of every layer that a node can take, the part in memory, and what it computes and reads."""
+    """The largest part of every layer that a node can take, the part in memory, and rates of computing and reading."""
 
     limit: float
     pinned: float
@@ -47,7 +47,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """Seconds of a sweep with nothing of any layer: rank 0 may have to read the LM head."""
+        """Seconds of a sweep without layers: rank 0 may have to read the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
@@ -86,8 +86,8 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Fractions that sum to 1 with which the slowest node is fastest, and that time, which whole units cannot beat.
-    None if the nodes cannot hold the model."""
+    """Fractions that sum to 1 with which the slowest node is fastest, and its time, which whole units cannot beat. None
+    if the nodes cannot hold the model."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -97,7 +97,7 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """The time in which the nodes take everything: their sum is piecewise linear between the turns."""
+    """The time in which the nodes take everything; their sum is piecewise linear between the turns."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
@@ -114,7 +114,7 @@ def _seconds_for_all(bounds: Sequence[Bound]) -> float:
 
 
 def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound]) -> Infeasible:
-    """Why nodes with such bounds cannot hold the model."""
+    """Explains why nodes with such bounds cannot hold the model."""
     limits = [bound.limit for bound in bounds]
     weights, kv_cache = whole_bytes(model)
     for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):
@@ -145,7 +145,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
-    """(bytes of the smallest ring of a node with all of every layer, bytes of any ring)."""
+    """(bytes of the smallest ring for all of every layer, bytes of any ring)."""
     keeping, blocks = node.keeping, model.blocks_of_layer
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)

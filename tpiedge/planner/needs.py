@@ -1,4 +1,4 @@
-"""A node's memory, disk and time for its share of a model, also with weights that do not all fit. Pure."""
+"""A node's memory, disk and time for its share of a model, also with streamed weights. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +25,6 @@ _REMEDY = "raise its memory limit or shorten the context"
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The units of a layer: `heads` query heads over `kv_heads` KV heads, and `ffn_tiles` tiles of the FFN."""
-
     heads: int
     kv_heads: int
     ffn_tiles: int
@@ -38,7 +36,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts as they are stored, per layer where not said; units by each matrix of a block."""
+    """Bytes of a model's parts as stored, per layer unless said; units by each matrix of a block."""
 
     shape: LayerShape
     num_layers: int
@@ -73,12 +71,6 @@ class ModelFacts:
         return self.num_layers * -(-self.capacity_tokens // self.kv_page_tokens) * self.kv_part_bytes
 
     @cached_property
-    def unit_bytes(self) -> tuple[int, int, int, int]:
-        units = self.query_unit_bytes, self.kv_unit_bytes, self.ffn_tile_bytes, self.last_tile_bytes
-        query, kv, tile, last = map(sum, units)
-        return query, kv, tile, last
-
-    @cached_property
     def blocks_of_layer(self) -> tuple[tuple[int, ...], ...]:
         """Bytes of each matrix of a whole layer, by blocks."""
         whole = NodeShare(Share(0, self.shape.heads), Share(0, self.shape.ffn_tiles))
@@ -87,8 +79,8 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node can do. `speed` is bytes per second of the layers' weights, or relative in any scale.
-    `disk_bytes_per_s` (None: weights do not stream) and `head_speed` (None: as `speed`) are in the same scale."""
+    """A node's abilities. `speed` is bytes of layer weights per second, or relative in any scale. `disk_bytes_per_s`
+    (None: weights do not stream) and `head_speed` (None: as `speed`) have the same scale."""
 
     speed: float
     memory_bytes: int | None = None
@@ -106,7 +98,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class NodeNeed:
-    """Predicted bytes of one node; `streamed_bytes` of its weights are read from disk in every sweep."""
+    """Predicted bytes of one node; `streamed_bytes` of its weights are read in every sweep."""
 
     weight_bytes: int
     kv_bytes: int
@@ -128,8 +120,8 @@ class Infeasible:
 
 
 def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
-    """Bytes of every part of the model in `pack`; all layers have the shape of the first. `kv` says how the KV cache
-    keeps heads of `head_dim` numbers."""
+    """Bytes of the parts of a model whose layers all have the first's shape. `kv`: the KV cache's precision for heads
+    of `head_dim` numbers."""
     layer, stored = pack.layout(0), KVFormat(kv, head_dim)
     first = {one: layer.matrix(one).unit_nbytes(0) for one in ("q", "k", "v", "o", "gate", "up", "down")}
     last = {one: layer.matrix(one).unit_nbytes(layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
@@ -161,7 +153,7 @@ def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
 
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:
-    """Bytes of the node with all weights of `share` in memory and all of its KV cache."""
+    """The need with all weights of `share` in memory and all of its KV cache."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
@@ -169,10 +161,7 @@ def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) 
 
 
 def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
-    query, kv, tile, last = model.unit_bytes
-    tiles, has_last = len(share.ffn), len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
-    kv_heads = len(kv_share(share.attention, model.shape.group_size))
-    return len(share.attention) * query + kv_heads * kv + tiles * tile + has_last * (last - tile)
+    return sum(map(sum, pieces_of_blocks(model, 1, share)))
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
@@ -189,7 +178,7 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
 
 
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
-    """The need of `rank`: all weights in memory, or as many as there is room for if it may stream."""
+    """The need with all weights in memory, or as many as there is room for if the node streams."""
     whole = whole_need(model, rank, share, node)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
@@ -217,13 +206,13 @@ def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFac
 
 
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
-    """The time of all layers of one sweep, in units of bytes / speed: reading goes on beside computing."""
+    """Seconds of all layers in one sweep, in units of bytes / speed; reading overlaps computing."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
     return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
-    """The time of the LM head for one token, in units of bytes / speed."""
+    """Seconds of the LM head for one token, in units of bytes / speed."""
     return model.head_bytes / (node.head_speed or node.speed)
 
 
@@ -269,7 +258,7 @@ def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping:
 
 
 def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
-    """Bytes of the ring that the user wants; 0: none in particular."""
+    """Bytes of the ring that the user wants; 0: no wish."""
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 

@@ -1,18 +1,14 @@
-"""Predicts all-reduces over given links and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
+"""Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
-A collective is a sequence of phases; a node goes on once it has received everything of a phase and its own messages
-have left. A message takes its link's one-way latency; its transfer, the longest of its bytes at the link's rate, all
-that leaves its sender's port in the phase, and all that arrives at its receiver's (a port is full duplex, at the rate
-of its fastest link); and its processing: encryption and copies of all that its sender sends and its receiver receives
-in the phase.
-
-With equal links of latency t and rate r, N nodes and B bytes:
+A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer (the
+slowest of its link and the ports at both ends, which the phase's messages share), encryption and copies. With equal
+links of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
-    two-shot  2 t        + 2 (N-1)/N B / r           slice s to node s, which sends the sum of it to all
+    two-shot  2 t        + 2 (N-1)/N B / r           slices to nodes, which send sums to all
 
-All add in the order of ranks and give the same bits, so that `choose` never changes a token.
+All add in rank order, so `choose` never changes a bit.
 """
 
 from collections import defaultdict
@@ -48,7 +44,7 @@ def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
 
 
 TIE: Final = 0.05
-"""The simpler of two collectives is chosen if their predictions differ by no more than this part."""
+"""The simplest collective within this part of the fastest is chosen."""
 
 _CHOICES: Final[tuple[CollectiveName, ...]] = ("star", "mesh", "two-shot")
 _NATIVE: Final = frozenset[CollectiveName](("star", "mesh"))
@@ -79,7 +75,7 @@ _COSTS: Final = Costs()
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """The link between two nodes. `bytes_per_s` is None if it is unlimited or not known."""
+    """A link; `bytes_per_s` None: unlimited or unknown."""
 
     one_way_latency_s: float
     bytes_per_s: float | None = None
@@ -92,10 +88,8 @@ class PairFacts:
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """The link by an empty echo's round trip and the rate of a full one's extra bytes.
-
-        Processing is taken out, because predictions add it; no limit is known where hardly more remains.
-        """
+        """The link by an empty echo's round trip and the rate of a full one's extra bytes, less processing, which
+        predictions add; no limit if hardly more remains."""
         latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
         byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > _COSTS.byte_s else None)
@@ -103,10 +97,9 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The nodes of a cluster by rank, and their links. `links`: by pair of ranks, in one order for both directions or
-    in both; a missing pair cannot reach each other, and no pair with rank 0 may be missing. `hosts`: each rank's
-    machine; ranks on one share its `cores` (default 1) and its port to other machines. `round_trips_s`: echoes between
-    the lower and the higher rank of a pair, for people alone."""
+    """The nodes by rank. `links`: by pair of ranks, in one order or both; a missing pair cannot reach each other; all
+    have one with rank 0. `hosts`: each rank's machine; its ranks share its `cores` (default 1) and its port.
+    `round_trips_s`: echoes by pair (lower rank first), for people alone."""
 
     links: Mapping[tuple[int, int], PairFacts]
     hosts: tuple[Host, ...]
@@ -153,8 +146,8 @@ class ChosenCollective:
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
-    """The fastest of star, mesh and two-shot for `nbytes` per node as they travel (bf16 halves them). Two nodes always
-    exchange their parts: one latency, and no more bytes or messages than any other way."""
+    """The fastest collective for `nbytes` per node as they travel (bf16 halves them). Two nodes always exchange their
+    parts: one latency, and no more bytes or messages than otherwise."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
@@ -219,7 +212,7 @@ class _Load:
 
 
 def are_linked(size: int, collective: CollectiveChoice) -> bool:
-    """Whether every node is linked to every other, and not to rank 0 alone."""
+    """Returns whether every node is linked to every other, not to rank 0 alone."""
     return size == 2 or collective != "star"
 
 
@@ -229,5 +222,5 @@ def connects_to(rank: int, size: int, collective: CollectiveChoice) -> range:
 
 
 def listens(rank: int, size: int, collective: CollectiveChoice) -> bool:
-    """Whether any other rank connects to `rank`."""
+    """Returns whether another rank connects to `rank`."""
     return rank < size - 1 and (rank == 0 or are_linked(size, collective))

@@ -1,12 +1,12 @@
-"""From capacities to shares, as a pure function.
+"""Cuts a model into shares by the nodes' capacities. Pure.
 
-- Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, as every block ends in an
-   all-reduce and rank 0 computes the LM head alone. So the head does not move the split.
-- Memory: a node holds its weights, its KV cache and a fixed part; rank 0 also the head. The split is by speed as long
-   as every part fits. Otherwise a full node streams weights from disk or others take them (`fractions`). FFN tiles
-   are fine and even out what whole heads cannot.
-- Cuts (TPI-LLM, section 3.1): attention and FFN are cut independently; attention at KV heads unless more nodes take
-   part than there are KV heads, then at query heads, and a KV head is replicated.
+Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, as all-reduces end blocks and rank 0
+computes the LM head alone; so the head does not move the split. Memory: weights, KV cache and a fixed part, on rank 0
+also the head. The split is by speed while parts fit; else a full node streams, or others take its weights
+(`fractions`).
+
+Attention and FFN are cut independently (TPI-LLM, section 3.1): attention at KV heads, or at query heads with replicated
+KV heads if more nodes take part.
 """
 
 import math
@@ -40,8 +40,7 @@ _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
 
 @dataclass(frozen=True)
 class Plan:
-    """Shares in rank order with what they cost. `layers_s` and `head_s` are in units of bytes / speed, like `reduce_s`,
-    the time of all-reduces."""
+    """Shares in rank order, and costs. `layers_s`, `head_s`, `reduce_s` (all-reduces) are in units of bytes / speed."""
 
     shares: tuple[NodeShare, ...]
     needs: tuple[NodeNeed, ...]
@@ -56,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class ShareWeight:
-    """Relative weight of one node in the attention and in the FFN; any scale, zero for none."""
+    """Relative weight of one node in attention and FFN; any scale."""
 
     attention: float
     ffn: float
@@ -64,7 +63,7 @@ class ShareWeight:
 
 def apportion(weights: Sequence[float], units: int) -> list[int]:
     """Divides `units` in proportion to `weights` by largest remainder; the lower index wins a tie. The weights are
-    finite, not negative and not all zero. A node of weight zero gets nothing."""
+    finite, not negative and not all zero; weight zero gets nothing."""
     total = math.fsum(weights)
     quotas = [weight / total * units for weight in weights]
     counts = [math.floor(quota) for quota in quotas]
@@ -81,7 +80,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Apportions, but no node gets more than `most(index, count)` of `count` units. None if units are left over."""
+    """Apportions at most `most(index, count)` of `count` units to each node. None if units are left over."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -110,7 +109,7 @@ def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
 
 
 def intervals(counts: Sequence[int]) -> list[Share]:
-    """Adjacent shares of these sizes, from unit 0 on."""
+    """Adjacent shares of the given sizes, from unit 0 on."""
     stops = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [Share(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
 
@@ -196,10 +195,7 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
 
 
 def _of_fractions(
-    model: ModelFacts,
-    nodes: Sequence[NodeFacts],
-    parts: Sequence[float],
-    seconds: float,
+    model: ModelFacts, nodes: Sequence[NodeFacts], parts: Sequence[float], seconds: float
 ) -> list[Plan | Infeasible]:
     """Plans of whole units, the last one of the rounded fractions. One head too many may make a node read too much, so
     units are fitted to a time hardly longer than `seconds`."""
@@ -234,8 +230,8 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts]) -> _SecondsOf:
 def _fit_whole_units(
     shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
-    """Fits attention into every node's room and time, then the FFN into the rest, both by `parts`. Replicated KV heads
-    take room twice, so if need be only the largest nodes get attention."""
+    """Fits attention into every node's room and time, then the FFN, both by `parts`. Replicated KV heads take room
+    twice, so only the largest nodes may get attention."""
 
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s

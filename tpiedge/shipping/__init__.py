@@ -1,4 +1,2 @@
-"""Bringing a worker the bytes of its share. No torch.
-
-`server` answers at the master, `fetcher` fills the worker's shard store through the `window` of requests under way.
-"""
+"""Sends workers the bytes of their shares: `server` at the master, `fetcher` at the worker, which fills its shard store
+through the `window` of open requests. No torch."""

@@ -1,7 +1,7 @@
 """The worker's side of shipping: `fetch` fills the shard store with a share of a pack.
 
-Bytes are compared with their sha256 as they arrive, and damaged ones asked for again. After a crash the next `fetch`
-goes on from the last durable ranges (every 64 MB or 2 s).
+Bytes are checked by sha256 as they arrive, and damaged ranges are requested again. After a crash the next `fetch` goes
+on from the last durable ranges (every 64 MB or 2 s).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tpiedge.pack.shard_copy import LayerRanges, ShardCopy
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store import ShardStore
 from tpiedge.progress import ProgressCallback
-from tpiedge.shipping.window import LEAST_CHUNK, RequestedBytes, RequestWindow
+from tpiedge.shipping.window import LEAST_CHUNK, FileBytes, RequestWindow
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.epochs import Prepare, Stock
@@ -47,20 +47,12 @@ def fetch(
     local: Sequence[Pack] = (),
     evict: bool = True,
     stopped: Callable[[], bool] = lambda: False,
-    lock_wait_s: float = 3600.0,
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """Fetches what a node of `share` lacks of the pack `identity`; the caller closes the copy.
-
-    `spoke` is connected to the master's hub of the plane FILES and used by no other thread meanwhile. `local` are
-    whole packs on this computer, whose blobs are linked instead. Waits up to `lock_wait_s` for another process that
-    fetches the same pack into the same store. With `evict`, unused packs make room; without, room for a share as large
-    is left. `progress` is told the bytes of the share that are here, and in all.
-
-    Raises PeerError (silent for 10 s, refusing, or sending damaged bytes again and again), DiskFull, UserError,
-    Cancelled (`stopped` said True), EndpointClosed (the spoke was closed).
-    """
+    """Fetches the missing part of `share`; the caller closes the copy. No other thread uses `spoke` (plane FILES).
+    Links blobs of `local` packs. With `evict` unused packs make room. Raises PeerError, DiskFull, UserError, Cancelled,
+    EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):
@@ -68,7 +60,7 @@ def fetch(
     copy = store.open(identity)
     try:
         with FileLock(copy.path / "fetching") as lock:
-            lock.wait_alone(lock_wait_s, f"the pack {identity[:12]} is being fetched", stopped)
+            lock.wait_alone(3600.0, f"the pack {identity[:12]} is being fetched", stopped)
             for pack in local:
                 copy.import_from(pack)
             _fetch_tables(window, copy, share)
@@ -77,7 +69,7 @@ def fetch(
             total = sum(copy.pack.share_bytes(layer, share) for layer in copy.pack.unique_layers)
             if missing and evict:
                 store.make_room(left)
-            elif missing:  # so that another share, which may be needed before, finds room
+            elif missing:  # another share, which may be needed first, must find room
                 store.check_spare_room(left, total)
 
             def count(arrived: int) -> None:
@@ -107,7 +99,7 @@ def _transfer(
     count: Callable[[int], None],
     sync_bytes: int,
 ) -> list[LayerRanges]:
-    """Writes what arrives, and makes it durable every so often in a thread of its own; returns damaged ranges."""
+    """Writes bytes as they arrive, makes them durable in a thread of its own, and returns damaged ranges."""
     damaged = []
     arriving = window.stream(span for part in parts for span in _spans(copy.pack, part))
     pending: deque[Future[None]] = deque()
@@ -127,7 +119,7 @@ def _transfer(
                     while pending and (pending[0].done() or len(pending) > 2):
                         pending.popleft().result()
             finally:
-                # Also where the transfer breaks off: what is verified need not be fetched again.
+                # Also if the transfer breaks off: verified ranges need not be fetched again.
                 pending.append(pool.submit(writer.commit, writer.take()))
                 pending.append(pool.submit(writer.close))
             if writer.damaged:
@@ -141,7 +133,7 @@ def _transfer(
 def _manifest(window: RequestWindow) -> bytes:
     data, total = b"", 1
     while len(data) < total:
-        request = RequestedBytes("manifest", 0, "", len(data), LEAST_CHUNK)
+        request = FileBytes("manifest", 0, "", len(data), LEAST_CHUNK)
         (arrived,) = window.stream(iter([request]))
         data, total = data + arrived.data, arrived.total
         if total > MAX_MANIFEST_BYTES:
@@ -151,31 +143,30 @@ def _manifest(window: RequestWindow) -> bytes:
 
 def _fetch_tables(window: RequestWindow, copy: ShardCopy, share: NodeShare) -> None:
     spans = (
-        RequestedBytes("hashes", layer, copy.pack.blob_id(layer), 0, copy.table_bytes(layer))
+        FileBytes("hashes", layer, copy.pack.blob_id(layer), 0, copy.table_bytes(layer))
         for layer in copy.missing_tables(share)
     )
     data = bytearray()
     for arrived in window.stream(spans):
         data += arrived.data
-        if len(data) == copy.table_bytes(arrived.requested.layer):
-            copy.adopt_table(arrived.requested.layer, bytes(data))
+        if len(data) == copy.table_bytes(arrived.layer):
+            copy.adopt_table(arrived.layer, bytes(data))
             data.clear()
 
 
-def _spans(pack: Pack, part: LayerRanges) -> Iterator[RequestedBytes]:
+def _spans(pack: Pack, part: LayerRanges) -> Iterator[FileBytes]:
     blob = pack.blob_id(part.layer)
     start = end = part.ranges[0].offset
     for item in part.ranges:
         if item.offset != end:
-            yield RequestedBytes("blob", part.layer, blob, start, end - start)
+            yield FileBytes("blob", part.layer, blob, start, end - start)
             start = item.offset
         end = item.offset + item.length
-    yield RequestedBytes("blob", part.layer, blob, start, end - start)
+    yield FileBytes("blob", part.layer, blob, start, end - start)
 
 
 class Provision:
-    """An agent's transfers, one at a time: another thread's waits. `connect` opens a spoke to the master's hub of the
-    plane FILES; `local` are as in `fetch`."""
+    """An agent's transfers, one at a time. `connect` opens a spoke to the master's hub of the plane FILES."""
 
     def __init__(
         self, connect: Callable[[], ZmqSpoke], store: ShardStore, clock: Clock, local: Sequence[Pack] = ()
@@ -184,25 +175,19 @@ class Provision:
         self._store = store
         self._clock = clock
         self._local = local
-        self._fetch = functools.partial(fetch, store=store, local=local, clock=clock)
+        self._fetch = functools.partial(fetch, local=local, clock=clock)
         self._told: set[str] = set()
         self._turn = threading.Lock()  # the master takes one connection of this worker
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
-        """Fetches the share; the caller closes the copy. `verify` checks what is on disk first. Raises as `fetch`."""
-        share = NodeShare(Share(*order.attention), Share(*order.ffn))
+        """Fetches the share; the caller closes the copy. `verify`: checks ranges on disk first. Raises as `fetch`."""
+        share, told = NodeShare(Share(*order.attention), Share(*order.ffn)), _rated(report, self._clock)
         with self._turns(cancelled):
             if verify and self._store.has(order.pack):
                 with self._store.open(order.pack) as copy:
                     copy.forget(copy.verify(share, fast=True))
             with self._connect() as spoke:
-                copy = self._fetch(
-                    spoke,
-                    identity=order.pack,
-                    share=share,
-                    progress=_rated(report, self._clock),
-                    stopped=cancelled.is_set,
-                )
+                copy = self._fetch(spoke, self._store, order.pack, share, told, stopped=cancelled.is_set)
         if copy.id not in self._told:
             self._told.add(copy.id)
             for pack in self._local:
@@ -215,15 +200,14 @@ class Provision:
         return copy
 
     def stock(self, order: Stock, cancelled: threading.Event) -> None:
-        """Fetches the shares as far as that needs no eviction. Raises as `fetch`."""
+        """Fetches the shares that need no eviction. Raises as `fetch`."""
         full: DiskFull | None = None
         with self._turns(cancelled), self._connect() as spoke:
             for attention, ffn in order.shares:
                 share = NodeShare(Share(*attention), Share(*ffn))
+                place = spoke, self._store, order.pack
                 try:
-                    self._fetch(
-                        spoke, identity=order.pack, share=share, evict=False, stopped=cancelled.is_set
-                    ).close()
+                    self._fetch(*place, share, evict=False, stopped=cancelled.is_set).close()
                 except DiskFull as error:  # others may lack less
                     full = error
         if full is not None:

@@ -1,9 +1,8 @@
 """The master's side of shipping: a thread that answers requests for bytes of packs.
 
-Only manifests, tables of hashes and blobs of layers leave, of served packs and within their bounds; the embedding
-and the head belong to the prompt's side and never do.
-A worker has at most 8 requests waiting; further ones are dropped.
-Workers take turns, one chunk each; one that does not read is passed over.
+Only manifests, tables of hashes and blobs of layers of served packs are sent, never the embedding and the head, which
+belong to the prompt's side. A worker has at most 8 requests waiting; further ones are dropped. Workers take turns, one
+chunk each; a worker that does not read is passed over.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ServedPack:
-    """What may be shipped of a pack; its manifest (at most 16 MiB) stays in memory. Raises UserError."""
+    """The manifest (at most 16 MiB, in memory) and the files of a pack that may be sent. Raises UserError."""
 
     def __init__(self, pack: Pack) -> None:
         self.manifest = manifest_bytes(pack.path)
@@ -44,21 +43,21 @@ class _ServedPack:
 
 
 @dataclass
-class _Customer:
+class _Requester:
     queue: deque[Fetch] = field(default_factory=deque)
     blocked_until: float = 0.0
     seen_at: float = 0.0
 
 
 class ShipServer:
-    """Serves packs over `hub` (plane FILES), which it owns from `start` to `close`: only admitted workers get in."""
+    """Serves packs to admitted workers over `hub` (plane FILES), which it owns from `start` to `close`."""
 
     def __init__(self, hub: Endpoint, packs: Sequence[Pack], clock: Clock | None = None) -> None:
         self._hub = hub
         self._clock = clock or MonotonicClock()
         served = [_ServedPack(pack) for pack in packs]
         self._packs = {pack_id(pack.manifest): pack for pack in served}
-        self._customers: dict[str, _Customer] = {}
+        self._requesters: dict[str, _Requester] = {}
         self._frame = memoryview(bytearray(FLAT_BYTES + MAX_FILE_CHUNK))
         self._warnings = RateLimitedLog(_log, self._clock.now)
         self._thread = threading.Thread(target=self._run, name="tpiedge-ship", daemon=True)
@@ -77,42 +76,42 @@ class ShipServer:
             while True:
                 self._receive()
                 now = self._clock.now()
-                for name, customer in list(self._customers.items()):  # one answer for each
-                    if customer.queue and customer.blocked_until <= now:
-                        self._serve_one(name, customer)
-                    elif now - customer.seen_at > _FORGET_S:
-                        del self._customers[name]
+                for name, requester in list(self._requesters.items()):  # one answer for each
+                    if requester.queue and requester.blocked_until <= now:
+                        self._serve_one(name, requester)
+                    elif now - requester.seen_at > _FORGET_S:
+                        del self._requesters[name]
 
     def _receive(self) -> None:
-        timeout_s = self._patience()
-        for _ in range(256):  # then those who wait get answers
+        timeout_s = self._timeout_s()
+        for _ in range(256):  # then waiting workers get answers
             try:
                 envelope = self._hub.recv(timeout_s)
                 if envelope is None:
                     return
                 request = envelope.message
                 if isinstance(request, Fetch):
-                    customer = self._customers.setdefault(envelope.sender, _Customer())
-                    customer.seen_at = self._clock.now()
+                    requester = self._requesters.setdefault(envelope.sender, _Requester())
+                    requester.seen_at = self._clock.now()
                     # As many chunks may wait in the transport besides.
-                    if len(customer.queue) < 8 and request not in customer.queue:
-                        customer.queue.append(request)
+                    if len(requester.queue) < 8 and request not in requester.queue:
+                        requester.queue.append(request)
             except LinkReset as error:
-                # Of the connection before: the worker has asked again, or will.
-                self._customers.pop(error.peer, None)
+                # The worker has asked again, or will, over its new connection.
+                self._requesters.pop(error.peer, None)
             except PeerError as error:  # malformed: counted by the hub
                 self._warnings.warning("%s", error)
             timeout_s = 0.0
 
-    def _patience(self) -> float:
+    def _timeout_s(self) -> float:
         now = self._clock.now()
-        waiting = [customer for customer in self._customers.values() if customer.queue]
-        if any(customer.blocked_until <= now for customer in waiting):
+        waiting = [requester for requester in self._requesters.values() if requester.queue]
+        if any(requester.blocked_until <= now for requester in waiting):
             return 0.0
         return _BUSY_S if waiting else 0.5
 
-    def _serve_one(self, name: str, customer: _Customer) -> None:
-        request = customer.queue[0]
+    def _serve_one(self, name: str, requester: _Requester) -> None:
+        request = requester.queue[0]
         frame: bytes | memoryview
         try:
             frame = self._answer(request)
@@ -123,14 +122,14 @@ class ShipServer:
         try:
             self._hub.send_frame(frame, name, 0.0)
         except Unreachable:
-            # Its queue is full, or it is gone.
+            # The worker's queue is full, or the worker is gone.
             now = self._clock.now()
-            customer.blocked_until = now + _BUSY_S
-            if now - customer.seen_at > _FORGET_S:
-                customer.queue.clear()
+            requester.blocked_until = now + _BUSY_S
+            if now - requester.seen_at > _FORGET_S:
+                requester.queue.clear()
             return
-        customer.queue.popleft()
-        customer.seen_at = self._clock.now()
+        requester.queue.popleft()
+        requester.seen_at = self._clock.now()
 
     def _answer(self, request: Fetch) -> memoryview:
         pack = self._packs.get(request.pack)

@@ -1,7 +1,7 @@
-"""Requests for bytes of files with several of them under way, and their answers in order.
+"""Requests for bytes of files, several at a time, and their answers in order.
 
-Chunks grow while they arrive quickly and shrink if one takes half a second. What a broken connection or a restarted
-master lost is asked for again; silence of 10 s raises PeerError.
+Chunks grow while they arrive quickly and shrink if one takes half a second. Requests that a broken connection or a
+restarted master lost are sent again; silence of 10 s raises PeerError.
 """
 
 import secrets
@@ -17,33 +17,35 @@ LEAST_CHUNK = 1 << 16
 """Bytes that one request may always bring."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedBytes:
-    """Bytes of a file of the pack that is fetched; `layer` is the caller's own mark."""
+_NOTHING = memoryview(b"")
+
+
+@dataclass(slots=True)
+class FileBytes:
+    """Bytes of a file of the pack that is fetched. Their `data` is empty until it arrives, with the `total` size of the
+    file according to the master. `layer` is the caller's own mark."""
 
     part: FilePart
     layer: int
     blob: str
     offset: int
     length: int
-
-
-_NOTHING = memoryview(b"")
-
-
-@dataclass(slots=True)
-class ArrivedBytes:
-    """Requested bytes, empty before they arrive, and the size of the whole file according to the master."""
-
-    requested: RequestedBytes
     sent: bool = False
     data: memoryview = _NOTHING
     total: int = 0
 
+    @property
+    def label(self) -> str:
+        if self.part == "manifest":
+            return "the manifest"
+        if self.part == "hashes":
+            return f"the table of hashes of layer {self.layer}"
+        return f"bytes {self.offset} to {self.offset + self.length} of layer {self.layer}"
+
 
 class RequestWindow:
-    """Asks for bytes of the pack `pack` over `spoke`, which it uses alone during a `stream`. `stopped` is asked
-    several times per second: True ends a wait with Cancelled."""
+    """Asks for bytes of the pack `pack` over `spoke`, which it uses alone during a `stream`. A wait ends with Cancelled
+    when `stopped()`."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke
@@ -53,23 +55,21 @@ class RequestWindow:
         self._epoch = secrets.randbits(32)
         self._number = 0
         self._chunk = 1 << 18
-        self._open: dict[int, ArrivedBytes] = {}
+        self._open: dict[int, FileBytes] = {}
         self._heard_at = self._asked_at = clock.now()
         self._duplicate: DuplicateName | None = None
 
-    def stream(self, spans: Iterator[RequestedBytes]) -> Iterator[ArrivedBytes]:
-        """Yields the bytes of `spans` in their order, in chunks; at most 8 MiB of them are in memory.
-
-        Raises PeerError (refused, or silent for 10 s), Cancelled, EndpointClosed.
-        """
-        self._open.clear()  # of a stream that was given up: their answers are dropped
+    def stream(self, spans: Iterator[FileBytes]) -> Iterator[FileBytes]:
+        """Yields the bytes of `spans` in order, in chunks, at most 8 MiB ahead. Raises PeerError, Cancelled,
+        EndpointClosed."""
+        self._open.clear()  # left by a stream that was given up
         self._heard_at = self._asked_at = self._clock.now()
         span = next(spans, None)
         while True:
             while span is not None and len(self._open) < 8:
                 length = min(span.length, self._chunk)
                 self._number = (self._number + 1) % (1 << 32)
-                self._open[self._number] = ArrivedBytes(replace(span, length=length))
+                self._open[self._number] = replace(span, length=length)
                 left = span.length - length
                 span = replace(span, offset=span.offset + length, length=left) if left else next(spans, None)
             if not self._open:
@@ -84,15 +84,14 @@ class RequestWindow:
             del self._open[number]
             self._ask()
             yield first
-            # What the caller did with it is not the master's silence.
+            # The caller's time is not the master's silence.
             self._heard_at = self._clock.now()
 
     def _ask(self) -> None:
         for number, request in self._open.items():
             if request.sent:
                 continue
-            span = request.requested
-            place = span.part, span.blob, span.offset, span.length
+            place = request.part, request.blob, request.offset, request.length
             try:
                 self._spoke.send(Fetch(self._epoch, number, self._pack, *place), timeout_s=0.0)
             except Unreachable:
@@ -104,7 +103,7 @@ class RequestWindow:
         try:
             envelope = self._spoke.recv(0.1)
         except DuplicateName as error:
-            # The master has yet to see that this worker's connection before has ended, unless another process has it.
+            # The master has not seen yet that this worker's previous connection ended, or another process has it.
             self._duplicate = error
             envelope = None
         if envelope is None:
@@ -117,16 +116,16 @@ class RequestWindow:
         if request is None or request.data:
             return
         if isinstance(message, FetchFailed):
-            raise PeerError(f"the master does not give {_words(request.requested)}: {message.message}")
-        self._answered(request, envelope.tensors[0], message.total)
+            raise PeerError(f"the master does not give {request.label}: {message.message}")
+        assert envelope.tensor is not None  # as its codec checks
+        self._answered(request, envelope.tensor, message.total)
 
-    def _answered(self, request: ArrivedBytes, data: memoryview, total: int) -> None:
-        requested, count = request.requested, len(data)
-        expected = requested.length
-        if requested.part == "manifest":  # whose size only the answers tell
-            expected = min(expected, max(0, total - requested.offset))
+    def _answered(self, request: FileBytes, data: memoryview, total: int) -> None:
+        expected, count = request.length, len(data)
+        if request.part == "manifest":  # only the answers tell its size
+            expected = min(expected, max(0, total - request.offset))
         if count != expected or not count:
-            raise ProtocolError(f"the master sent {count} bytes as {_words(requested)}, not {expected}")
+            raise ProtocolError(f"the master sent {count} bytes as {request.label}, not {expected}")
         request.data, request.total = data, total
         self._duplicate = None
         now = self._clock.now()
@@ -148,11 +147,3 @@ class RequestWindow:
         if now - self._asked_at >= 2.0:
             for request in self._open.values():
                 request.sent = bool(request.data)
-
-
-def _words(requested: RequestedBytes) -> str:
-    if requested.part == "manifest":
-        return "the manifest"
-    if requested.part == "hashes":
-        return f"the table of hashes of layer {requested.layer}"
-    return f"bytes {requested.offset} to {requested.offset + requested.length} of layer {requested.layer}"

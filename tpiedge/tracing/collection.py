@@ -1,8 +1,7 @@
-"""The trace of a whole cluster: the nodes' parts, joined into one file in Chrome's trace event format, which
-ui.perfetto.dev and chrome://tracing show.
+"""The trace of a whole cluster: the nodes' parts, joined into one file in Chrome's trace event format.
 
-A node is a process, a lane a thread; a lane in which several things go on at once (reads) has a thread for each. Times
-in the file are microseconds since the first event of any node.
+A node is a process, a lane a thread; simultaneous reads have a thread each. Times are microseconds since the first
+event.
 """
 
 import json
@@ -27,7 +26,7 @@ _Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Joined:
-    """Number of events in a trace, of events that had no room, and the ranks that left nothing."""
+    """Numbers of events in a trace and of dropped ones, and the ranks that left nothing."""
 
     events: int
     dropped: int
@@ -35,8 +34,7 @@ class Joined:
 
 
 class Collection:
-    """A folder beside `path` for the parts, deleted at the end of the context. Making it raises UserError or DiskFull
-    if `path` cannot be written."""
+    """A folder beside `path` for the parts, deleted at the end of the context. Raises UserError, DiskFull."""
 
     def __init__(self, path: Path) -> None:
         self._path = writable(path)
@@ -50,8 +48,7 @@ class Collection:
         return self._folder / f"node-{rank}"
 
     def join(self, nodes: int) -> Joined:
-        """Writes or replaces the trace of ranks 0, 1, ...; nothing is written if none left anything. Raises UserError,
-        DiskFull."""
+        """Writes or replaces the trace of ranks 0, 1, ..., if any left something. Raises UserError, DiskFull."""
         paths = [self.part(rank) for rank in range(nodes)]
         missing = tuple(rank for rank, path in enumerate(paths) if not path.exists())
         paths = [path for path in paths if path.exists()]
@@ -66,7 +63,7 @@ class Collection:
             if starts:
                 write_trace(unfinished, map(read_part, paths), min(starts))
                 unfinished.replace(self._path)
-            elif missing:  # perhaps for want of room, which their beginnings have taken
+            elif missing:  # perhaps the disk is full: then this raises
                 unfinished.write_bytes(bytes(4096))
         except OSError as error:
             raise cannot_write(self._path, error) from None
@@ -80,8 +77,7 @@ class Collection:
 
 
 def writable(path: Path) -> Path:
-    """Returns the file that `path` leads to, which may be missing. Raises UserError if it plainly cannot be
-    replaced."""
+    """Returns the file that `path` leads to, which may be missing. Raises UserError if it cannot be replaced."""
     found = Path(os.path.realpath(path))
     try:
         there = found.exists()
@@ -97,7 +93,7 @@ def writable(path: Path) -> Path:
 
 
 def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
-    """Writes the parts one after the other, with times since `origin_s`. Raises OSError."""
+    """Writes the parts one after the other. Raises OSError."""
     dropped: dict[int, int] = {}
     with path.open("w", encoding="ascii") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
@@ -116,7 +112,6 @@ def _records(part: TracePart, origin_s: float) -> Iterator[_Record]:
     yield {**named, "name": "process_name", "tid": 0, "args": {"name": f"node {part.rank}"}}
     events = tuple(_compute_or_wait(part.events))
     for number, lane in enumerate(LANES):
-        # A thread for what goes on at the same time, the first one with the lane's own name.
         first = pid * _NODE_THREADS + number * _LANE_THREADS
         threads = {first: lane}
         of_lane = [event for event in events if event.lane == lane]
@@ -140,13 +135,7 @@ def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
 
 
 def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Record:
-    arguments: _Record = {"kind": event.name}
-    if event.layer >= 0:
-        arguments["layer"] = event.layer
-    if event.step >= 0:
-        arguments["step"] = event.step
-    if event.nbytes:
-        arguments["bytes"] = event.nbytes
+    details = {"kind": event.name, "layer": event.layer, "step": event.step, "bytes": event.nbytes or -1}
     return {
         "ph": "X",
         "name": f"{event.name} L{event.layer}" if event.layer >= 0 else event.name,
@@ -155,7 +144,7 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
         "tid": thread,
         "ts": round((event.start_s - origin_s) * 1e6, 3),
         "dur": round((event.end_s - event.start_s) * 1e6, 3),
-        "args": arguments,
+        "args": {name: value for name, value in details.items() if value != -1},
     }
 
 

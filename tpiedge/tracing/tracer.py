@@ -1,7 +1,6 @@
-"""Records what a node does when, in memory of a fixed size, and writes it to a file when the node ends; and intervals.
+"""Records events of a node in memory of a fixed size, and writes them to a file when the node ends; and intervals.
 
-One call packs a record into its place, without a lock: the engine thread and the reading threads take places from one
-counter. Events beyond the last place are counted.
+Threads take places from one counter, without a lock. Events beyond the last place are counted.
 """
 
 import json
@@ -17,18 +16,17 @@ from typing import Protocol, TypeAlias
 
 Interval: TypeAlias = tuple[float, float]  # (start, end)
 
-#: The first three as in figure 4 of TPI-LLM; "wait": for weights; "travel": all-reduces from their beginning to their
-#: end, while the engine does something else.
+#: The first three as in figure 4 of TPI-LLM; "wait": for weights; "travel": an all-reduce beside other work.
 LANES = ("compute", "reduce", "load", "wait", "travel")
 COMPUTE, REDUCE, LOAD, WAIT, TRAVEL = range(len(LANES))
 
-#: start, end, bytes, layer, step, name, lane. An end of 0 is a place that was not filled.
+#: start, end (0: not filled), bytes, layer, step, name, lane.
 _RECORD = struct.Struct("=ddqiIHB")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """`layer` and `step` are -1 if there is none."""
+    """`layer` and `step` are -1 if not known."""
 
     lane: str
     name: str
@@ -45,7 +43,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class TracePart:
-    """The recording of one node; `dropped` events more had no room. Times are of this computer's monotonic clock."""
+    """The recording of one node; `dropped` more events had no room. Times are on this computer's monotonic clock."""
 
     rank: int
     events: tuple[TraceEvent, ...]
@@ -58,21 +56,12 @@ class EventSink(Protocol):
     def name(self, text: str, /) -> int: ...
 
     def add(
-        self,
-        lane: int,
-        name: int,
-        start: float,
-        end: float,
-        layer: int = -1,
-        step: int = 0,
-        nbytes: int = 0,
-        /,
+        self, lane: int, name: int, start: float, end: float, layer: int = -1, step: int = 0, /
     ) -> None: ...
 
 
 class Tracer:
-    """Has room for `limit` events. Any thread may `add`, and look up the number of a known `name`; only one thread
-    makes new names."""
+    """Has room for `limit` events. Any thread may `add` and look a `name` up; only one makes new names."""
 
     def __init__(self, limit: int = 1 << 18) -> None:
         self._limit = limit
@@ -86,15 +75,14 @@ class Tracer:
     def add(
         self, lane: int, name: int, start: float, end: float, layer: int = -1, step: int = 0, nbytes: int = 0
     ) -> None:
-        """Records an event, in seconds of time.perf_counter, which all processes of a computer share. `step` counts
-        from 1 (0: none)."""
+        """Records an event, in seconds of time.perf_counter. `step` counts from 1 (0: none)."""
         place = next(self._places)
         if place < self._limit:
             offset = place * _RECORD.size
             _RECORD.pack_into(self._records, offset, start, end, nbytes, layer, step, name, lane)
 
     def write(self, path: Path, rank: int) -> None:
-        """Writes the file that `read_part` reads, whole or not at all. To be called once. Raises OSError."""
+        """Writes the file that `read_part` reads, whole or not at all. Call it once. Raises OSError."""
         taken = next(self._places)
         kept = min(taken, self._limit)
         header = {"rank": rank, "names": list(self._names), "events": kept, "dropped": taken - kept}

@@ -1,8 +1,7 @@
 """Decides who may connect: ZeroMQ asks here (ZAP, RFC 27) before a CURVE handshake ends.
 
 One thread per context answers. Every hub is a ZAP domain with a list of keys; any other domain, mechanism or key is
-refused. A hub may let a few unknown keys in as guests for a short while: their messages go only to the code that admits
-newcomers.
+refused. A hub may let a few unknown keys in as guests; their messages go only to the code that admits newcomers.
 """
 
 import contextlib
@@ -32,11 +31,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GuestPolicy:
-    """Unknown keys connect under the name from `name_of`, for `stay_s`, `limit` at a time and `each` per address. When
-    no place is free, a newcomer replaces the oldest guest that has had `grace_s`. A guest has one connection; a second
-    is refused until the first is closed, because libzmq would give it the routing id and forget the first one's
-    descriptor. With `takes`, which the hub's owner calls, a newcomer without a place may show a ticket for one of
-    `limit` further places. All others hear `crowded`."""
+    """Unknown keys connect under the name from `name_of`, for `stay_s`, `limit` at a time and `each` per address. If no
+    place is free, a newcomer replaces the oldest guest that has had `grace_s`. A guest has one connection: libzmq would
+    give a second the routing id and forget the first one's descriptor. With `takes`, which the hub's owner calls, a
+    newcomer may show a ticket for one of `limit` further places. All others hear `crowded`."""
 
     name_of: Callable[[str], str]
     limit: int = 32
@@ -160,7 +158,7 @@ class Admission:
             name = self._names.get(key)
             if name is None:
                 name = self._welcome(key, address)
-            self.counters.rejected += name is None
+            self.counters.refused += name is None
         return name
 
     def _welcome(self, key: str, address: str) -> str | None:
@@ -244,8 +242,8 @@ class Admission:
 
 
 class ZmqContext:
-    """A context, and the thread that answers its ZAP requests. `close` waits until all its endpoints are closed. With
-    `io_threads` > 1, different connections are encrypted in parallel."""
+    """A context, and the thread that answers its ZAP requests. `close` waits until all its endpoints are closed.
+    `io_threads` encrypt different connections in parallel."""
 
     def __init__(self, io_threads: int = 1) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)

@@ -1,12 +1,11 @@
 """Watches a hub's connections: ends floods, and strangers that stay.
 
-libzmq's high-water mark counts messages, not bytes, and a message of many frames only when it is whole; and libzmq
-4.3.5 aborts the process if a connection that it no longer reads fails with a heartbeat buffered. So a hub's libzmq
-reads without a bound, and this compares the bytes that the kernel has received with the owner's.
+libzmq's high-water mark counts messages, not bytes, and libzmq 4.3.5 aborts the process if a connection that it no
+longer reads fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this compares the bytes that
+the kernel has received with the owner's.
 
-A connection is a stranger until its peer is introduced, and again once the peer is no longer admitted. It is cut when
-its time is over. At most `each` strangers of one address stay, and `limit` in all; the oldest of the fullest address
-goes for a new one, never a known peer.
+A connection is a stranger, for a limited time, until its peer is introduced, and once the peer is no longer admitted.
+Strangers are limited per address and in all; the oldest of the fullest address goes for a new one.
 """
 
 import contextlib
@@ -80,8 +79,8 @@ class Arrived(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Flow:
     """One connection. The hub's owner adds received wire bytes to `taken`, and sets `route` and `name` at the
-    introduction. `cut`: it was ended here; `flooded`: for what it sent. `left`: bytes that waited at the last look.
-    `until`: when it is to go, as a stranger."""
+    introduction. `flooded`: it was cut for what it sent. `left`: bytes that waited at the last look. `until`: a
+    stranger's end."""
 
     address: str = ""
     route: bytes = b""
@@ -106,9 +105,8 @@ class Flow:
 
 
 class Backlog:
-    """Watches one ROUTER in a thread, from its construction (before the bind) to `close`. `limit`: bytes of an admitted
-    peer that may wait. Bytes left unread by ended connections count: while they are too many, every new connection is
-    cut, so reconnecting does not help a flood."""
+    """Watches one ROUTER in a thread, from before the bind to `close`. `limit`: bytes of an admitted peer that may
+    wait. Bytes left unread by ended connections count: while they are too many, every new connection is cut."""
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
         self._router = router

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpiedge.errors import PeerError, ProtocolError, TpiedgeError
 from tpiedge.units import MIB
-from tpiedge.wire.codec import FLAT_BYTES, FLAT_MARK, decode, encode, tensors_of
+from tpiedge.wire.codec import FLAT_BYTES, FLAT_MARK, decode, encode, tensor_of
 from tpiedge.wire.fields import (
     MAX_CONTROL_HEADER,
     MAX_FILE_CHUNK,
@@ -52,8 +52,8 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew, perhaps by a restarted process: messages of both directions may
-    be lost. `broke` says so, with the cause if known, for a sentence about the connection."""
+    """The connection of `peer` broke and was made anew, perhaps by a restarted process: messages may be lost. `broke`
+    says so for a sentence about the connection."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -72,18 +72,18 @@ class DuplicateName(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A received message. `tensors`: read-only views of the received bytes, one per tensor header."""
+    """A received message. `tensor`: a read-only view of the received bytes; None without a tensor header."""
 
     sender: str
     message: Message
-    tensors: tuple[memoryview, ...] = ()
+    tensor: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Limits of a connection in bytes, and messages that may queue per peer and direction. `waiting_limit`: bytes of
-    one peer that may wait at a hub, beside one message of the largest size. `prompt`: posts and closes interrupt a wait
-    at once; otherwise after up to 20 ms, and messages arrive a few microseconds sooner."""
+    """Limits of a connection in bytes, and messages that may queue per peer and direction. `waiting_limit`: bytes of a
+    peer that may wait at a hub beside one largest message. `prompt`: posts and closes interrupt a wait at once;
+    otherwise after up to 20 ms, and messages arrive sooner."""
 
     header_limit: int
     tensor_limit: int
@@ -115,11 +115,14 @@ TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, waiting_limit=16 * MIB,
 FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
 
-def frame_of(message: Message, tensors: Sequence[Buffer], plane: Plane) -> bytes:
-    """Encodes a message; ProtocolError if it breaks the plane's limits or the tensors do not fit."""
-    flat = [_flatten(tensor) for tensor in tensors]
-    _check_tensors(message, [len(tensor) for tensor in flat], plane)
-    return b"".join((encode(message, plane.header_limit), *flat))
+def frame_of(message: Message, tensor: Buffer | None, plane: Plane) -> bytes:
+    """Encodes a message; ProtocolError if it breaks the plane's limits or the tensor does not fit."""
+    if tensor is None:
+        _check_tensor(message, None, plane)
+        return encode(message, plane.header_limit)
+    view = memoryview(tensor)
+    _check_tensor(message, view.nbytes, plane)
+    return b"".join((encode(message, plane.header_limit), view.cast("B") if view.nbytes else b""))
 
 
 def names_of(to: str | Sequence[str] | None) -> Sequence[str | None]:
@@ -127,49 +130,40 @@ def names_of(to: str | Sequence[str] | None) -> Sequence[str | None]:
 
 
 def read_frame(sender: str, frame: Buffer, plane: Plane) -> Envelope:
+    """Decodes a frame of `frame_of`; raises MalformedMessage."""
     data = memoryview(frame).toreadonly()
     try:
         if not data or data[0] != FLAT_MARK:
             return Envelope(sender, decode(data, plane.header_limit))
         message = decode(data[:FLAT_BYTES], plane.header_limit)
-        tensor = data[FLAT_BYTES:]
-        tensors = (tensor,) if tensor or tensors_of(message) else ()
-        _check_tensors(message, [tensor.nbytes for tensor in tensors], plane)
+        tensor = data[FLAT_BYTES:] if len(data) > FLAT_BYTES or tensor_of(message) else None
+        _check_tensor(message, None if tensor is None else tensor.nbytes, plane)
     except ProtocolError as error:
         raise MalformedMessage(sender, str(error)) from None
-    return Envelope(sender, message, tensors)
+    return Envelope(sender, message, tensor)
 
 
-def _flatten(tensor: Buffer) -> bytes | memoryview:
-    if isinstance(tensor, bytes):
-        return tensor
-    view = memoryview(tensor)
-    return view.cast("B") if view.nbytes else b""
-
-
-def _check_tensors(message: Message, sizes: list[int], plane: Plane) -> None:
-    headers = tensors_of(message)
-    if len(headers) != len(sizes):
-        raise ProtocolError(f"{len(sizes)} tensors for {len(headers)} tensor headers")
-    for header, count in zip(headers, sizes, strict=True):
-        expected, most = header.nbytes, plane.tensor_limit
-        if expected > most:
-            raise ProtocolError(f"tensor of {expected} bytes; a message holds at most {most} here")
-        if count != expected:
-            raise ProtocolError(f"tensor of {count} bytes where {header} needs {expected}")
+def _check_tensor(message: Message, count: int | None, plane: Plane) -> None:
+    header = tensor_of(message)
+    if header is None or count is None:
+        if header is not None:
+            raise ProtocolError("a tensor header without its tensor")
+        if count is not None:
+            raise ProtocolError("a tensor without its header")
+        return
+    if header.nbytes > plane.tensor_limit:
+        raise ProtocolError(
+            f"tensor of {header.nbytes} bytes; a message holds at most {plane.tensor_limit} here"
+        )
+    if count != header.nbytes:
+        raise ProtocolError(f"tensor of {count} bytes where {header} needs {header.nbytes}")
 
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes that passed, and messages that were thrown away. rejected: handshakes with a key that is not admitted.
-    impostor: routing ids that contradict the key. revoked: messages of peers that are admitted no more. duplicate:
-    messages of a second process under one name. malformed: raised as MalformedMessage."""
+    """Bytes that passed. `refused`: handshakes and messages that no honest peer makes."""
 
-    rejected: int = 0
-    impostor: int = 0
-    revoked: int = 0
-    duplicate: int = 0
-    malformed: int = 0
+    refused: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
 
@@ -187,20 +181,26 @@ class Endpoint:
     def send(
         self,
         message: Message,
-        tensors: Sequence[Buffer] = (),
+        tensor: Buffer | None = None,
         to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Sends a message; waits up to `timeout_s` (default: SEND_TIMEOUT_S) for each peer to take it. Several peers
-        get it in this order, encoded once; Unreachable names the first that did not, and none after it did.
-        ProtocolError: nothing was sent. Raises EndpointClosed too."""
-        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
+        """Encodes a message once and sends it to each peer, waiting up to `timeout_s` (None: SEND_TIMEOUT_S) for each.
+        Unreachable names the first that did not take it; later ones did not get it. After ProtocolError nothing was
+        sent."""
+        self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
         """Returns the next message, or None after `timeout_s`. The endpoint still works after MalformedMessage,
         LinkReset (hub) and DuplicateName (spoke), not after EndpointClosed."""
         received = self.recv_frame(timeout_s)
-        return None if received is None else self.read(*received)
+        if received is None:
+            return None
+        try:
+            return read_frame(*received, self._plane)
+        except MalformedMessage:
+            self.counters.refused += 1
+            raise
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
@@ -212,23 +212,15 @@ class Endpoint:
         """Returns sender and frame, unread; otherwise as `recv`."""
         raise NotImplementedError
 
-    def read(self, sender: str, frame: memoryview) -> Envelope:
-        try:
-            return read_frame(sender, frame, self._plane)
-        except MalformedMessage:
-            self.counters.malformed += 1
-            raise
-
     def reducer(self, _exchange: "Exchange") -> "Reduce | None":
         """Returns a native all-reduce; None where it is impossible here and now, or of no use."""
         return None
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        """Queues messages without tensors from any thread; the owner sends them inside `recv` or its next `send`. A
-        spoke keeps them, in order, until the hub takes them; a hub drops them if `to` is gone. ProtocolError: cannot be
-        encoded."""
+        """Queues messages without tensors, from any thread; the owner sends them inside `recv` or its next `send`. A
+        spoke keeps them until the hub takes them; a hub drops them if `to` is gone. Raises ProtocolError."""
         messages = message if isinstance(message, Sequence) else (message,)
-        self._queue([(frame_of(one, (), self._plane), to) for one in messages])
+        self._queue([(frame_of(one, None, self._plane), to) for one in messages])
 
     def _queue(self, frames: Sequence[tuple[bytes, str | None]]) -> None:
         raise NotImplementedError

@@ -1,15 +1,26 @@
-"""One endpoint over links to several others: a hub for those that connect here, spokes to those that listen."""
+"""One endpoint over the links of a rank: a hub for peers that connect here, spokes to those that listen.
 
+Its all-reduces may run in native calls. Messages of one peer go on in order of arrival: what a native reducer keeps
+goes to Python before Python sends or receives, and before another reducer runs.
+"""
+
+import functools
 import time
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import zmq
 
 from tpiedge.transport.endpoint import TENSOR, Buffer, Endpoint, EndpointClosed, Unreachable, names_of
-from tpiedge.transport.native_reducer import EndpointReducers, Exchange, Reduce
+from tpiedge.transport.native_library import transport_library
+from tpiedge.transport.native_reducer import DONE, Exchange, NativeReducer, Reduce
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.transport.zeromq_endpoint import SLICE_S, ZmqEndpoint
+from tpiedge.wire.codec import FLAT_BYTES
 from tpiedge.wire.fields import Message
+
+# For more than this the copies and the waiting count, and not the calls.
+_MOST_BYTES: Final = 1 << 18
 
 
 class ZmqMesh(Endpoint):
@@ -20,6 +31,7 @@ class ZmqMesh(Endpoint):
         self.address = hub.address if hub else ""
         self._hub = hub
         self._spokes = dict(spokes)
+        # The hub, where there is one, comes first: it alone admits others.
         self._ends: list[ZmqEndpoint] = [*([hub] if hub else []), *self._spokes.values()]
         self.counters = self._ends[0].counters  # a hub's are those of its admission, too
         self._lock = self._ends[0].lock
@@ -29,21 +41,23 @@ class ZmqMesh(Endpoint):
             end.register(self._poller)
         self._next = 0
         self._closed = False
-        # The hub, where there is one, comes first: it alone admits others.
-        self._reducers = EndpointReducers(self._ends, lambda name: self._spokes.get(name, self._hub))
+        #: Holds frames received ahead: `_hand_over` is due before anything else is sent or received.
+        self._keeper: NativeReducer | None = None
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        if self._reducers.keeper is not None:
-            self._reducers.hand_over()
+        if self._keeper is not None:
+            self._hand_over()
         for name in names_of(to):
             self._end(name).send_frame(frame, name, timeout_s)
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
+        if self._keeper is not None:
+            self._hand_over()
+        if len(self._ends) == 1:  # which waits in the call that reads
+            return self._ends[0].recv_frame(timeout_s)
         deadline = time.monotonic() + timeout_s
-        if self._reducers.keeper is not None:
-            self._reducers.hand_over()
         with self._lock:
             while True:
                 if self._closed:
@@ -57,7 +71,45 @@ class ZmqMesh(Endpoint):
                 self._poller.poll(int(min(remaining_s, SLICE_S) * 1000) + 1)
 
     def reducer(self, exchange: Exchange) -> Reduce | None:
-        return self._reducers.reducer(exchange)
+        library = transport_library()
+        links = [link for name in exchange.answers if (link := self._spokes.get(name, self._hub)) is not None]
+        if library is None or len(links) < len(exchange.answers):
+            return None
+        native = NativeReducer(library, exchange, links)
+        if not FLAT_BYTES < native.frame_bytes <= _MOST_BYTES:
+            return None
+        return functools.partial(self._reduce, native)
+
+    def _hand_over(self) -> None:
+        """Makes the links' `recv_frame` return what was received ahead."""
+        with self._lock:
+            if self._keeper is not None:
+                self._keeper.put_back()
+                self._keeper = None
+
+    def _reduce(self, native: NativeReducer, place: bytes, tensor: int) -> int:
+        with self._lock:
+            if self._keeper is not native:
+                self._hand_over()
+            for end in self._ends:
+                if not end.is_free:
+                    return 0
+            if native.handle is None and not native.open(self._ends[0]):
+                return 0
+            sent = native.run(place, tensor)
+            if sent >= 0:
+                native.count_sent(sent)
+                if sent and native.sums:  # the parts of all peers are in the sum
+                    native.count_received()
+                native.put_back()
+                self._keeper = None
+                # The next one is opened for the routes that there are then.
+                native.close()
+                return sent
+            self._keeper = None if sent == DONE else native
+            native.count_sent()
+            native.count_received()
+            return DONE
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
         self._end(to).post(message, to)

@@ -1,9 +1,7 @@
 """Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets it works.
 
-Where that is uncertain (another system than Linux, libzmq inside pyzmq's extension, two libzmq), or the library is not
-built or switched off, Python does the same; the debug log has the reason. Packing tensors needs no libzmq.
-
-TPIEDGE_FAST_LINK=0 switches all but the packing off; TPIEDGE_NATIVE=0 everything, with the kernels.
+If that is uncertain (not Linux, libzmq inside pyzmq's extension, two libzmq), not built or switched off, Python does
+the same. TPIEDGE_FAST_LINK=0 switches all but the packing off; TPIEDGE_NATIVE=0 everything, with the kernels.
 """
 
 import ctypes

@@ -1,11 +1,10 @@
-"""An all-reduce in one native call, for the steady state: `native/reducer.h` on one or several sockets.
+"""All-reduces in one native call, for the steady state: `native/reducer.h` on one or several sockets.
 
 Right after a wake-up every Python call costs several times the usual. When anything unforeseen happens the native side
-stops without a loss, and Python goes on: `recv_frame` returns first what was received and not used.
+stops without a loss, and `recv_frame` returns first what was received and not used.
 """
 
 import ctypes
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from tpiedge.transport.backlog import Flow, curve_bytes
-from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLibrary, View, transport_library
+from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLibrary, View
 from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT, PLACE_BYTES
 from tpiedge.wire.fields import SummandPrecision
 
@@ -76,8 +75,8 @@ class ReceivedFrame:
 
 
 class NativeReducer:
-    """All-reduces over the link of each peer, in order, and counts their messages. Opened for the present routes and
-    admissions; closed when anything unforeseen has happened. Only the owner of the open sockets calls it."""
+    """All-reduces over the link of each peer, in order. Opened for the present routes and admissions; closed when
+    anything unforeseen has happened. Only the owner of the sockets calls it."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
         precision, (rows, columns) = PRECISIONS[exchange.precision], exchange.shape
@@ -128,7 +127,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Like `Reduce`; below DONE: done, and `received` has more, for the next run or for Python."""
+        """Runs as `Reduce`. Returns less than DONE if done and `received` has more, for the next run or for Python."""
         return int(self._run(self.handle, place, tensor))
 
     def received(self) -> Iterator[tuple[int, bytes, ReceivedFrame]]:
@@ -163,63 +162,3 @@ class NativeReducer:
         if self.handle is not None:
             self.handle = None
             self._finalizer()
-
-
-# For more than this the copies and the waiting count, and not the calls.
-_MOST_BYTES: Final = 1 << 18
-
-
-class EndpointReducers:
-    """The native all-reduces of one endpoint, over its socket or several; for the owner alone. Laws: every message goes
-    to the native side or to Python, and those of one peer in order of arrival. What a reducer keeps goes to Python
-    before Python receives by itself, and before another reducer runs. `links` share one lock; only the first may change
-    its admitted peers. `link_of` returns the link to a peer."""
-
-    def __init__(
-        self, links: Sequence["ZmqEndpoint"], link_of: Callable[[str], "ZmqEndpoint | None"]
-    ) -> None:
-        self._links = links
-        self._link_of = link_of
-        #: Holds frames received ahead: `hand_over` is due before anything else is sent or received.
-        self.keeper: NativeReducer | None = None
-
-    def reducer(self, exchange: Exchange) -> Reduce | None:
-        library = transport_library()
-        links = [link for name in exchange.answers if (link := self._link_of(name)) is not None]
-        if library is None or len(links) < len(exchange.answers):
-            return None
-        native = NativeReducer(library, exchange, links)
-        if not FLAT_BYTES < native.frame_bytes <= _MOST_BYTES:
-            return None
-        return functools.partial(self._reduce, native)
-
-    def hand_over(self) -> None:
-        """Makes the links' `recv_frame` return what was received ahead."""
-        with self._links[0].lock:
-            if self.keeper is not None:
-                self.keeper.put_back()
-                self.keeper = None
-
-    def _reduce(self, native: NativeReducer, place: bytes, tensor: int) -> int:
-        with self._links[0].lock:
-            if self.keeper is not native:
-                self.hand_over()
-            for link in self._links:
-                if not link.is_free:
-                    return 0
-            if native.handle is None and not native.open(self._links[0]):
-                return 0
-            sent = native.run(place, tensor)
-            if sent >= 0:
-                native.count_sent(sent)
-                if sent and native.sums:  # the parts of all peers are in the sum
-                    native.count_received()
-                native.put_back()
-                self.keeper = None
-                # The next one is opened for the routes that there are then.
-                native.close()
-                return sent
-            self.keeper = None if sent == DONE else native
-            native.count_sent()
-            native.count_received()
-            return DONE

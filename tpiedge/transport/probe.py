@@ -16,7 +16,7 @@ _POLL_S = 0.02
 
 
 class Listener(Enum):
-    """NOBODY: the port is closed. UNREACHABLE: no answer. CURVE: ZeroMQ with CURVE, like a master."""
+    """The outcome of a look: a closed port, no answer, ZeroMQ with CURVE (like a master), anything else."""
 
     NOBODY = "nobody"
     UNREACHABLE = "unreachable"
@@ -47,9 +47,8 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
-    """Whether the longest packets of the path MTU arrive; None without a connection, or if the system does not tell.
-    Blocks for up to four times `timeout_s`, which is shorter than a master's handshake limit. Behind an unreported
-    smaller MTU long packets are never confirmed. A lossy link looks the same, but not twice."""
+    """Tells whether the longest packets of the path MTU are confirmed; None without a connection, or if the system does
+    not tell. Tries twice, as a link may be lossy: blocks for up to four times `timeout_s`."""
     try:
         return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)
     except OSError:

@@ -2,9 +2,8 @@
 
 Identity is the key. `admission` turns it into a name, and the first frame of a connection shows whether the routing id,
 `name/nonce/ticket`, agrees; afterwards messages go by routing id. Only this hub learns the nonce, so no other process
-can take the route over. A process that connects again has the same nonce; a second process under the key has another,
-and is refused while the first is connected. The ticket is for a stranger without a place (`admission.py`). A spoke
-announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
+can take the route over. A second process under the key has another nonce, and is refused while the first is connected.
+A spoke announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
 """
 
 import contextlib
@@ -127,7 +126,7 @@ class ZmqHub(ZmqEndpoint):
             if route is None or self._closed:
                 return
             if farewell is not None:
-                self._hand_over(route, frame_of(farewell, (), self._plane))
+                self._hand_over(route, frame_of(farewell, None, self._plane))
             peer = self._known.pop(route)
             # A descriptor that was used again when the peer's first frame was received is another connection's.
             connection = peer.connection if peer.flow.route == route else None
@@ -192,7 +191,7 @@ class ZmqHub(ZmqEndpoint):
             return self._introduce(route, frame)
         peer.flow.taken += curve_bytes(len(frame))
         if peer.name not in self.admission.admitted:
-            self.counters.revoked += 1
+            self.counters.refused += 1
             self._skip_rest(frame)
             return None
         return self._received(peer.name, frame)
@@ -209,30 +208,30 @@ class ZmqHub(ZmqEndpoint):
             connection = None  # that is gone, though its descriptor was used again for another peer
         if route in self._cut:
             if connection is None or connection == self._cut[route]:
-                self.counters.revoked += 1
+                self.counters.refused += 1
                 return None
             del self._cut[route]
         if not route.startswith(user.encode() + b"/"):
-            self.counters.impostor += 1
+            self.counters.refused += 1
             self._end(route, connection, at_once=True)
             return None
         if user not in self.admission.admitted:
             ticket = route.rpartition(b"/")[2].decode("ascii", "replace")
             farewell = self.admission.refusal(user, ticket, connection)
             if user not in self.admission.admitted:
-                self.counters.revoked += 1
+                self.counters.refused += 1
                 if farewell is not None:
-                    self._hand_over(route, frame_of(farewell, (), self._plane))
+                    self._hand_over(route, frame_of(farewell, None, self._plane))
                 self._end(route, connection, at_once=farewell is None)
                 return None
         known = self._routes.get(user)
         # Of two connections that are gone already it is not known whether they were one: a member gets the doubt.
         unclear = connection is None and not self.admission.may_be_guest(user)
         if known == route and connection == self._known[route].connection and not unclear:
-            self.counters.malformed += 1
+            self.counters.refused += 1
             return MalformedMessage(user, "an empty frame")
         if known is not None and known != route and self._stands(known):
-            self.counters.duplicate += 1
+            self.counters.refused += 1
             self._hand_over(route, DUPLICATE)
             self._end(route, connection, at_once=False)
             return None

@@ -2,7 +2,7 @@
 
 import contextlib
 import ctypes
-import os
+import socket
 import threading
 import time
 from collections import deque
@@ -25,7 +25,7 @@ from tpiedge.transport.endpoint import (
     names_of,
 )
 from tpiedge.transport.keys import CurveKeys, is_key
-from tpiedge.transport.native_reducer import EndpointReducers, Exchange, ReceivedFrame, Reduce
+from tpiedge.transport.native_reducer import ReceivedFrame
 
 SLICE_S = 0.02
 
@@ -35,30 +35,30 @@ _HANDSHAKE_MS = 3000
 _RECONNECT_MS = 100
 
 
-def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
+def configure(link: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
     """Sets the options of both roles, before bind or connect."""
-    socket.curve_publickey = keys.public.encode()
-    socket.curve_secretkey = keys.secret.encode()
+    link.curve_publickey = keys.public.encode()
+    link.curve_secretkey = keys.secret.encode()
     # A larger frame ends the connection, which looks like a broken link to both sides; an honest sender refuses it.
     # A handshake takes up to 4096 bytes, and CURVE adds up to 64 to a frame.
-    socket.maxmsgsize = max(plane.frame_limit, 4096) + 64
-    socket.sndhwm = plane.queue_length
-    socket.rcvhwm = plane.receive_length
+    link.maxmsgsize = max(plane.frame_limit, 4096) + 64
+    link.sndhwm = plane.queue_length
+    link.rcvhwm = plane.receive_length
     # The kernel finds silently dead connections within 6 s: five probes must be lost, as lossy links often lose two in
     # a row. libzmq's heartbeats stay off: 4.3.5 aborts the process if one is due on a connection that failed while it
     # was not read.
-    socket.heartbeat_ivl = 0
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
-    socket.tcp_keepalive_cnt = 5
-    socket.tcp_maxrt = 6000
-    socket.handshake_ivl = _HANDSHAKE_MS
+    link.heartbeat_ivl = 0
+    link.tcp_keepalive = 1
+    link.tcp_keepalive_idle = link.tcp_keepalive_intvl = 1
+    link.tcp_keepalive_cnt = 5
+    link.tcp_maxrt = 6000
+    link.handshake_ivl = _HANDSHAKE_MS
     # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
-    socket.connect_timeout = _HANDSHAKE_MS
-    socket.reconnect_ivl = _RECONNECT_MS
-    socket.reconnect_ivl_max = 5000
-    socket.rcvtimeo = int(SLICE_S * 1000)
-    socket.linger = LINGER_MS
+    link.connect_timeout = _HANDSHAKE_MS
+    link.reconnect_ivl = _RECONNECT_MS
+    link.reconnect_ivl_max = 5000
+    link.rcvtimeo = int(SLICE_S * 1000)
+    link.linger = LINGER_MS
 
 
 class Wakeup:
@@ -66,31 +66,25 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-        self._open = True
+        self._ends = socket.socketpair()
+        for end in self._ends:
+            end.setblocking(False)
 
     def fileno(self) -> int:
-        return self._read
+        return self._ends[0].fileno()
 
     def ring(self) -> None:
-        with self._lock:
-            if self._open:
-                # A full pipe is ringing already.
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._write, b"!")
+        with self._lock, contextlib.suppress(OSError):  # closed; or full, and ringing already
+            self._ends[1].send(b"!")
 
     def silence(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+            self._ends[0].recv(4096)
 
     def close(self) -> None:
         with self._lock:
-            if self._open:
-                self._open = False
-                os.close(self._read)
-                os.close(self._write)
+            for end in self._ends:
+                end.close()
 
 
 Frame = zmq.Frame | ReceivedFrame
@@ -143,13 +137,10 @@ class ZmqEndpoint(Endpoint):
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
-        self._reducers = EndpointReducers((self,), lambda _name: self)
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        if self._reducers.keeper is not None:
-            self._reducers.hand_over()
         with self.lock:
             if self._closed or self._posted:
                 self._flush()
@@ -161,8 +152,6 @@ class ZmqEndpoint(Endpoint):
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
         remaining_s = timeout_s
-        if self._reducers.keeper is not None:
-            self._reducers.hand_over()
         with self.lock:
             while True:
                 if self._closed or self._posted:
@@ -187,9 +176,6 @@ class ZmqEndpoint(Endpoint):
 
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._socket, zmq.POLLIN)
-
-    def reducer(self, exchange: Exchange) -> Reduce | None:
-        return None if self._plane.prompt else self._reducers.reducer(exchange)
 
     @property
     def is_free(self) -> bool:
@@ -314,7 +300,7 @@ class ZmqEndpoint(Endpoint):
     def _received(self, sender: str, frame: Frame) -> Item:
         if frame.more:
             self._skip_rest(frame)
-            self.counters.malformed += 1
+            self.counters.refused += 1
             return MalformedMessage(sender, "more than one frame")
         view = frame.buffer
         self.counters.bytes_received += len(view)

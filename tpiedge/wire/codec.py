@@ -1,13 +1,13 @@
-"""Messages to bytes and back. Each message has one form:
+"""Encodes and decodes messages. Each message has one form:
 
     an array of MessagePack: PROTOCOL, tag, field, field, ...
     the messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
 
-The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. The
-class of a message names its tag, which no other message ever gets; a change of any message's fields raises PROTOCOL.
+The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. No tag
+is used twice; a change of any message's fields raises PROTOCOL.
 
-Everything that is not exactly one valid message raises ProtocolError, on both sides, before it has any effect. msgspec
-checks each bound before it makes what it is about, so a hostile message costs at most a few times its bytes.
+Everything that is not exactly one valid message raises ProtocolError, on both sides. msgspec checks each bound first,
+so a hostile message costs at most a few times its bytes.
 """
 
 import struct
@@ -107,10 +107,10 @@ def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER
         raise ProtocolError(f"{kind.__name__}: {str(error)[:200]}") from None
 
 
-def tensors_of(message: Message) -> tuple[TensorHeader, ...]:
-    """Returns the header of the tensor that travels with `message`, if any."""
-    header = getattr(message, "tensor", None)
-    return () if header is None else (header,)
+def tensor_of(message: Message) -> TensorHeader | None:
+    """Returns the header of the tensor that travels with `message`."""
+    header: TensorHeader | None = getattr(message, "tensor", None)
+    return header
 
 
 @cache

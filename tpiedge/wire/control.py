@@ -26,8 +26,7 @@ class Hello(f.NodeMessage, frozen=True, tag=32):
 
 class Carried(f.Wire, frozen=True):
     """The KV cache that the nodes of `epoch` left: `pages` pages, on every machine the heads that its node needs now.
-    Rank 0 sends each rank its missing heads in `brought`. `private`: the pages depend on the split, so they must not
-    enter the prefix cache."""
+    Rank 0 sends each rank its missing heads in `brought`. `private`: the pages must not enter the prefix cache."""
 
     epoch: f.U32
     pages: f.U32
@@ -97,7 +96,7 @@ class WorkerLink:
 
 class Ready(f.NodeMessage, frozen=True, tag=36):
     """Node to master: it can take steps. Rank 0 adds the collectives of one token and of a whole chunk, why if it may
-    surprise, and, where there was a choice, the (slowest) links between workers."""
+    surprise, and the (slowest) links between workers."""
 
     weight_bytes: f.U64
     load_s: f.Seconds
@@ -145,9 +144,8 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 
 
 class Compile(f.EpochMessage, frozen=True, tag=56):
-    """Master to rank 0: compile the grammar of a request that Generate will bring, unless Cancel ends it. Compiled or
-    Failed answers, and Finished a Cancel. Requests of one non-empty `group` share a grammar, compiled once while one of
-    them lasts."""
+    """Master to rank 0: compile the grammar of a request that Generate will bring. Compiled or Failed answers, and
+    Finished a Cancel. Requests of one non-empty `group` share a grammar while one of them lasts."""
 
     request: GenerationRequest
     group: f.Name
@@ -264,9 +262,9 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
 
     `attention_s` and `ffn_s` are parts of `compute_s`. Streamed weights: `reads` from disk, `load_s` with at least one
     under way, `prefetch_hits` blocks that were read ahead, `stalls` that were waited for, for `weight_wait_s`;
-    `window_bytes` is the ring's part of `weight_bytes`. `dropped` messages of nodes came late, `refused` messages and
-    connections are not an honest node's. The KV cache takes `kv_bytes`, when full `kv_reserved_bytes`; `kv_pages_used`
-    of `kv_pages` are in use, also for later requests. `accepted` of `drafted` tokens were right.
+    `window_bytes` is the ring's part of `weight_bytes`. `dropped` messages came late, `refused` ones are not an honest
+    node's. `kv_pages_used` of `kv_pages` are in use, also for later requests. `accepted` of `drafted` tokens were
+    right.
     """
 
     peak_rss_bytes: f.U64

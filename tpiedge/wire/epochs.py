@@ -35,7 +35,7 @@ class Capacity:
 
 class Offer(f.EpochMessage, frozen=True, tag=96):
     """Agent to master, at first and on every change: what the worker can give. A new `nonce` means that the agent
-    restarted. `memory_bytes` and `free_disk_bytes` are what tpiedge may use."""
+    restarted. The bytes are what tpiedge may use."""
 
     name: f.Name
     host: f.Name

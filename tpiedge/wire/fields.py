@@ -99,14 +99,14 @@ class EpochMessage(Message, frozen=True):
 
 
 class NodeMessage(EpochMessage, frozen=True):
-    """From, to or about the node `rank`."""
+    """A message from, to or about the node `rank`."""
 
     rank: Rank
 
 
 class WeightMemory(Wire, frozen=True):
-    """How a node holds its weights: all, or within `nbytes`, of which `ring_bytes` (0: the node chooses) are for
-    streaming. `direct`: read past the page cache."""
+    """Memory for a node's weights: all, or `nbytes`, of which `ring_bytes` (0: the node chooses) are for streaming.
+    `direct`: read past the page cache."""
 
     nbytes: U64
     ring_bytes: U64

@@ -21,8 +21,7 @@ class LinkSpeed:
 @dataclass
 class Probing:
     """One measurement: `begin`, then `heard` for every Echo until it returns the LinkSpeed. Times are the caller's
-    clock. The quickest payload counts, as an idle connection begins slowly. Payload time below the noise of the empty
-    echoes counts as that noise."""
+    clock. The quickest payload counts. Payload time below the noise of the empty echoes counts as that noise."""
 
     payload_bytes: int = MAX_BLOB
     payloads: int = 1

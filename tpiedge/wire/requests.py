@@ -16,7 +16,7 @@ Pooling = Literal["none", "mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token; `logprobs` is
+    """Parameters of drawing a token: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token; `logprobs` is
     the number of likeliest tokens returned with their log probability."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
@@ -34,8 +34,8 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """The texts that an answer may be. `text` comes unread from a client. `begins`: the answer is free, except after
-    each of this token, up to the first place where `text` may end. `thoughts`: the tokens that open and close thoughts,
-    in which the grammar does not begin."""
+    this token, up to the first place where `text` may end. `thoughts`: the tokens that open and close thoughts, in
+    which the grammar does not begin."""
 
     kind: GrammarKind
     text: Annotated[str, Meta(max_length=MAX_GRAMMAR)]
@@ -47,10 +47,10 @@ class Grammar:
 class GenerationRequest:
     """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
 
-    `keep_prefix`: the prompt's KV cache may serve later requests of the same `scope`, an opaque name of a client
-    (`api/guard.py`); "" is shared by all without one. `prompt_scores`: return the prompt's log probabilities.
-    `answer_ids`: the answer's tokens from an earlier epoch; they count in `max_tokens` and are not returned. `pooling`:
-    return a vector (`Embedding`) instead of an answer. `grammar`: restricts the answer, which `max_tokens` may cut off.
+    `keep_prefix`: the KV cache may serve later requests of the same `scope`, an opaque name of a client; "" is shared.
+    `prompt_scores`: return the prompt's log probabilities. `answer_ids`: the answer's tokens from an earlier epoch;
+    they count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar`: restricts the answer, which
+    `max_tokens` may cut off.
     """
 
     id: Name

@@ -1,7 +1,6 @@
-"""A worker's agent keeps the link to the master and the shards, and starts a node for each epoch.
+"""A worker's agent keeps the link to the master and the shards, starts a node for each epoch, and reports its end.
 
-It reports the end of a node to the master with its cause, and waits for a silent master. One thread runs the loop;
-background.py does what takes long.
+One thread runs the loop; background.py does slow work.
 """
 
 import contextlib
@@ -24,25 +23,8 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.fetcher import Provision
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire import epochs
 from tpiedge.wire.codec import PROTOCOL
-from tpiedge.wire.epochs import (
-    AgentPulse,
-    AskOffer,
-    Echo,
-    Launch,
-    Leaving,
-    MasterPulse,
-    NodeEnded,
-    Offer,
-    Prepare,
-    Prepared,
-    Preparing,
-    Probe,
-    Release,
-    Spare,
-    Spawned,
-    Stock,
-)
 from tpiedge.wire.fields import Keeping, Message
 from tpiedge.wire.join import Refused
 from tpiedge.worker.background import Background, Prefetch
@@ -76,9 +58,9 @@ class AgentSettings:
 
 @dataclass
 class _Part:
-    """Part of an epoch that this worker has; `shards` once they are fetched."""
+    """The part of an epoch that this worker has; `shards` once they are fetched."""
 
-    order: Prepare
+    order: epochs.Prepare
     keys: CurveKeys
     shards: ShardCopy | None = None
 
@@ -101,15 +83,13 @@ class Agent:
     _look: Callable[[], WayState]
     _slot: NodeSlot
     _nonce: int = field(default_factory=lambda: secrets.randbits(63))
-    _offered_bytes: int = -1  # of memory, as the master was told last
+    _offered_bytes: int = -1  # memory in the latest offer
     _preparing: _Part | None = None
     _running: _Part | None = None
-    _distrust: bool = False
+    _distrust: bool = False  # of the shards on disk
     _silent: bool = False
-    #: Whether the master serves and is not busy.
-    _at_rest: bool = False
-    #: What this machine is for, as the user was told last.
-    _standing: str = ""
+    _at_rest: bool = False  # the master serves and is not busy
+    _standing: str = ""  # the part of this machine that the user heard of last
     _narrow: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -121,8 +101,8 @@ class Agent:
         self._heard = self._looked = self._clock.now()
 
     def run(self) -> None:
-        """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError; OutOfMemory where the
-        memory of this machine holds no share of the model."""
+        """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError, and OutOfMemory if
+        this machine holds no share of the model."""
         try:
             self._slot.own_locker()  # the master admits one process of each worker
             self._slot.warm(measure=self._report is None)
@@ -137,7 +117,7 @@ class Agent:
     # --- what it offers
 
     def _make_offer(self) -> None:
-        """Offers this machine; blocks up to _REPORT_S until the fork server has measured it."""
+        """Sends an offer; blocks up to _REPORT_S until the fork server has measured this machine."""
         if self._report is None:
             report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
@@ -147,7 +127,7 @@ class Agent:
             self._report = report
             self._measurements.keep(report)
         settings, report = self._settings, self._report
-        offer = Offer(
+        offer = epochs.Offer(
             epoch=0,
             name=settings.name,
             host=settings.host,
@@ -177,9 +157,9 @@ class Agent:
             if now >= due:
                 excused = stalls.beat(now - due)
                 due = now + self._settings.timing.heartbeat_s
-                # Before the pulse: on it the master plans for a lost node, with the offer that it has by then.
+                # Before the pulse, on which the master plans for a lost node: it needs the new offer by then.
                 self._watch(now, excused=excused)
-                self._send(AgentPulse(self._epoch))
+                self._send(epochs.AgentPulse(self._epoch))
             try:
                 envelope = self._endpoint.recv(min(0.1, max(0.0, due - now)))
             except EndpointClosed:
@@ -202,32 +182,32 @@ class Agent:
             self._silent = False
             self._say("the master is back")
         match message:
-            case AskOffer():
+            case epochs.AskOffer():
                 # A restarted master may have another version.
                 self._send(introduction(self._settings.host))
                 self._make_offer()
-            case Prepare():
+            case epochs.Prepare():
                 self._prepare(message)
-            case Launch(epoch=epoch):
+            case epochs.Launch(epoch=epoch):
                 self._launch(epoch)
-            case Release(epoch=epoch):
+            case epochs.Release(epoch=epoch):
                 self._release(epoch)
-            case Probe(number=number, answer_bytes=count):
-                self._send(Echo(message.epoch, number, bytes(count)))
-            case Spare(kind="too small") if not self._slot.memory.reduced:
+            case epochs.Probe(number=number, answer_bytes=count):
+                self._send(epochs.Echo(message.epoch, number, bytes(count)))
+            case epochs.Spare(kind="too small") if not self._slot.memory.reduced:
                 raise OutOfMemory(spare_line(message))
-            case Spare():
+            case epochs.Spare():
                 self._stand(message.kind, spare_line(message))
             case Refused(message=why):
                 raise JoinRefused(why)
-            case Stock():
+            case epochs.Stock():
                 self._prefetch.order(message)
-            case MasterPulse():
+            case epochs.MasterPulse():
                 self._at_rest = message.state == "serving" and not message.busy
 
     # --- the life of an epoch
 
-    def _prepare(self, order: Prepare) -> None:
+    def _prepare(self, order: epochs.Prepare) -> None:
         try:
             self._slot.warm()
         except ResourceError as error:
@@ -237,7 +217,7 @@ class Agent:
         self._preparing = _Part(order, CurveKeys.generate())
 
         def progress(done_bytes: int, total_bytes: int, bytes_per_s: float) -> None:
-            self._endpoint.post(Preparing(order.epoch, done_bytes, total_bytes, bytes_per_s))
+            self._endpoint.post(epochs.Preparing(order.epoch, done_bytes, total_bytes, bytes_per_s))
 
         verify = self._distrust
         self._fetching.begin(lambda cancelled: self._weights.fetch(order, progress, cancelled, verify=verify))
@@ -258,31 +238,26 @@ class Agent:
             return
         part.shards = found
         self._distrust = False
-        self._send(Prepared(part.order.epoch, part.keys.public))
+        self._send(epochs.Prepared(part.order.epoch, part.keys.public))
 
     def _cannot(self, epoch: int, error: TpiedgeError) -> None:
         self._standing = ""
         self._say(f"this machine cannot take its part: {error}")
-        self._send(NodeEnded(epoch, type(error).__name__, sanitised_line(error)))
+        self._send(epochs.NodeEnded(epoch, type(error).__name__, sanitised_line(error)))
 
     def _launch(self, epoch: int) -> None:
         part = self._preparing
         if part is None or part.order.epoch != epoch or part.shards is None:
-            self._send(NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
+            self._send(epochs.NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
             return
         self._preparing, order = None, part.order
         self._drop_node()
         self._at_rest, settings = False, self._settings
+        address, key = settings.control_address, settings.master_key
+        timing = Timing(order.heartbeat_s, order.timeout_s, order.stall_s)
+        listen, pack = listening_address(address), str(part.shards.path)
         bootstrap = NodeBootstrap(
-            order.rank,
-            epoch,
-            settings.control_address,
-            settings.master_key,
-            part.keys,
-            order.threads,
-            Timing(order.heartbeat_s, order.timeout_s, order.stall_s),
-            listening_address(settings.control_address),
-            pack=str(part.shards.path),
+            order.rank, epoch, address, key, part.keys, order.threads, timing, listen, pack=pack
         )
         try:
             self._slot.start(bootstrap, order.planned_bytes)
@@ -291,7 +266,7 @@ class Agent:
             self._cannot(epoch, error)
             return
         self._running = part
-        self._send(Spawned(epoch, order.rank, self._slot.pid or 0))
+        self._send(epochs.Spawned(epoch, order.rank, self._slot.pid or 0))
         self._stand(f"one of {order.ranks}", f"now computing as one of {order.ranks} machines")
 
     def _stand(self, standing: str, line: str) -> None:
@@ -305,7 +280,7 @@ class Agent:
             self._drop_preparation()
         if self._epoch == epoch:
             self._drop_node()
-            self._send(NodeEnded(epoch, "", "the master released it"))
+            self._send(epochs.NodeEnded(epoch, "", "the master released it"))
             self._begin_to_look(self._clock.now())
 
     def _drop_node(self) -> None:
@@ -317,7 +292,7 @@ class Agent:
         def live_on() -> None:
             with contextlib.suppress(EndpointClosed):
                 meanwhile()
-                self._send(AgentPulse(self._epoch))
+                self._send(epochs.AgentPulse(self._epoch))
 
         if self._running is not None:
             tail = self._slot.log_tail()
@@ -330,21 +305,20 @@ class Agent:
     # --- what it watches
 
     def _watch(self, now: float, *, excused: bool) -> None:
-        """Reports a node that has ended, changed memory, and a master that is silent unless `excused`."""
+        """Reports an ended node, changed memory, and a silent master unless `excused`."""
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
             self._standing = ""
             self._say(stopped_line(cause))
             self._drop_node()
-            self._send(NodeEnded(epoch, "", sanitised_line(cause)))
+            self._send(epochs.NodeEnded(epoch, "", sanitised_line(cause)))
             self._begin_to_look(now)
         self._slot.weigh()
         self._offer_anew()
         if now - self._heard > self._settings.timing.timeout_s and not self._silent and not excused:
             self._silent, self._standing, self._at_rest = True, "", False
-            # A preparation goes on: the master may still wait for it.
-            self._say("the master is silent; waiting for it")
+            self._say("the master is silent; waiting for it")  # a preparation goes on meanwhile
             self._begin_to_look(now)
         if self._silent and now - self._looked >= 10.0:
             self._begin_to_look(now)
@@ -356,7 +330,7 @@ class Agent:
     def _begin_to_look(self, now: float) -> None:
         """Looks for a silent master, and for a broken link after the end of a node."""
         self._looked = now
-        if not self._looking.busy:
+        if self._looking.idle:
             self._looking.begin(lambda _cancelled: self._look())
 
     def _see(self) -> None:
@@ -370,7 +344,7 @@ class Agent:
         self._narrow = way == "narrow"
 
     def _send(self, message: Message) -> bool:
-        """Sends without waiting. Returns False for a master that is gone, whose silence is noticed anyway."""
+        """Sends without waiting. Returns False for a master that is gone."""
         try:
             self._endpoint.send(message, timeout_s=0.0)
         except Unreachable:
@@ -379,8 +353,7 @@ class Agent:
 
     def _close(self) -> None:
         with contextlib.suppress(EndpointClosed):
-            self._send(Leaving(self._epoch))
-        # Both end while the node does.
+            self._send(epochs.Leaving(self._epoch))
         self._drop_preparation()
         self._prefetch.pause()
         self._stop_node(1.0)

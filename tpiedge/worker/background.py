@@ -27,17 +27,12 @@ class Background(Generic[_T]):
         self._thread: threading.Thread | None = None
 
     @property
-    def busy(self) -> bool:
-        """Whether work runs, or its outcome was not taken yet."""
-        return self._outcome is not None
-
-    @property
     def idle(self) -> bool:
-        """Whether no outcome is left to take, and no thread runs; a disk that hangs holds that of cancelled work."""
+        """Whether no outcome is left to take, and no thread runs."""
         return self._outcome is None and (self._thread is None or not self._thread.is_alive())
 
     def begin(self, work: Callable[[threading.Event], _T]) -> None:
-        """Cancels the previous work and does `work` once that has ended. Work ends soon after its event is set."""
+        """Cancels the previous work and does `work` once that has ended. Work must end soon after its event is set."""
         self.cancel()
         cancelled, before = self._cancelled, self._thread
         outcome: Future[_T | TpiedgeError] = Future()
@@ -92,7 +87,7 @@ class Background(Generic[_T]):
 
 
 class Prefetch:
-    """Fetches the shards of other plans than the present one. For one thread."""
+    """Fetches shards for other plans. For one thread."""
 
     def __init__(self, weights: Provision, clock: Clock) -> None:
         self._weights = weights
@@ -112,8 +107,8 @@ class Prefetch:
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Stocked | None:
-        """Fetches what is missing while the link and the disk are `at_rest`. Returns a report for the master: that all
-        is here, or, once, why not; that is tried again after a minute."""
+        """Fetches missing shards while `at_rest`, again a minute after an error. Returns a report of the end, or of a
+        new error."""
         order = self._order
         if not at_rest:
             self.pause()

@@ -1,7 +1,4 @@
-"""The masters that a worker trusts, by their keys, and the search for a silent one.
-
-Its name may have another address by now, or several; or a part of the way has a smaller MTU, and large messages vanish.
-"""
+"""The masters that a worker trusts, by their keys, and the search for a silent one."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -14,14 +11,14 @@ from tpiedge.transport.keys import is_key
 from tpiedge.transport.probe import passes_large_packets
 
 WayState: TypeAlias = Literal["moved", "narrow", "unknown"]
-"""Another address, vanishing large packets, or neither."""
+"""The master has another address; large packets vanish, as after a smaller MTU; or neither."""
 
 _ANSWER_S = 3.0
 
 
 class TrustedMasters:
-    """Keeps the latest 16 addresses and public keys, from tokens or confirmed codes, in `folder`/masters.json. Raises
-    UserError if the file cannot be read or written."""
+    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Raises UserError if the file cannot be
+    read or written."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "masters.json"
@@ -38,14 +35,13 @@ class TrustedMasters:
             replace_private(self._path, {**dict(latest), str(address): key})
 
     def masters(self) -> dict[Address, str]:
-        """Returns all keys by address, the one joined latest first."""
+        """Returns the keys by address, the latest first."""
         known = reversed((read_private(self._path) or {}).items())
         return {parse_address(place): key for place, key in known if isinstance(key, str) and is_key(key)}
 
 
 def look_for_master(named: Address, known: Address, key: str) -> WayState:
-    """Looks for the master with that `key`, which the user calls `named` and which was last at `known`. Blocks for the
-    resolver and some seconds."""
+    """Looks for the master with that `key`, called `named`, last at `known`. Blocks for some seconds."""
     try:
         found = resolve_all(named)
     except UserError:  # without a name it stays where it was

@@ -14,10 +14,10 @@ import torch
 
 from tests.contract.networks import Network
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.codec import CODECS, INTEGERS
+from tpiedge.collectives.codec import decode_array, encode_array, header_of
 from tpiedge.collectives.communicator import DeadlineLiveness, Tag
 from tpiedge.collectives.group import Group
-from tpiedge.transport import native_library, native_reducer
+from tpiedge.transport import mesh, native_library
 from tpiedge.wire.data import Partial, Reduced, StepPlan
 
 WAIT_S = 10.0
@@ -77,7 +77,7 @@ class Cluster:
     def _endpoints(self) -> list[Any]:
         if self.way == "mesh":
             return list(self.network.mesh(self.size))
-        return [self.network.hub(), *(self.network.spoke(rank) for rank in range(1, self.size))]
+        return list(self.network.star(self.size))
 
     def meet(self) -> "Cluster":
         self.reduce(1000)
@@ -110,13 +110,13 @@ class Cluster:
         given: torch.Tensor | None = None,
     ) -> None:
         array = (part(rank, block) if given is None else given).numpy()
-        codec: Any = CODECS[self.wire] if array.dtype.kind == "f" else INTEGERS  # type: ignore[index]
+        wire: Any = self.wire if array.dtype.kind == "f" else "i32"
         sender = rank if sender is None else sender
-        header = codec.header(array.shape, array.itemsize)
+        header = header_of(wire, array.shape, array.itemsize)
         message: Any = Partial(epoch, 1, block, 0, flags, sender, header)
         if self.way == "star" and rank == 0:
             message = Reduced(epoch, 1, block, 0, flags, header)
-        self.endpoints[rank].send(message, (codec.encode(array),), f"node-{to}", WAIT_S)
+        self.endpoints[rank].send(message, encode_array(wire, array), f"node-{to}", WAIT_S)
 
     def outcome(self, rank: int) -> int:
         return self.calls[rank].get(timeout=WAIT_S)[0]
@@ -134,11 +134,7 @@ class Cluster:
         return [end._socket for end in self.ends(rank)]
 
     def ends(self, rank: int) -> list[Any]:
-        endpoint = self.endpoints[rank]
-        return list(endpoint._ends) if self.way == "mesh" else [endpoint]
-
-    def end(self, rank: int, peer: int) -> Any:
-        return self.endpoints[rank]._end(f"node-{peer}") if self.way == "mesh" else self.endpoints[rank]
+        return list(self.endpoints[rank]._ends)
 
     def close(self) -> None:
         self.network.close()
@@ -166,7 +162,7 @@ class Ear:
         self._recv = kind(recv)
         addresses[at] = ctypes.cast(self._recv, ctypes.c_void_p).value
         listening = native_library.TransportLibrary(library.dll, addresses)
-        monkeypatch.setattr(native_reducer, "transport_library", lambda: listening)
+        monkeypatch.setattr(mesh, "transport_library", lambda: listening)
 
     def forget(self) -> None:
         while self._heard.acquire(blocking=False):
@@ -177,10 +173,8 @@ class Ear:
             assert self._heard.acquire(timeout=WAIT_S)
 
 
-def rounded(wire: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    codec: Any = CODECS[wire]  # type: ignore[index]
-    decoded: np.ndarray[Any, Any] = codec.decode(bytes(codec.encode(values)), values.shape)
-    return decoded
+def rounded(wire: Any, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return decode_array(wire, bytes(encode_array(wire, values)), values.shape)
 
 
 def assert_total(results: list[torch.Tensor], block: int = 0) -> None:

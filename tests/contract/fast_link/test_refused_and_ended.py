@@ -21,7 +21,7 @@ def test_a_peer_revoked_in_mid_run_is_not_heard(make: Any, way: str, size: int) 
         cluster.send(rank, 0, 3)
     with pytest.raises(PeerLost, match="node 1"):
         waiting.result(WAIT_S)
-    assert hub.counters.revoked == 1
+    assert hub.counters.refused == 1
 
 
 @every_way

@@ -12,7 +12,6 @@ import pytest
 
 from tests.browsing.browser import Browser
 from tests.fakes.service import FakeService
-from tpiedge.api.guard import Origins
 from tpiedge.api.server import ApiServer
 
 _HTML = Path(__file__).with_name("hostile_page.html").read_bytes()
@@ -103,6 +102,6 @@ def test_the_page_would_succeed_if_it_were_allowed(
     serve: Callable[..., ApiServer], service: FakeService, browser: Browser
 ) -> None:
     with _hostile(browser, _EVIL) as port:
-        results = _attack(browser, serve(origins=Origins([f"http://{_EVIL}:{port}"])).url)
+        results = _attack(browser, serve(origins=[f"http://{_EVIL}:{port}"]).url)
     assert results["GET"].startswith("200 ")
     assert service.generations.qsize() > 0

@@ -31,7 +31,6 @@ from tests.process.bad_input.refusal import run_model
     ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else "",
 )
 def test_impossible_flags(fails, cache, references, flags, expected):
-    """Refuses before packing."""
     assert expected in fails(*run_model(references("openllama").folder), *flags)
     assert not cache.exists()
 

@@ -85,7 +85,7 @@ class Node:
 
     def contribute(self, value: float = 0.0, **changes: object) -> None:
         message = self.partial(**changes)
-        self.tensors.send(message, [np.full(message.tensor.shape, value, np.float32)])
+        self.tensors.send(message, np.full(message.tensor.shape, value, np.float32))
 
     def links(self, *ranks: int, sender: int | None = None) -> LinkReport:
         links = tuple(MeasuredLink(rank, 1e-3, 1e8) for rank in ranks)

@@ -17,7 +17,6 @@ SMALL = ("--shapes", "64x192", "--tokens", "2", "--threads", "1", "--repeats", "
 
 
 def numbers(value: object) -> Iterator[float]:
-    """All of a JSON value."""
     if isinstance(value, dict):
         for part in value.values():
             yield from numbers(part)

@@ -17,7 +17,6 @@ LENGTH = 120
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Words of the text model's vocabulary."""
     draw = random.Random(3)
     text = " ".join(draw.choice("bcdfghjklm") + draw.choice("aeiou") for _ in range(LENGTH))
     path = tmp_path_factory.mktemp("eval") / "words.txt"

@@ -101,7 +101,7 @@ def test_only_layers_of_served_packs_leave(master, pack):
         spoke.send(Fetch(1, 99, served, "blob", layer, size - 4096, 4096))
         answer = spoke.recv(ANSWER_S)
         assert isinstance(answer.message, FileChunk)
-        assert bytes(answer.tensors[0]) == pack.blob_path(0).read_bytes()[-4096:]
+        assert bytes(answer.tensor) == pack.blob_path(0).read_bytes()[-4096:]
     with master.spoke(1) as other, pytest.raises(PeerError, match="is not served here"):
         fetch(other, ShardStore(pack.path.parent / "none"), "0" * 64, NodeShare(Share(0, 1), Share(0, 1)))
 

@@ -34,9 +34,7 @@ def main() -> None:
     ) as spoke:
         try:
             store = ShardStore(Path(order["store"]))
-            fetch(
-                spoke, store, order["pack"], share, progress, sync_bytes=order["sync_bytes"], lock_wait_s=90.0
-            ).close()
+            fetch(spoke, store, order["pack"], share, progress, sync_bytes=order["sync_bytes"]).close()
             ended = "done"
         except TpiedgeError as error:
             ended = f"{type(error).__name__}: {error}"

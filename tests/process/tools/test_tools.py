@@ -47,7 +47,7 @@ OTHERS = {
     "fetch_smollm2": "a network",
     "figures": "part: bench_api",
     "grammar_flood": "part: bench_grammars",
-    "lab_touched": "test: tests/unit/tools/test_lab_touched.py",
+    "touched": "test: tests/unit/tools/test_touched.py",
     "make_checkpoint": "test: tests/unit/tools/test_make_checkpoint.py",
     "make_faults": "test: tests/unit/tools/test_make_faults.py",
     "nemesis": "test: tests/process/serving/test_nemesis_tool.py",

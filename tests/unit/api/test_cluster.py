@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tpiedge.api.cluster import ClusterPicture
-from tpiedge.api.guard import Sender
 from tpiedge.api.service import ModelInfo
 from tpiedge.api.timeline import shown_step
 from tpiedge.master.counters import Counted, StepTimeline
@@ -57,8 +56,8 @@ def counted(node: NodeStatus, spent_s: float, steps: int, **more: float) -> Node
     return replace(node, counted=Counted(after(STATS, steps, **more), STATS, spent_s))
 
 
-def sender(client: str) -> Sender | None:
-    return Sender("address", client) if client else None
+def sender(client: str) -> dict[str, str] | None:
+    return {"kind": "address", "name": client} if client else None
 
 
 def pictures(*requests: RequestLine) -> ClusterPicture:

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.model.vocabularies import TOKENIZERS
 from tpiedge.api.asked import FormatName, Reply
 from tpiedge.api.formats import AnswerHead
-from tpiedge.api.openai_format import OpenAIFormat
+from tpiedge.api.openai import OpenAIFormat
 from tpiedge.api.transcript import Transcript
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token

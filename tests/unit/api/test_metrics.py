@@ -186,7 +186,7 @@ def test_every_histogram_is_on_the_page_before_anything_happened() -> None:
 
 
 def test_what_became_of_plans() -> None:
-    history = PlanHistory(begun=(1, 2, 3), failed=4, losses=tuple(range(len(LOSS_CAUSES))))
+    history = PlanHistory(begun=[1, 2, 3], failed=4, losses=[*range(len(LOSS_CAUSES))])
     found = page(ClusterStatus(True, "", (), 0, 0, history=history))
     for count, cause in enumerate(PLAN_CAUSES, 1):
         assert f'tpiedge_plans_total{{cause="{cause}"}} {count}.0' in found

@@ -48,7 +48,7 @@ def tables() -> dict[str, dict[str, Any]]:
 
 
 def test_every_route_is_in_it_and_no_other(service: FakeService) -> None:
-    api = Api(service, Guard("127.0.0.1", ApiKeys(), "secret", 1000), Limits())
+    api = Api(service, Guard("127.0.0.1", ApiKeys(), "secret"), Limits())
     try:
         routed = {
             (route.path.replace(":path}", "}"), method.lower())

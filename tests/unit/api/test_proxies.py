@@ -1,6 +1,7 @@
 """Headers say who asks only where a named proxy wrote them."""
 
 import pytest
+from starlette.datastructures import Headers
 
 from tpiedge.api.guard import Proxies
 from tpiedge.errors import UserError
@@ -11,7 +12,7 @@ XFF, FORWARDED = "x-forwarded-for", "forwarded"
 
 def address(host: str, *headers: tuple[str, str], named: list[str] | None = None) -> str | None:
     return Proxies(NAMED if named is None else named).address(
-        [(name.encode(), value.encode("latin-1")) for name, value in headers], host
+        Headers(raw=[(name.encode(), value.encode("latin-1")) for name, value in headers]), host
     )
 
 

@@ -10,7 +10,7 @@ from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, InstantTemplate
 from tpiedge.api.body import MAX_DEPTH, parse_object
 from tpiedge.api.errors import ApiError
-from tpiedge.api.openai_request import CHAT, COMPLETION
+from tpiedge.api.openai import CHAT, COMPLETION
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.fields import MAX_ANSWER_TOKENS
 

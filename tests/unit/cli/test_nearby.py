@@ -1,4 +1,4 @@
-"""Which of the masters that announce themselves a worker joins, and what a master says that cannot be announced."""
+"""The announced master that a worker joins, and what a master says that cannot be announced."""
 
 import sys
 import threading
@@ -31,7 +31,7 @@ def found(monkeypatch):
 
 @pytest.fixture
 def there(monkeypatch):
-    """Which masters are where: keys by address; "?" is somebody who refuses everybody."""
+    """Sets the masters: keys by address; "?" refuses everybody."""
     keys = {}
 
     def who(address, key, _limit_s):

@@ -1,4 +1,4 @@
-"""What commands say of a master that refuses them or ends, in one line."""
+"""Lines of commands about a master that refuses them or ends, in one line."""
 
 import httpx
 import pytest

@@ -1,11 +1,11 @@
-"""What the flags of sampling mean where nothing is said."""
+"""Defaults of the flags of sampling."""
 
 from typing import Any
 
 import click
 from click.testing import CliRunner
 
-from tpiedge.cli.options import sampling_of, sampling_options, with_usual
+from tpiedge.cli.sampling_flags import sampling_of, sampling_options, with_usual
 from tpiedge.wire.requests import Sampling
 
 USUAL = Sampling(temperature=0.8, top_p=0.95)

@@ -1,4 +1,4 @@
-"""What a service says on standard error holds none of its threads up."""
+"""Writing to standard error holds no thread of a service up."""
 
 import errno
 import logging

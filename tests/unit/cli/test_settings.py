@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tpiedge.cli import settings
+from tpiedge.cli import config, settings
 from tpiedge.cli.main import cli
 from tpiedge.cli.options import MEMORY
 from tpiedge.errors import UserError
@@ -161,7 +161,7 @@ def test_unknown_names(read, text: str, expected: str) -> None:  # type: ignore[
     ],
 )
 def test_a_value_counts_as_if_it_had_been_typed(read, setting: str, complaint: str) -> None:  # type: ignore[no-untyped-def]
-    found = list(settings.check_values(cli, read(f"[run]\n{setting}\n")))
+    found = list(config.check_values(cli, read(f"[run]\n{setting}\n")))
     assert len(found) == bool(complaint)
     assert complaint in "".join(found)
 
@@ -174,7 +174,7 @@ def test_the_examples_fit_the_verbs_with_and_without_what_is_commented_out(read,
         file = read(one)
         assert list(settings.problems(file, verbs)) == []
         # Folders of the examples are not on this computer.
-        assert [line for line in settings.check_values(cli, file) if "does not exist" not in line] == []
+        assert [line for line in config.check_values(cli, file) if "does not exist" not in line] == []
 
 
 @click.command()
@@ -185,7 +185,6 @@ def test_the_examples_fit_the_verbs_with_and_without_what_is_commented_out(read,
 @click.option("-v", "--verbose", count=True)
 @click.option("--state", type=click.Path())
 def master(**values: object) -> None:
-    """Tells its flags."""
     if values["model_name"] == "bad":
         raise UserError("--model bad cannot be served")
     click.echo(json.dumps(values))
@@ -193,7 +192,7 @@ def master(**values: object) -> None:
 
 def invoke(*arguments: object, **environment: str) -> Result:
     root = settings.ConfiguredGroup("tpiedge")
-    for command in (master, settings.config):
+    for command in (master, config.config):
         root.add_command(command)
     return CliRunner().invoke(root, [str(argument) for argument in arguments], env=environment)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a command line is said as people say it."""
+"""Errors of a command line in plain words."""
 
 import click
 import pytest

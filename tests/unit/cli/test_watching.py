@@ -1,4 +1,4 @@
-"""What a master says while it runs, and what it and `tpiedge nodes` say of the way that all-reduces go."""
+"""Lines of a running master, and what it and `tpiedge nodes` say of the way that all-reduces go."""
 
 from dataclasses import asdict, replace
 from typing import Any

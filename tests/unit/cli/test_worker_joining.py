@@ -1,4 +1,4 @@
-"""Whether a worker waits for a master that it cannot join, and at which of its addresses."""
+"""A worker waits for a master that it cannot join, and at which of its addresses."""
 
 import math
 import time

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 
-from tpiedge.engine.head import Head
+from tpiedge.engine.drawing import Head
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PanelShape

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.head import MeanState
+from tpiedge.engine.drawing import MeanState
 from tpiedge.errors import UserError
 
 WIDTH = 5

@@ -104,7 +104,7 @@ def test_in_a_container_the_mount_is_the_own_group(computer, own, mounted):
 @pytest.mark.parametrize("value", ["max", "", "-1", "lots", "12 34"])
 def test_what_is_no_number_is_no_limit(computer, value):
     root = computer("0::/\n", V2_MOUNTS, v2_memory("", value, 100) | {"cpu.max": value})
-    assert Cgroups.own(root) != Cgroups((), (), (), ())
+    assert Cgroups.own(root) != Cgroups((), (), ())
     assert Cgroups.own(root).memory_room() == []
     assert Cgroups.own(root).cpu_quotas() == ([] if value != "12 34" else [12 / 34])
 
@@ -129,7 +129,7 @@ def test_more_than_the_machine_has_is_never_usable(tmp_path):
 
 
 def test_without_cgroups_nothing_is_limited(tmp_path):
-    assert Cgroups.own(tmp_path) == Cgroups((), (), (), ())
+    assert Cgroups.own(tmp_path) == Cgroups((), (), ())
     assert Cgroups.own(tmp_path).oom_kills() == 0
     assert abs(available_memory_bytes(tmp_path) - psutil.virtual_memory().available) < 512 * MIB
 

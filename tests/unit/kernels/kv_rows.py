@@ -1,4 +1,4 @@
-"""What the native kernels are compared with: keys and values as the cache stores them where they are quantised, by
+"""A reference for the native kernels: keys and values as the cache stores them where they are quantised, by
 torch and by the book (kv_format.py).
 
 T tokens, K KV heads, S positions, d head width, B bytes of a row, G groups of a row.

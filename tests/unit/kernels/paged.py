@@ -21,13 +21,7 @@ _NO_NUMBER = 0xFF
 
 class PagedCache:
     def __init__(
-        self,
-        format_: KVFormat,
-        kv_heads: int,
-        *,
-        layers: int = 1,
-        positions: int = KEYS,
-        pages: int = 16,
+        self, format_: KVFormat, kv_heads: int, *, layers: int = 1, positions: int = KEYS, pages: int = 16
     ) -> None:
         head_bytes = whole_pages(2 * positions * format_.row_nbytes)
         self.store_PB = torch.full((pages, layers * kv_heads * head_bytes), _NO_NUMBER, dtype=torch.uint8)
@@ -64,7 +58,6 @@ class PagedCache:
                 self._row(table, at, layer, kind)[:] = x_KSB[:, at]
 
     def _row(self, table: NDArray[np.int64], at: int, layer: int, of_values: bool) -> Tensor:
-        """A view [K, B]."""
         layout, store_PB = self.layouts[layer], self.store_PB
         row_bytes = layout.format.row_nbytes
         page = (int(table[at // self.positions]) - store_PB.data_ptr()) // store_PB.stride(0)

@@ -27,7 +27,6 @@ class Quantised:
 
     @property
     def values(self) -> F64:
-        """[outputs, inputs]."""
         return np.concatenate([widened(codes, scales) for codes, scales in self.parts], 1)
 
 

@@ -1,4 +1,4 @@
-"""What quantising means (tpiedge.kernels.quantise), in numpy: slow, and not used by anything but tests."""
+"""A reference of quantising (tpiedge.kernels.quantise), in numpy: slow, and not used by anything but tests."""
 
 import numpy as np
 

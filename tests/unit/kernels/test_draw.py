@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 import tpiedge.kernels
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tpiedge.kernels import draw as module
-from tpiedge.kernels.draw import (
-    Filters,
-    Scores,
-    draw,
-    draw_by_numpy,
-    likeliest,
-    mass_bits,
-    survivors,
-)
+from tpiedge.kernels.draw import Filters, Scores, draw, draw_by_numpy, likeliest, mass_bits, survivors
 from tpiedge.kernels.shared_library import KernelLibrary, find_library, load
 
 ALMOST_ONE = 1 - 2.0**-53

@@ -1,4 +1,4 @@
-"""Where keys and values lie: what does not fit is refused, and what is appended is found where it belongs."""
+"""Addresses of keys and values: what does not fit is refused, and what is appended is found where it belongs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,6 @@ def pool(engine: str) -> Iterator[Pool | None]:
 
 
 def bytes_of(x_TKd: Tensor, format_: KVFormat) -> Tensor:
-    """[K, T, B]"""
     if format_.quantised:
         return encode(x_TKd, format_).transpose(0, 1)
     dtype = torch.float32 if format_.precision == "f32" else torch.bfloat16

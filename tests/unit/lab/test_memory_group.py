@@ -44,7 +44,6 @@ def test_counters_and_limits_of_version_2(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_memory_and_swap_is_never_less_than_the_limit(tmp_path: Path) -> None:
-    """The kernel insists on it."""
     group = MemoryGroup(tmp_path, 1)
     limit, both = tmp_path / "memory.limit_in_bytes", tmp_path / "memory.memsw.limit_in_bytes"
     both.write_text("9223372036854771712\n")

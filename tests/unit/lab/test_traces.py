@@ -74,7 +74,6 @@ def test_the_steps_of_a_long_prompt_are_no_decode_steps() -> None:
 
 
 def test_the_prompt_is_not_typical() -> None:
-    """Even where its steps are the most, and the nearest to the median of all."""
     spent_s = {1: 5.0, 2: 5.0, 3: 5.0, 4: 5.0, 5: 1.0, 6: 1.0, 7: 1.0}
     assert typical_excerpt(trace_of(spent_s, headless=(1, 2, 3))) == Excerpt(20.0, 23.0, (5, 6, 7))
 

@@ -1,4 +1,4 @@
-"""The lines between a node and its parent, how lines are cut out of what arrives, and which silences count."""
+"""The lines between a node and its parent, and which silences count."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +17,6 @@ from tpiedge.launch.bootstrap import (
     from_line,
     to_line,
 )
-from tpiedge.node.process import Lines
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Capacity
 
@@ -44,18 +43,6 @@ def test_a_path_may_be_no_unicode() -> None:
 def test_what_another_version_writes_is_refused(kind, line):
     with pytest.raises(ProtocolError, match=f"is no {kind.__name__} .*: start nodes with"):
         from_line(line, kind)
-
-
-@given(st.lists(st.binary(max_size=9).map(lambda line: line.replace(b"\n", b"")), max_size=5), st.data())
-def test_lines_come_whole_however_they_arrive(wanted: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(line + b"\n" for line in wanted) + b"rest"
-    lines = Lines()
-    while stream:
-        count = data.draw(st.integers(1, len(stream)))
-        lines.feed(stream[:count])
-        stream = stream[count:]
-    lines.feed(b"\n")
-    assert [lines.next() for _ in range(len(wanted) + 1)] == [*wanted, b"rest"]
 
 
 @given(st.lists(st.sampled_from([0.0, 0.3, 0.31, 2.0]), max_size=30))

@@ -38,8 +38,7 @@ class FakeRankZero:
         self.calls: list[str] = []
         self.epoch: int | None = None
         self.cause: str | None = None
-        #: Why no process can be started.
-        self.refusal: Exception | None = None
+        self.refusal: Exception | None = None  # why no process can be started
         self.memory_bytes = self.usable_bytes = 1 << 40
 
     def weigh(self) -> None:
@@ -91,8 +90,6 @@ class FakeDoor:
 
 
 class _Player:
-    """One end of a link to the master; `heard` is everything that came, oldest first."""
-
     def __init__(self, spoke: InProcessSpoke) -> None:
         self.spoke = spoke
         self.heard: list[Message] = []
@@ -116,8 +113,6 @@ class _Player:
 
 
 class FakeAgent(_Player):
-    """Does what an agent does: `prepares` and `launches` say whether by itself."""
-
     def __init__(self, story: "Story", name: str) -> None:
         super().__init__(story.hub.spoke(name))
         self.name = name
@@ -164,8 +159,6 @@ class FakeAgent(_Player):
 
 
 class FakeNode(_Player):
-    """Joins, loads (where it `loads`), beats, and leaves requests to the test."""
-
     def __init__(self, story: "Story", rank: int, epoch: int) -> None:
         super().__init__(story.hub.spoke(control_name(rank, epoch)))
         self.rank, self.epoch = rank, epoch
@@ -180,8 +173,7 @@ class FakeNode(_Player):
         self.compute_s = 0.0
         self.ffn_s = 0.0
         self.steps = 1
-        #: How many tokens of each request it has said.
-        self.told: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()  # how many tokens of each request it has said
 
     def hello(self) -> None:
         self.joined = True
@@ -247,7 +239,6 @@ class FakeNode(_Player):
         self.say(control.Finished(self.epoch, name, reason, 3, tokens, 0, self.told[name]))  # type: ignore[arg-type]
 
     def _tokens(self, name: str) -> int:
-        """Of the answer, those of earlier epochs included."""
         before = len(self.order(name).answer_ids) if name in self.asked else 0
         return before + self.told[name]
 

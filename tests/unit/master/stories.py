@@ -46,8 +46,6 @@ def assignments_of(*machines: str) -> tuple[Assignment, ...]:
 
 
 class Story:
-    """The master's turns are taken by the test: no thread, no waiting."""
-
     def __init__(self, served: Served = SERVED, queue_limit: int = 4) -> None:
         self.clock = ManualClock()
         self.door = FakeDoor()
@@ -59,16 +57,10 @@ class Story:
         self.foreseen: list[tuple[str, ...]] = []
         self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
         self.step_s: Callable[[tuple[Machine, ...]], float] = lambda _machines: 0.0
-        #: Why the plan has no part for a machine.
-        self.spare: dict[str, SpareReason] = {}
+        self.spare: dict[str, SpareReason] = {}  # why the plan has no part for a machine
         self.begin_master(served, queue_limit)
 
-    def begin_master(
-        self,
-        served: Served,
-        queue_limit: int = 4,
-        known: Sequence[str] = (),
-    ) -> None:
+    def begin_master(self, served: Served, queue_limit: int = 4, known: Sequence[str] = ()) -> None:
         self.hub = InProcessHub("master", CONTROL, Admission({}))
         self.rank_zero = FakeRankZero()
         self.master = Master(
@@ -116,7 +108,6 @@ class Story:
         return self.nodes[rank, epoch]
 
     def turn(self, rounds: int = 8) -> None:
-        """Let everybody say and hear until nothing is left, without time passing."""
         for _ in range(rounds):
             self.hub.wake()
             self.master.turn()
@@ -127,7 +118,6 @@ class Story:
                 player.listen()
 
     def wait(self, seconds: float) -> None:
-        """Lets time pass; every agent and node that is not frozen shows that it lives."""
         for _ in range(round(seconds / _BEAT_S)):
             self.clock.advance(_BEAT_S)
             for agent in self.agents.values():
@@ -141,10 +131,8 @@ class Story:
         self.turn()
 
     def answer(self, name: str = "r-1") -> None:
-        answering = self.submit(name)
-        self.turn()
-        self.root.finish(name)
-        self.turn()
+        answering = self.asked(name)
+        self.finish(name)
         assert isinstance(outcome(answering), list)
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
@@ -160,6 +148,15 @@ class Story:
 
     def submit(self, name: str = "r-1") -> PendingAnswer:
         return self.master.submit(request(name))
+
+    def asked(self, name: str = "r-1") -> PendingAnswer:
+        answering = self.submit(name)
+        self.turn()
+        return answering
+
+    def finish(self, name: str = "r-1") -> None:
+        self.root.finish(name)
+        self.turn()
 
     @property
     def epoch(self) -> int:
@@ -192,7 +189,6 @@ def failure(answering: PendingAnswer) -> TpiedgeError:
 
 
 def read(answering: PendingAnswer) -> list[object]:
-    """What has come of an answer and was not read yet; does not wait. An error that ended it is among it."""
     found: list[object] = []
     while not answering._events.empty():
         found.append(answering._events.get_nowait())

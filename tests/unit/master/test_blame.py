@@ -30,10 +30,7 @@ def gave_up(run: Run, rank: int, kind: str, words: str) -> None:
 
 def started(collective: CollectiveChoice, *, ready: bool) -> Run:
     run = Run("w-1", "w-2", served=dataclasses.replace(SERVED, collective=collective))
-    if ready:
-        run.ready()
-    else:
-        run.started()
+    (run.ready if ready else run.started)()
     return run
 
 

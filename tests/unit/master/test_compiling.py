@@ -15,7 +15,7 @@ class Compiler(Book):
         self.groups: dict[str, str] = {}
 
     def ask(self, name: str, client: str = "a", text: str | None = "") -> PendingAnswer:
-        """With a grammar of its own, unless that is said; None: without one."""
+        """Without a `text` the grammar is its own; None: no grammar."""
         grammar = None if text is None else Grammar("regex", text or name)
         return self.requests.submit(GenerationRequest(name, (1, 2), 9, grammar=grammar), client)
 
@@ -40,7 +40,6 @@ class Compiler(Book):
         self.requests.tell(Compiled(1, name, seconds))
 
     def left(self, name: str, seconds: float = 0.0) -> None:
-        """As rank 0 says of what was cancelled before it began."""
         self.requests.tell(Finished(1, name, "cancel", 0, 0, 0, 0, seconds))
 
 
@@ -61,8 +60,7 @@ def test_a_request_whose_grammar_is_compiled_takes_no_place() -> None:
 
 @pytest.mark.fault("H14", "other clients' requests begin as without them")
 def test_a_flood_of_grammars_leaves_others_their_steps_and_their_compilations() -> None:
-    """Three requests for sixteen choices each: the other client's requests begin at once, with a grammar or without,
-    as many as without the flood."""
+    """Three requests for sixteen choices each leave the other client what it has without them."""
     begun: dict[bool, list[str]] = {}
     for flood in (False, True):
         book = Compiler(parallel=4, compiles=2)

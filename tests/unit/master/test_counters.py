@@ -52,7 +52,6 @@ class Nodes:
     def window(
         self, paces: Sequence[float], steps: int = STEPS, tokens: int = 1, seconds: float = WINDOW_S
     ) -> dict[int, list[float]]:
-        """Ends a window; returns what it shows of each rank."""
         self.now += seconds
         for rank, pace in enumerate(paces):
             before = self.counters[rank]
@@ -122,8 +121,7 @@ class Plans:
 def plans(story: Story) -> Plans:
     story.plan = plans = Plans()
     two_machines(story)
-    story.submit()
-    story.turn()
+    story.asked()
     return plans
 
 

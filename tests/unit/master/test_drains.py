@@ -29,8 +29,7 @@ def drained(story: Story, name: str = "w-1") -> None:
 
 
 def test_the_answer_goes_on_with_the_worker_until_the_others_are_ready_and_then_without(trio: Story) -> None:
-    running = trio.submit()
-    trio.turn()
+    running = trio.asked()
     before = trio.root
     before.token()
     trio.turn()
@@ -54,8 +53,7 @@ def test_the_answer_goes_on_with_the_worker_until_the_others_are_ready_and_then_
     assert told(trio) == ["drained"]
     assert trio.root.order().answer_ids == (5, 5)
     trio.root.token()
-    trio.root.finish()
-    trio.turn()
+    trio.finish()
     events = outcome(running)
     assert isinstance(events, list)
     assert isinstance(events[-1], Finished)

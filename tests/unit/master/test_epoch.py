@@ -5,33 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.clock import ManualClock
-from tpiedge.errors import (
-    InternalError,
-    OutOfMemory,
-    PeerLost,
-    ResourceError,
-    TpiedgeError,
-    UserError,
-)
+from tpiedge.errors import InternalError, OutOfMemory, PeerLost, ResourceError, TpiedgeError, UserError
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.planner.network import listens
+from tpiedge.wire import control
 from tpiedge.wire.codec import PROTOCOL
-from tpiedge.wire.control import (
-    Assign,
-    Connect,
-    Failed,
-    Finished,
-    Heartbeat,
-    Hello,
-    Listening,
-    Loading,
-    Lost,
-    PromptScores,
-    Ready,
-    Shutdown,
-    Token,
-)
 from tpiedge.wire.fields import ALL_PINNED, CollectiveChoice, Message
 
 
@@ -56,14 +35,14 @@ class Nodes:
             self.events.append,
         )
 
-    def _assign(self, rank: int) -> Assign:
+    def _assign(self, rank: int) -> control.Assign:
         nodes = tuple(range(self.count))
-        return Assign(
+        return control.Assign(
             3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, 1, 0, (), ALL_PINNED, self.collective
         )
 
     def hello(self, rank: int, protocol: int = PROTOCOL) -> None:
-        self.epoch.handle(rank, Hello(0, rank, 1, protocol, "0", 1, "cpu"))
+        self.epoch.handle(rank, control.Hello(0, rank, 1, protocol, "0", 1, "cpu"))
 
     def start(self) -> None:
         for rank in range(self.count):
@@ -72,18 +51,18 @@ class Nodes:
             if listens(rank, self.count, self.collective):
                 self.listening(rank)
         for rank in range(self.count):
-            self.epoch.handle(rank, Ready(3, rank, 1, 0.1))
+            self.epoch.handle(rank, control.Ready(3, rank, 1, 0.1))
         self.posted.clear()
         self.events.clear()
 
     def listening(self, rank: int) -> None:
-        self.epoch.handle(rank, Listening(3, rank, at(rank)))
+        self.epoch.handle(rank, control.Listening(3, rank, at(rank)))
 
     def assigned(self) -> list[int]:
-        return [rank for rank, message in self.posted if isinstance(message, Assign)]
+        return [rank for rank, message in self.posted if isinstance(message, control.Assign)]
 
     def connected(self) -> dict[int, dict[int, str]]:
-        told = [(rank, message) for rank, message in self.posted if isinstance(message, Connect)]
+        told = [(rank, message) for rank, message in self.posted if isinstance(message, control.Connect)]
         assert len({rank for rank, _ in told}) == len(told), "told twice"
         return {rank: dict(message.endpoints) for rank, message in told}
 
@@ -93,9 +72,7 @@ class Nodes:
 
 
 @given(st.permutations([("hello", 0), ("hello", 1), ("hello", 2), ("listening", 0), ("listening", 1)]))
-def test_in_every_order_no_node_is_told_of_one_that_does_not_listen_yet(
-    order: list[tuple[str, int]],
-) -> None:
+def test_in_every_order_no_node_is_told_of_one_that_does_not_listen_yet(order: list[tuple[str, int]]) -> None:
     nodes, done = Nodes(3), set()
     for event in order:
         if event[0] == "listening" and ("hello", event[1]) not in done:
@@ -126,7 +103,7 @@ def test_where_a_node_listens_is_checked(rank: int, endpoint: str, words: str) -
     for joined in range(3):
         nodes.hello(joined)
     nodes.listening(0)
-    nodes.epoch.handle(rank, Listening(3, rank, endpoint))
+    nodes.epoch.handle(rank, control.Listening(3, rank, endpoint))
     error = nodes.error()
     assert isinstance(error, PeerLost)
     assert (error.rank, words in str(error)) == (rank, True)
@@ -139,8 +116,8 @@ def test_nobody_is_sent_elsewhere_than_where_a_node_speaks_from() -> None:
     nodes = Nodes(3)
     for rank in range(3):
         nodes.hello(rank)
-    nodes.epoch.handle(0, Listening(3, 0, "tcp://0.0.0.0:7071"), "127.0.0.1")
-    nodes.epoch.handle(1, Listening(3, 1, "tcp://192.0.2.1:22"), "10.0.0.7")
+    nodes.epoch.handle(0, control.Listening(3, 0, "tcp://0.0.0.0:7071"), "127.0.0.1")
+    nodes.epoch.handle(1, control.Listening(3, 1, "tcp://192.0.2.1:22"), "10.0.0.7")
     assert nodes.connected()[2] == {0: "tcp://0.0.0.0:7071", 1: "tcp://10.0.0.7:22"}
 
 
@@ -149,7 +126,7 @@ def test_a_loss_is_told_to_the_others_and_becomes_one_event() -> None:
     nodes.start()
     nodes.epoch.lose(1, "cut off")
     nodes.epoch.ended(1, "status 1")
-    assert nodes.posted == [(0, Lost(3, 1, "cut off")), (2, Lost(3, 1, "cut off"))]
+    assert nodes.posted == [(0, control.Lost(3, 1, "cut off")), (2, control.Lost(3, 1, "cut off"))]
     assert str(nodes.error()) == "node 1 was lost during the work: cut off"
     assert not nodes.epoch.all_ready
 
@@ -168,7 +145,7 @@ def test_a_loss_is_told_to_the_others_and_becomes_one_event() -> None:
 def test_a_failure_of_a_node_is_shown_as_what_it_is(kind: str, error: type) -> None:
     nodes = Nodes()
     nodes.start()
-    nodes.epoch.handle(1, Failed(3, 1, "", kind, "in words"))
+    nodes.epoch.handle(1, control.Failed(3, 1, "", kind, "in words"))
     assert type(nodes.error()) is error
     assert "in words" in str(nodes.error())
     assert not nodes.epoch.all_ready
@@ -178,7 +155,7 @@ def test_a_failure_of_a_node_is_shown_as_what_it_is(kind: str, error: type) -> N
 def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_end(kind: str) -> None:
     nodes = Nodes()
     nodes.start()
-    nodes.epoch.handle(1, Failed(3, 1, "", kind, "node 0 was silent"))
+    nodes.epoch.handle(1, control.Failed(3, 1, "", kind, "node 0 was silent"))
     assert nodes.events == []
     nodes.epoch.ended(1, "status 3")
     assert "it gave up, because node 0 was silent" in str(nodes.error())
@@ -189,7 +166,7 @@ def test_rank_0_is_believed_whom_it_gave_up_over() -> None:
     nodes = Nodes()
     nodes.start()
     message = str(PeerLost(1, "the all-reduce of step 1", "its connection broke: why"))
-    nodes.epoch.handle(0, Failed(3, 0, "r-1", "PeerLost", message))
+    nodes.epoch.handle(0, control.Failed(3, 0, "r-1", "PeerLost", message))
     assert nodes.events == []
     nodes.epoch.ended(0, "status 3")
     assert str(nodes.events[0]) == "node 1 was lost during the work: its connection broke: why"
@@ -198,18 +175,18 @@ def test_rank_0_is_believed_whom_it_gave_up_over() -> None:
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        (1, Token(3, "r-1", 0, 5, ())),
-        (1, PromptScores(3, "r-1", 0, (0.5,))),
-        (1, Finished(3, "r-1", "stop", 1, 1, 0, 1)),
-        (1, Listening(3, 1, at(1))),
-        (0, Listening(3, 0, at(0))),
-        (0, Connect(3, ())),
-        (1, Hello(3, 0, 1, PROTOCOL, "0", 1, "cpu")),
-        (1, Ready(3, 0, 1, 0.1)),
-        (1, Shutdown(3)),
-        (0, Lost(3, 1, "x")),
-        (0, Ready(3, 0, 1, 0.1)),
-        (1, Hello(3, 1, 1, PROTOCOL + 1, "0", 1, "cpu")),
+        (1, control.Token(3, "r-1", 0, 5, ())),
+        (1, control.PromptScores(3, "r-1", 0, (0.5,))),
+        (1, control.Finished(3, "r-1", "stop", 1, 1, 0, 1)),
+        (1, control.Listening(3, 1, at(1))),
+        (0, control.Listening(3, 0, at(0))),
+        (0, control.Connect(3, ())),
+        (1, control.Hello(3, 0, 1, PROTOCOL, "0", 1, "cpu")),
+        (1, control.Ready(3, 0, 1, 0.1)),
+        (1, control.Shutdown(3)),
+        (0, control.Lost(3, 1, "x")),
+        (0, control.Ready(3, 0, 1, 0.1)),
+        (1, control.Hello(3, 1, 1, PROTOCOL + 1, "0", 1, "cpu")),
     ],
 )
 def test_what_is_not_a_nodes_to_send_costs_it_its_place(rank: int, message: Message) -> None:
@@ -224,7 +201,7 @@ def test_what_is_not_a_nodes_to_send_costs_it_its_place(rank: int, message: Mess
 def test_a_loading_node_is_given_more_time() -> None:
     nodes = Nodes(1)
     nodes.hello(0)
-    nodes.epoch.handle(0, Loading(3, 0, 0, 1))
+    nodes.epoch.handle(0, control.Loading(3, 0, 0, 1))
     nodes.clock.advance(8.9)
     nodes.epoch.tick()
     assert len(nodes.events) == 1
@@ -254,7 +231,7 @@ def test_who_does_not_say_where_it_listens_is_lost_and_not_those_who_wait_for_it
         assert nodes.events == []
         nodes.clock.advance(5.0)
         for rank in range(3):
-            nodes.epoch.handle(rank, Heartbeat(3, rank, 0, 0, 0))
+            nodes.epoch.handle(rank, control.Heartbeat(3, rank, 0, 0, 0))
         nodes.epoch.tick()
     assert (
         str(nodes.error()) == "node 1 was lost during the start: it did not say where it listens within 60 s"
@@ -266,5 +243,5 @@ def test_who_does_not_say_where_it_listens_is_lost_and_not_those_who_wait_for_it
 def test_who_accuses_the_masters_own_node_disputes_nothing(message: str, disputes: bool) -> None:
     nodes = Nodes(3)
     nodes.start()
-    nodes.epoch.handle(2, Failed(3, 2, "", "Misconduct", message))
+    nodes.epoch.handle(2, control.Failed(3, 2, "", "Misconduct", message))
     assert [one.disputes for one in nodes.epoch.members] == [False, False, disputes]

@@ -14,8 +14,6 @@ from tpiedge.wire.probing import LinkSpeed
 
 
 class Ahead:
-    """Plans with equal shares of three units for so many machines as there are."""
-
     def __init__(self) -> None:
         self.asked: list[str] = []
 
@@ -33,12 +31,10 @@ def machines(names: str) -> list[Machine]:
 
 
 def shares(*places: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
-    """Of the workers in these places, as `assignments_of` gives them."""
     return tuple(((place, place + 1), (place, place + 1)) for place in places)
 
 
 def look(foresight: Foresight, names: str, serving: str) -> None:
-    """As often as there are plans to be made."""
     for _ in range(1 + len(serving)):
         foresight.look(machines(names), tuple(serving), 0)
 

@@ -13,8 +13,7 @@ pytestmark = pytest.mark.parametrize("story", [replace(SERVED, kv_head_bytes=102
 
 
 def ask(story: Story):
-    running = story.submit()
-    story.turn()
+    running = story.asked()
     story.root.token()
     story.turn()
     return running

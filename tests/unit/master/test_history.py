@@ -13,7 +13,6 @@ from tpiedge.master.blame import Failure
 from tpiedge.master.history import LOSS_CAUSES, History, LossCause
 from tpiedge.master.journal import Paused, PendingAnswer
 from tpiedge.master.roster import STOPPED, Roster
-from tpiedge.master.status import NodeStatus
 from tpiedge.master.workers import WorkerEvent
 
 
@@ -60,8 +59,8 @@ def test_plans() -> None:
     history.began((), replaces=False)
     history.serves(1, 1.0)
     history.serves(1, 2.0)
-    history.lost(PeerError("a loss\nof a node"), None, (), 3.0)
-    history.lost(PeerError("another one"), None, (), 4.0)
+    history.lost(Failure(PeerError("a loss\nof a node")), (), 3.0)
+    history.lost(Failure(PeerError("another one")), (), 4.0)
     history.failed(PeerError("no disk"), serves=False)
     history.no_plan("too few")
     history.serves(2, 5.5)
@@ -93,16 +92,16 @@ def test_a_loss_and_the_way_back() -> None:
     history = Book().history
     history.began((), replaces=False)
     history.serves(1, 1.0)
-    history.lost(FAILURE.error, replace(FAILURE, machine_lost=True), (), 10.0)
+    history.lost(replace(FAILURE, machine_lost=True), (), 10.0)
     history.began((), replaces=False)
-    history.lost(FAILURE.error, FAILURE, (), 11.0)
+    history.lost(FAILURE, (), 11.0)
     history.failed(FAILURE.error, serves=False)
     history.began((), replaces=False)
     history.serves(2, 14.0)
     history.began((), replaces=True)
     history.serves(3, 20.0)
     found = history.so_far
-    assert (found.begun, found.failed) == ((1, 2, 1), 2)
+    assert (found.begun, found.failed) == ([1, 2, 1], 2)
     assert losses(history) == {"machine": 1}
     assert (sum(found.recoveries.counts), found.recoveries.total) == (1, 4.0)
 
@@ -110,7 +109,6 @@ def test_a_loss_and_the_way_back() -> None:
 @pytest.mark.parametrize(
     ("failure", "breached", "cause"),
     [
-        (None, False, "other"),
         (FAILURE, False, "other"),
         (replace(FAILURE, worker="ann"), False, "node"),
         (replace(FAILURE, worker="ann"), True, "protocol"),
@@ -119,11 +117,11 @@ def test_a_loss_and_the_way_back() -> None:
         (replace(FAILURE, worker="ann", disputed="silent"), False, "dispute"),
     ],
 )
-def test_causes(failure: Failure | None, breached: bool, cause: LossCause) -> None:
+def test_causes(failure: Failure, breached: bool, cause: LossCause) -> None:
     history = Book().history
     history.began((), replaces=False)
     history.serves(1, 0.0)
-    history.lost(FAILURE.error, failure, (), 1.0, breached=breached)
+    history.lost(failure, (), 1.0, breached=breached)
     assert losses(history) == {cause: 1}
 
 
@@ -171,19 +169,14 @@ def test_what_is_told_follows_what_happens(story: Story) -> None:
     assert said(running)[0] == "pi was lost: its process was killed by SIGKILL"
 
 
-def worker(story: Story, name: str = "w-1") -> NodeStatus:
-    (found,) = [node for node in story.master.status.nodes if node.name == name]
-    return found
-
-
 def test_a_worker_that_fetches_shows_how_far_it_is(story: Story) -> None:
     agent = story.join("w-1")
     agent.prepares = False
     story.settle()
-    assert worker(story).state == "preparing", "nothing is known to be missing"
+    assert story.worker().state == "preparing", "nothing is known to be missing"
     agent.preparing(done=4)
     story.turn()
-    found = worker(story)
+    found = story.worker()
     assert found.state == "fetching"
     assert (found.fetched_bytes, found.fetch_total_bytes, found.fetch_bytes_per_s) == (4, 10, 1.0)
     assert found.host == "pi"

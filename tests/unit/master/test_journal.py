@@ -83,7 +83,6 @@ def test_what_an_earlier_master_passed_on_is_not_passed_on_again(scores: list[bo
 
 
 def dies(journal: PendingAnswer, *, tokens: int, alone: bool = True) -> None:
-    """An epoch in which it gains so many tokens ends, because a node died."""
     for _ in range(tokens):
         journal.take(token(len(journal.answer_ids)))
     journal.died(alone=alone)

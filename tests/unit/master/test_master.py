@@ -21,8 +21,7 @@ def test_a_drained_master_serves_what_it_has_accepted(story: Story) -> None:
         story.submit("r-3")
     for name in ("r-1", "r-2"):
         assert not story.master.requests.idle
-        story.root.finish(name)
-        story.turn()
+        story.finish(name)
     assert isinstance(outcome(running), list)
     assert isinstance(outcome(waiting), list)
     assert story.master.requests.idle
@@ -30,8 +29,7 @@ def test_a_drained_master_serves_what_it_has_accepted(story: Story) -> None:
 
 def test_closing_ends_requests_nodes_and_agents(story: Story) -> None:
     agent = two_machines(story)
-    answering = story.submit()
-    story.turn()
+    answering = story.asked()
     story.master.close()
     assert isinstance(failure(answering), Cancelled)
     agent.listen()

@@ -82,7 +82,6 @@ def test_too_few_workers_is_said_at_once(story: Story) -> None:
 
 
 def away(story: Story, harm: Callable[[], None], up_s: float = 1.0) -> float:
-    """For how many seconds nothing serves after the harm, which comes once a session was ready for `up_s`."""
     story.wait(up_s)
     assert story.ready
     begun, epoch = story.clock.now(), story.epoch
@@ -131,8 +130,7 @@ def test_a_request_that_kills_every_session_fails_alone_and_the_others_go_on(sto
     assert deaths == GUILTY
     assert "killed by SIGSEGV" in str(failure(poison))
     story.root.token("good")
-    story.root.finish("good")
-    story.turn()
+    story.finish("good")
     assert isinstance(outcome(good), list)
     story.rank_zero.cause = "its process was killed by SIGSEGV"
     story.settle()

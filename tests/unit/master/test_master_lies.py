@@ -11,13 +11,7 @@ from tpiedge.master.assignments import Assignment
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.roster import Machine
 from tpiedge.transport.endpoint import Envelope
-from tpiedge.wire.epochs import (
-    AgentPulse,
-    Launch,
-    MasterPulse,
-    NodeEnded,
-    Preparing,
-)
+from tpiedge.wire.epochs import AgentPulse, Launch, MasterPulse, NodeEnded, Preparing
 
 #: Messages of a flood for each message of another peer, and how many the master reads in a turn.
 _FLOOD, _BURST = 25, 500
@@ -41,8 +35,7 @@ def test_no_worker_gets_the_key_of_another_admitted_for_its_own_node(story: Stor
 def test_a_cause_that_fills_a_message_does_not_end_the_master(story: Story) -> None:
     """The master adds words of its own before it passes it on; and nothing of it reaches a terminal unchecked."""
     agent = two_machines(story)
-    answering = story.submit()
-    story.turn()
+    answering = story.asked()
     story.node(1, story.epoch).fail("PeerLost", "\x1b[2J" + "x" * 4090)
     story.turn()
     agent.failed("y" * 4096)
@@ -61,14 +54,12 @@ def test_messages_of_an_epoch_that_is_over_are_dropped(story: Story) -> None:
     old_epoch = story.epoch
     story.rank_zero.cause = "gone"
     story.settle()
-    answering = story.submit()
-    story.turn()
+    answering = story.asked()
     old.finish()
     agent.say(NodeEnded(old_epoch, "", "released"))
     story.turn()
     assert story.ready
-    story.root.finish()
-    story.turn()
+    story.finish()
     assert isinstance(outcome(answering), list)
 
 
@@ -78,8 +69,6 @@ def test_messages_of_an_epoch_that_is_over_are_dropped(story: Story) -> None:
 def test_a_flood_does_not_keep_the_master_from_its_work(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One worker sends without end, faster than the master reads: every turn of the master ends all the same, and
-    another worker joins and serves meanwhile."""
     two_machines(story)
     heard_before = story.hub.recv
     counter = itertools.count()
@@ -102,7 +91,6 @@ def test_a_flood_does_not_keep_the_master_from_its_work(
 def test_a_crowd_that_sends_faster_than_it_is_heard_holds_no_heartbeat_up(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No peer of it floods by itself."""
     agent = two_machines(story)
 
     def next_of_the_crowd(_wait_s: float) -> Envelope:

@@ -36,8 +36,7 @@ def test_the_user_is_told_of_a_loss_in_plain_words(story: Story, caplog: pytest.
 )
 def test_a_machine_whose_connection_is_gone_is_lost_before_its_silence_says_so(story: Story) -> None:
     agent = two_machines(story)
-    running = story.submit()
-    story.turn()
+    running = story.asked()
     agent.frozen = True
     agent.spoke.close()
     story.wait(0.8)
@@ -57,8 +56,7 @@ def test_a_machine_that_says_that_it_leaves_and_goes_has_left(story: Story) -> N
 @pytest.mark.parametrize("sender", ["w-1", "node-1.{}", "node-0.{}"])
 def test_garbage_loses_its_sender_alone(story: Story, sender: str) -> None:
     two_machines(story)
-    answering = story.submit()
-    story.turn()
+    answering = story.asked()
     story.hub.deliver(sender.format(story.epoch), b"\xff\xff")
     story.turn()
     assert "malformed" in paused(answering)
@@ -70,22 +68,10 @@ def test_garbage_loses_its_sender_alone(story: Story, sender: str) -> None:
 # --- whether a request may be at fault
 
 
-def link_breaks(story: Story) -> None:
-    story.hub.deliver("w-1", None)
-
-
-def nodes_link_breaks(story: Story) -> None:
-    story.hub.deliver(f"node-1.{story.epoch}", None)
-
-
 def lid_is_closed(story: Story) -> None:
     story.freeze()
     story.wait(5.0)
     story.agents["w-1"].frozen = False
-
-
-def node_freezes(story: Story) -> None:
-    story.node(1, story.epoch).frozen = True
 
 
 def is_stopped(story: Story) -> None:
@@ -95,7 +81,17 @@ def is_stopped(story: Story) -> None:
     agent.say(offer("w-1", nonce=story.epoch + 1))
 
 
-@pytest.mark.parametrize("harm", [link_breaks, nodes_link_breaks, lid_is_closed, node_freezes, is_stopped])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda story: story.hub.deliver("w-1", None),
+        lambda story: story.hub.deliver(f"node-1.{story.epoch}", None),
+        lambda story: setattr(story.node(1, story.epoch), "frozen", True),
+        lid_is_closed,
+        is_stopped,
+    ],
+    ids=["link breaks", "node's link breaks", "node freezes", "lid is closed", "is stopped"],
+)
 def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
     story: Story, harm: Callable[[Story], None]
 ) -> None:
@@ -109,8 +105,7 @@ def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
         harm(story)
         story.wait_for(lambda epoch=epoch: story.ready and story.epoch > epoch)
     story.turn()
-    story.root.finish()
-    story.turn()
+    story.finish()
     assert not isinstance(outcome(answering), TpiedgeError)
 
 
@@ -151,10 +146,8 @@ def test_rank_0_that_is_stuck_in_a_request_is_lost(story: Story) -> None:
     story.settle()
     assert story.ready
     assert story.members() == ("master", "w-1"), "no other worker is at fault"
-    story.root.finish("r-1")
-    story.turn()
-    story.root.finish("r-2")
-    story.turn()
+    story.finish("r-1")
+    story.finish("r-2")
     assert isinstance(outcome(waiting), list)
 
 

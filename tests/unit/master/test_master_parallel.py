@@ -26,8 +26,7 @@ def test_what_is_wrong_with_a_request_is_its_own_end_alone(story: Story) -> None
         Cancel(story.epoch, "r-2")
     ]
     story.root.finish("r-2", "cancel")
-    story.root.finish("r-3")
-    story.turn()
+    story.finish("r-3")
     assert isinstance(failure(unsent), UserError)
     assert isinstance(failure(refused), UserError)
     assert isinstance(outcome(cancelled), list)

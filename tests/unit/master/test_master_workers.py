@@ -31,8 +31,7 @@ def test_the_next_plan_is_prepared_while_the_first_serves_and_then_takes_its_pla
     assert story.members() == ("master", "w-1")
     for name, answering in (("r-1", first), ("r-2", second)):
         assert story.root.asked[-1] == name
-        story.root.finish(name)
-        story.turn()
+        story.finish(name)
         assert isinstance(outcome(answering), list)
     assert alone.asked == ["r-1"]
 
@@ -80,7 +79,6 @@ def test_a_worker_that_fetches_for_long_is_waited_for_where_it_is_needed(story: 
 
 
 def told(agent: FakeAgent) -> list[tuple[str, str]]:
-    """(kind, words) of every reason for which the plan has no part for it, as it was told."""
     return [(message.kind, message.why) for message in agent.heard if isinstance(message, Spare)]
 
 

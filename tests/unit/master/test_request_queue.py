@@ -37,7 +37,6 @@ class Book:
         return self.requests.submit(request(name), client, attended=attended)
 
     def resume(self, name: str, tokens: int) -> PendingAnswer:
-        """A request of an earlier master, which passed on so many tokens."""
         return self.requests.resume(request(name), [token(name, index) for index in range(tokens)], "again")
 
     def start(self) -> str | None:
@@ -183,9 +182,6 @@ def test_that_a_request_is_taken_up_is_said_once_and_not_before_it_is_asked_for(
 
 
 class Queues(RuleBasedStateMachine):
-    """Any order of calls: each accepted request ends once; a client's order is kept, and so is the number of those that
-    run."""
-
     def __init__(self) -> None:
         super().__init__()
         self.parallel = 2

@@ -14,18 +14,8 @@ from tpiedge.master.blame import Failure
 from tpiedge.master.session import Phase, Session
 from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire import control
 from tpiedge.wire.codec import PROTOCOL
-from tpiedge.wire.control import (
-    Assign,
-    Failed,
-    Finished,
-    Hello,
-    Listening,
-    Loading,
-    Ready,
-    StepSpans,
-    Token,
-)
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing
 from tpiedge.wire.fields import Compute, Message, WirePrecision
 
@@ -68,21 +58,20 @@ class Run:
 
     def hello(self) -> None:
         for rank in range(len(self.workers) + 1):
-            self.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+            self.node(rank, control.Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
 
     def started(self) -> None:
-        """Every node has its part of the plan, and none has loaded its weights."""
         self.launched()
         self.hello()
         size = len(self.workers) + 1
         for rank in range(size):
             if listens(rank, size, self.collective):
-                self.node(rank, Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"))
+                self.node(rank, control.Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"))
 
     def ready(self) -> None:
         self.started()
         for rank in range(len(self.workers) + 1):
-            self.node(rank, Ready(EPOCH, rank, 1, 0.1))
+            self.node(rank, control.Ready(EPOCH, rank, 1, 0.1))
 
 
 def test_the_phases_of_a_good_epoch() -> None:
@@ -103,18 +92,18 @@ def test_the_phases_of_a_good_epoch() -> None:
     session.launch(KEYS[2])
     assert [machine for machine, message in run.sent if isinstance(message, Launch)] == ["w-1", "w-2"]
     for rank in range(3):
-        run.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
-    run.node(0, Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
-    parts = {message.rank: message for _, message in run.sent if isinstance(message, Assign)}
+        run.node(rank, control.Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+    run.node(0, control.Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
+    parts = {message.rank: message for _, message in run.sent if isinstance(message, control.Assign)}
     assert {part.peer_keys for part in parts.values()} == {((0, KEYS[2]), (1, KEYS[0]), (2, KEYS[1]))}
     assert [part.pack for part in parts.values()] == [str(SERVED.pack), "", ""]
     assert {(part.collective, part.wire) for part in parts.values()} == {("auto", "f32")}
     for rank in range(3):
         assert session.phase is Phase.LAUNCHED
-        run.node(rank, Ready(EPOCH, rank, 1, 0.1))
+        run.node(rank, control.Ready(EPOCH, rank, 1, 0.1))
     assert session.phase is Phase.READY
-    run.node(0, Token(EPOCH, "r-1", 0, 5, ()))
-    assert isinstance(run.told[-1], Token)
+    run.node(0, control.Token(EPOCH, "r-1", 0, 5, ()))
+    assert isinstance(run.told[-1], control.Token)
 
     session.end()
     session.end()
@@ -126,23 +115,19 @@ def test_a_node_that_tells_of_other_steps_spoils_nothing_for_good() -> None:
     run = Run("w-1")
     run.ready()
     for rank, step in ((0, 7), (1, 1 << 60), (0, 9)):
-        run.node(rank, StepSpans(EPOCH, rank, step, 1, ((0, 5),), (), ()))
+        run.node(rank, control.StepSpans(EPOCH, rank, step, 1, ((0, 5),), (), ()))
         assert run.session.timeline is None
-    run.node(1, StepSpans(EPOCH, 1, 9, 1, ((0, 5),), (), ()))
+    run.node(1, control.StepSpans(EPOCH, 1, 9, 1, ((0, 5),), (), ()))
     found = run.session.timeline
     assert found is not None
     assert (found.epoch, found.spans[0].step) == (EPOCH, 9)
-    run.node(1, StepSpans(EPOCH, 1, 11, 1, ((0, 5),), (), ()))
+    run.node(1, control.StepSpans(EPOCH, 1, 11, 1, ((0, 5),), (), ()))
     assert run.session.timeline is found
 
 
 @pytest.mark.parametrize(
     ("compute", "wire", "shows"),
-    [
-        ("int8", "f32", ""),
-        ("int8", "bf16", "parts that travel as bf16"),
-        ("f32", "f32", "f32 arithmetic"),
-    ],
+    [("int8", "f32", ""), ("int8", "bf16", "parts that travel as bf16"), ("f32", "f32", "f32 arithmetic")],
 )
 def test_whether_answers_depend_on_the_split_is_known(
     compute: Compute, wire: WirePrecision, shows: str
@@ -177,8 +162,8 @@ def test_what_ends_a_preparation(
     ("event", "crashed", "died"),
     [
         (lambda run: run.session.heard("w-2", NodeEnded(EPOCH, "", "killed")), "w-2", True),
-        (lambda run: run.node(2, Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2", True),
-        (lambda run: run.node(2, Failed(EPOCH, 2, "", "DiskFull", "no room")), "w-2", True),
+        (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2", True),
+        (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "DiskFull", "no room")), "w-2", True),
         (lambda run: run.session.epoch.broke_protocol(2, "malformed"), "w-2", True),
         (lambda run: run.session.epoch.lose(2, "its connection broke"), "w-2", False),
         (lambda run: run.session.lose("w-2", "silent"), None, False),
@@ -204,7 +189,7 @@ def test_a_node_that_hangs_counts_as_one_that_died(stands_s: float, died: bool) 
     run.session.ask(request())
     run.clock.advance(stands_s)
     cause = str(PeerLost(1, "the all-reduce of step 1", "it does not get on"))
-    run.node(0, Failed(EPOCH, 0, "", "PeerLost", cause))
+    run.node(0, control.Failed(EPOCH, 0, "", "PeerLost", cause))
     run.session.epoch.ended(0, "status 3")
     assert (run.failure.worker, run.failure.died) == ("w-1", died)
 
@@ -218,7 +203,7 @@ def test_numbers_that_go_back_and_forth_are_no_progress() -> None:
         for run in (fetching, loading):
             run.clock.advance(1.0)
         fetching.session.heard("w-1", Preparing(EPOCH, 1 + second % 2, 10, 1.0))
-        loading.node(1, Loading(EPOCH, 1, 1 + second % 2, 10))
+        loading.node(1, control.Loading(EPOCH, 1, 1 + second % 2, 10))
         fetching.session.tick()
         loading.session.tick()
     assert "no progress for 300 s" in str(fetching.failure.error)
@@ -238,13 +223,13 @@ def test_a_session_is_proven_by_an_answer_or_by_time() -> None:
     assert by_time.session.proven
     for run in (by_answer, by_refusal, failed):
         run.session.ask(request())
-    by_answer.node(0, Finished(EPOCH, "r-0", "stop", 1, 1, 0, 1))
+    by_answer.node(0, control.Finished(EPOCH, "r-0", "stop", 1, 1, 0, 1))
     assert not by_answer.session.proven, "nobody asked for that"
-    by_answer.node(0, Finished(EPOCH, "r-1", "stop", 1, 1, 0, 1))
+    by_answer.node(0, control.Finished(EPOCH, "r-1", "stop", 1, 1, 0, 1))
     assert by_answer.session.proven
-    by_refusal.node(0, Failed(EPOCH, 0, "r-1", "UserError", "too long"))
+    by_refusal.node(0, control.Failed(EPOCH, 0, "r-1", "UserError", "too long"))
     assert by_refusal.session.proven
-    failed.node(0, Failed(EPOCH, 0, "r-1", "OutOfMemory", "no memory"))
+    failed.node(0, control.Failed(EPOCH, 0, "r-1", "OutOfMemory", "no memory"))
     assert not failed.session.proven
     by_answer.session.epoch.ended(0, "killed")  # type: ignore[union-attr]
     assert not by_answer.session.proven

@@ -29,7 +29,6 @@ class Desk:
             self.begun.append(self.running[-1].id.partition(" ")[0])
 
     def end(self, tokens: int = 1) -> None:
-        """The answer that began first has so many, and ends."""
         name = self.running.popleft().id
         for index in range(tokens):
             self.requests.tell(Token(1, name, index, 5, ()))

@@ -48,7 +48,6 @@ def test_each_line_of_the_table_does_what_it_says(state: WorkerState, event: Wor
 
 
 def diagrams() -> tuple[str, str]:
-    """The tables in mermaid's words: what leads from one state to another."""
     found = []
     for table in (TRANSITIONS, PHASES):
         arrows: dict[tuple[str, str], list[str]] = {}
@@ -137,7 +136,6 @@ def test_stories(story: list[tuple[float, WorkerEvent, Fault, WorkerState]]) -> 
 
 
 def waits_of(*faults: Fault, apart_s: float = 0.0) -> list[float]:
-    """How long the worker waits after each failure, which comes so long after the wait before it."""
     one, now, found = PRESENT, 0.0, []
     for fault in faults:
         one = failed(one, now, fault, "it failed")

@@ -15,7 +15,6 @@ def long_request(name: str = "r-1") -> GenerationRequest:
 
 
 def serving_one(story: Story, reading_s: float) -> PendingAnswer:
-    """A request runs whose prompt took so long; each machine makes the cluster faster."""
     story.step_s = lambda machines: 1.0 / (1 + len(machines))
     two_machines(story)
     answering = story.master.submit(long_request())

@@ -6,13 +6,23 @@ from pathlib import Path
 import pytest
 
 from tpiedge.lab.random_weights import RandomSource
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import Placement, Sweep
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Storage, storage_of
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 from tpiedge.pack.writer import write_pack
 
 HIDDEN, FFN, VOCABULARY, HEAD_DIM = 60, 200, 1003, 20
+EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
+MakePack = Callable[..., Pack]
+
+
+def narrow(sweep: Sweep) -> Placement:
+    """Nothing is pinned, and the ring is as small as can be."""
+    return Placement(smallest_ring(sweep.sizes, frozenset()), frozenset())
 
 
 def _layer(at: int) -> BlobSpec:
@@ -27,7 +37,7 @@ def _layer(at: int) -> BlobSpec:
 
 
 @pytest.fixture
-def make_pack(tmp_path: Path) -> Callable[..., Pack]:
+def make_pack(tmp_path: Path) -> MakePack:
     def make(
         precision: Precision | Storage = Precision.F32,
         layers: int = 2,

@@ -1,19 +1,14 @@
 """Disks that fail and files that are cut while weights are read: file and offset are named, no number is wrong."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.unit.memory.conftest import EVERYTHING, MakePack
 from tpiedge.errors import ReadFault
 from tpiedge.memory.loader import EmbeddingTable
 from tpiedge.memory.weights import NodeWeights
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
-
-MakePack = Callable[..., Pack]
-EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
 
 #: A regular file whose first byte cannot be read: nothing is mapped there.
 BROKEN = Path("/proc/self/mem")

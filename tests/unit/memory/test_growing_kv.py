@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpiedge.kv.pages import KVRoom
-from tpiedge.memory.residency import Instruction, Read, ReleasePages, Residency, smallest_ring
+from tpiedge.memory.residency import Drop, Instruction, Read, Residency, smallest_ring
 from tpiedge.memory.sweep import Placement, SparePins, place
 
 POSITION_BYTES = 1  # of one layer
@@ -38,7 +38,7 @@ class Device:
         self.machine = Residency(
             blocks,
             found.ring_bytes,
-            self.spare.placement(self.spare.count(self.kv_bytes)).pinned,
+            self.spare.placement(self.kv_bytes).pinned,
             reading_bytes,
         )
         self.reads: list[Read] = []
@@ -51,7 +51,7 @@ class Device:
         self.pages = min(max(self.pages, stop), self.kv_room.ask(max(stop, reach)))
         self.written = [min(written, self.pages) for written in self.written]
         held = self.pages * self.layers * POSITION_BYTES
-        self.obey(self.machine.repin(self.spare.placement(self.spare.count(self.kv_bytes - held)).pinned))
+        self.obey(self.machine.repin(self.spare.placement(self.kv_bytes - held).pinned))
         for number in range(len(self.blocks) if head else 2 * self.layers):
             self.obey(self.machine.enter(number))
             while not self.machine.ready(number):
@@ -71,7 +71,7 @@ class Device:
 
     def obey(self, instructions: list[Instruction]) -> None:
         for one in instructions:
-            if isinstance(one, ReleasePages):
+            if one == Drop(None):
                 self.ring_filled = False
             elif isinstance(one, Read):
                 self.reads.append(one)

@@ -1,12 +1,13 @@
 """Quantised matrices: what a node is given are the panels of the pack, and rows of an embedding come out of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
+from tests.unit.memory.conftest import EVERYTHING, MakePack
 from tpiedge.errors import UserError
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PANEL, PanelShape
@@ -20,8 +21,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import Precision
 
-MakePack = Callable[..., Pack]
-EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
 HIDDEN, VOCABULARY = 60, 1003
 QUANTISED = [Precision.Q8, Precision.Q4]
 

@@ -1,19 +1,14 @@
 """Weights that are dropped leave memory: their pages are the system's again, which reads as zeros."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from tpiedge.errors import ReadFault, TpiedgeError
-from tpiedge.memory.loader import _Countdown
+from tests.unit.memory.conftest import EVERYTHING, MakePack
+from tpiedge.errors import ReadFault
+from tpiedge.memory.loader import _last_of
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.memory.weights import NodeWeights
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
-
-MakePack = Callable[..., Pack]
-EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
 
 
 def half(sweep: Sweep) -> Placement:
@@ -46,14 +41,13 @@ def test_weights_that_make_room_for_a_full_kv_cache_leave_memory(make_pack: Make
 
 
 def test_one_of_several_reads_that_fails_fails_the_piece() -> None:
-    seen: list[TpiedgeError | None] = []
+    seen: list[Exception | None] = []
     fault = ReadFault(Path("blob"), 0, 1, "broken")
-    countdown = _Countdown(2, seen.append)
-    for outcome in (fault, None):
-        job: Future[int] = Future()
-        if outcome is None:
-            job.set_result(1)
-        else:
-            job.set_exception(outcome)
-        countdown(job)
+    finished = _last_of(2, seen.append)
+    failed, whole = Future[int](), Future[int]()
+    failed.set_exception(fault)
+    whole.set_result(1)
+    finished(failed)
+    assert seen == []
+    finished(whole)
     assert seen == [fault]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tpiedge.errors import InternalError
-from tpiedge.memory.residency import Drop, Instruction, Read, ReleasePages, Residency, smallest_ring
+from tpiedge.memory.residency import Drop, Instruction, Read, Residency, smallest_ring
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -66,7 +66,7 @@ def test_what_is_unpinned_goes_at_once_unless_a_read_writes_to_it() -> None:
     assert machine.loaded(2) == [Drop(1), Read(3, 1, 0)]
     assert machine.pinned_bytes == 1
     machine.loaded(3)
-    assert machine.repin({0, 1}) == [ReleasePages(), Read(4, 1, None)]
+    assert machine.repin({0, 1}) == [Drop(None), Read(4, 1, None)]
     machine.enter(0)
     with pytest.raises(InternalError, match="inside a block"):
         machine.repin({0})
@@ -89,7 +89,7 @@ def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
     assert machine.loaded(1) == [Read(3, 2, 1)]
     machine.loaded(2)
     assert machine.repin({0, 1, 2}) == []
-    assert machine.loaded(3) == [ReleasePages(), Read(4, 1, None), Read(5, 2, None)]
+    assert machine.loaded(3) == [Drop(None), Read(4, 1, None), Read(5, 2, None)]
     machine.loaded(4)
     machine.loaded(5)
     for block in range(3):
@@ -186,9 +186,9 @@ class Schedules(RuleBasedStateMachine):
 
     def obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, Drop):
+            if isinstance(instruction, Drop) and instruction.piece is not None:
                 self.own.remove(instruction.piece)
-            elif isinstance(instruction, ReleasePages):
+            elif isinstance(instruction, Drop):
                 assert not self.machine._ring
                 assert not [read for read in self.under_way if read.offset is not None]
                 self.ring.clear()

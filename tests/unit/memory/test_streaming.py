@@ -8,21 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.unit.memory.conftest import EVERYTHING, MakePack, narrow
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, TpiedgeError
-from tpiedge.memory.residency import Read, Residency, smallest_ring
+from tpiedge.memory.residency import Read, Residency
 from tpiedge.memory.scheduler import Scheduler
 from tpiedge.memory.sweep import Placement, Sweep
 from tpiedge.memory.weights import NodeWeights
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
 
-MakePack = Callable[..., Pack]
-EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
 DEADLINE_S = 10.0
-
-
-def narrow(sweep: Sweep) -> Placement:
-    return Placement(smallest_ring(sweep.sizes, frozenset()), frozenset())
 
 
 @pytest.fixture
@@ -109,11 +102,8 @@ class SlowDisk:
         self.reads.append((order, done))
         self.asked.release()
 
-    def drop(self, piece: int) -> None:
-        raise AssertionError("nothing is pinned")
-
-    def release(self) -> None:
-        raise AssertionError("everything passes through the ring")
+    def drop(self, piece: int | None) -> None:
+        raise AssertionError("nothing is pinned, and everything passes through the ring")
 
     def await_reads(self, count: int) -> None:
         for _ in range(count):

@@ -1,27 +1,18 @@
-"""What is recorded of weights that stream: every read of every piece, and every wait for a block."""
+"""The trace of streamed weights has every read of every piece, and every wait for a block."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import Placement, Sweep
+from tests.unit.memory.conftest import EVERYTHING, MakePack, narrow
 from tpiedge.memory.weights import NodeWeights
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
 from tpiedge.tracing.tracer import Tracer, read_part
 
-SHARE = NodeShare(Share(0, 6), Share(0, 2))
 SWEEPS = 3
 
 
-def narrow(sweep: Sweep) -> Placement:
-    return Placement(smallest_ring(sweep.sizes, frozenset()), frozenset())
-
-
-def test_reads_and_waits(make_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    weights, tracer = NodeWeights(make_pack(layers=3), SHARE, True, narrow), Tracer()
+def test_reads_and_waits(make_pack: MakePack, tmp_path: Path) -> None:
+    weights, tracer = NodeWeights(make_pack(layers=3), EVERYTHING, True, narrow), Tracer()
     weights.trace(tracer)
     for _ in range(SWEEPS):
         for block in weights.sweep.blocks:

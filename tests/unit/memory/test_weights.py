@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.unit.memory.conftest import EVERYTHING, MakePack
 from tpiedge.errors import IntegrityError, InternalError, UserError
 from tpiedge.lab.random_weights import random_rows, random_vector
 from tpiedge.memory.arena import DTYPES
@@ -13,9 +14,6 @@ from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import Precision
-
-MakePack = Callable[..., Pack]
-EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
 
 
 @pytest.fixture

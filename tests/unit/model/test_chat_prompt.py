@@ -98,33 +98,32 @@ class TestContentBesideCalls:
         "[{{ c.function.arguments | tojson }}]", "{{ 'nothing' if m.content is none else m.content }}."
     )
 
-    @pytest.mark.parametrize("content", [None, ""])
-    def test_a_template_that_asks_for_none_shows_the_call(self, content: str | None) -> None:
-        assert prompt(self.NULL_ALONE, USER, calling(content), result()) == f"hello[{TEXT}]seen"
+    @pytest.mark.parametrize(
+        ("template", "contents", "shown"),
+        [
+            (NULL_ALONE, [None, ""], f"hello[{TEXT}]seen"),
+            (EMPTY_ALONE, [None, ""], 'hello.[{"at": "sky"}].seen.'),
+            (PRINTED, [None, ""], 'hello.[{"at": "sky"}].seen.'),
+            (BOTH, [None], 'hello.[{"at": "sky"}]nothing.seen.'),
+            (BOTH, [""], 'hello.[{"at": "sky"}].seen.'),
+            (BOTH, ["I look"], 'hello.[{"at": "sky"}]I look.seen.'),
+        ],
+    )
+    def test_is_what_the_template_takes(self, template: str, contents: list[str | None], shown: str) -> None:
+        assert [prompt(template, USER, calling(one), result()) for one in contents] == [shown] * len(contents)
 
-    @pytest.mark.parametrize("content", [None, ""])
-    @pytest.mark.parametrize("template", [EMPTY_ALONE, PRINTED])
-    def test_a_template_that_joins_it_gets_a_text(self, template: str, content: str | None) -> None:
-        assert prompt(template, USER, calling(content), result()) == 'hello.[{"at": "sky"}].seen.'
 
-    @pytest.mark.parametrize(("content", "shown"), [(None, "nothing"), ("", ""), ("I look", "I look")])
-    def test_a_template_that_takes_both_gets_what_was_said(self, content: str | None, shown: str) -> None:
-        assert prompt(self.BOTH, USER, calling(content), result()) == f'hello.[{{"at": "sky"}}]{shown}.seen.'
-
-
-class TestIds:
-    MISTRAL = (
+def test_ids_that_a_template_refuses_are_the_same_nine_marks_in_call_and_result() -> None:
+    mistral = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}"
         "{% if c.id is not defined or c.id | length != 9 %}"
         "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
         "[{{ c.id }}]{% endfor %}{% if m.tool_call_id is defined %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
     )
-
-    def test_that_a_template_refuses_are_the_same_nine_marks_in_call_and_result(self) -> None:
-        short = short_call_id(LONG_ID)
-        assert len(short) == 9
-        assert short.isalnum()
-        assert prompt(self.MISTRAL, USER, calling(identity=LONG_ID), result(LONG_ID)) == f"[{short}]({short})"
+    short = short_call_id(LONG_ID)
+    assert len(short) == 9
+    assert short.isalnum()
+    assert prompt(mistral, USER, calling(identity=LONG_ID), result(LONG_ID)) == f"[{short}]({short})"
 
 
 def test_thoughts_have_the_names_that_templates_know() -> None:

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.unit.model.vocabularies import KINDS
 from tpiedge.errors import UserError
-from tpiedge.model.named_tokens import MAX_TOKEN, ending_ids
-from tpiedge.model.text_child import LoadedTokenizer
+from tpiedge.model.named_tokens import ending_ids
+from tpiedge.model.text_child import MAX_TOKEN, LoadedTokenizer
 from tpiedge.model.tokenizer import Tokenizer
 
 Files = Mapping[str, Mapping[str, Any]]
@@ -29,84 +29,51 @@ def described(text: str, **flags: bool) -> dict[str, object]:
     } | flags
 
 
+def usual(**more: object) -> dict[str, Any]:
+    return {CONFIG: USUAL | more}
+
+
 OWN = {str(i): described(text, special=True) for i, text in enumerate(("<unk>", "<s>", "</s>"))}
 START_END = ["<|im_start|>", "<|im_end|>"]
+IDS = {"<|im_start|>": 401, "<|im_end|>": 402}
+BY_NUMBER = OWN | {"402": described("<|im_end|>"), "401": described("<|im_start|>", special=True)}
+GAP = {"950": described("<|pad|>"), "700": described("<|im_start|>")}
+END = described("<|im_end|>", rstrip=True) | {"__type": "AddedToken"}
+PADDED = {"pad_token": described("<|pad|>"), "additional_special_tokens": START_END}
+MORE = {"additional_special_tokens": START_END}
 # The ids of the marks that the byte-level tokenizer, whose last own one is <tool> with 400, gets by these files.
 CASES: dict[str, tuple[Files, dict[str, int]]] = {
-    "by number": (
-        {
-            CONFIG: NAMED
-            | {
-                "added_tokens_decoder": OWN
-                | {"402": described("<|im_end|>"), "401": described("<|im_start|>", special=True)}
-            }
-        },
-        {"<|im_start|>": 401, "<|im_end|>": 402},
-    ),
+    "by number": ({CONFIG: NAMED | {"added_tokens_decoder": BY_NUMBER}}, IDS),
     "a number with a gap says the order alone": (
-        {
-            CONFIG: USUAL
-            | {"added_tokens_decoder": {"950": described("<|pad|>"), "700": described("<|im_start|>")}}
-        },
+        usual(added_tokens_decoder=GAP),
         {"<|im_start|>": 401, "<|pad|>": 402},
     ),
-    "the older file": (
-        {CONFIG: NAMED, ADDED: {"<|im_end|>": 402, "<|im_start|>": 401}},
-        {"<|im_start|>": 401, "<|im_end|>": 402},
-    ),
+    "the older file": ({CONFIG: NAMED, ADDED: {"<|im_end|>": 402, "<|im_start|>": 401}}, IDS),
     "the older file without any other": ({ADDED: {"<|pad|>": 401}}, {"<|pad|>": 401}),
     "extra": (
         {CONFIG: NAMED | {"extra_special_tokens": START_END}},
         {"<|im_end|>": 401, "<|im_start|>": 402},
     ),
     "extra by name": (
-        {CONFIG: USUAL | {"extra_special_tokens": {"image_token": "<|image|>", "video": "<|pad|>"}}},
+        usual(extra_special_tokens={"image_token": "<|image|>", "video": "<|pad|>"}),
         {"<|image|>": 401, "<|pad|>": 402},
     ),
-    "additional": (
-        {CONFIG: USUAL | {"additional_special_tokens": START_END}},
-        {"<|im_start|>": 401, "<|im_end|>": 402},
-    ),
-    "additional beside extra": (
-        {CONFIG: USUAL | {"additional_special_tokens": START_END, "extra_special_tokens": ["<|pad|>"]}},
-        {"<|pad|>": 401},
-    ),
+    "additional": (usual(**MORE), IDS),
+    "additional beside extra": (usual(**MORE, extra_special_tokens=["<|pad|>"]), {"<|pad|>": 401}),
     "additional beside names": (
-        {
-            CONFIG: USUAL
-            | {"additional_special_tokens": ["<|pad|>"], "extra_special_tokens": {"a": "<|image|>"}}
-        },
+        usual(additional_special_tokens=["<|pad|>"], extra_special_tokens={"a": "<|image|>"}),
         {"<|image|>": 401, "<|pad|>": 402},
     ),
     "a name of its own": ({CONFIG: {"image_token": "<|image|>", **USUAL}}, {"<|image|>": 401}),
-    "the map": (
-        {CONFIG: USUAL, MAP: {"pad_token": described("<|pad|>"), "additional_special_tokens": START_END}},
-        {"<|pad|>": 401, "<|im_start|>": 402, "<|im_end|>": 403},
-    ),
-    "the map beside the older file": (
-        {
-            CONFIG: USUAL | {"eos_token": "<|im_end|>"},
-            MAP: {"additional_special_tokens": START_END},
-            ADDED: {"<|im_start|>": 401, "<|im_end|>": 402},
-        },
-        {"<|im_start|>": 401, "<|im_end|>": 402},
-    ),
+    "the map": (usual() | {MAP: PADDED}, {"<|pad|>": 401, "<|im_start|>": 402, "<|im_end|>": 403}),
+    "the map beside the older file": ({CONFIG: NAMED, MAP: MORE, ADDED: IDS}, IDS),
     "a list beside the older file": (
-        {
-            CONFIG: USUAL | {"additional_special_tokens": START_END},
-            ADDED: {"<|im_start|>": 401, "<|pad|>": 402},
-        },
+        usual(**MORE) | {ADDED: {"<|im_start|>": 401, "<|pad|>": 402}},
         {"<|im_start|>": 401, "<|pad|>": 402, "<|im_end|>": 403},
     ),
-    "the map overrules": ({CONFIG: USUAL, MAP: {"eos_token": "<|im_end|>"}}, {"<|im_end|>": 401}),
-    "the map beside numbers": (
-        {CONFIG: USUAL | {"added_tokens_decoder": OWN}, MAP: {"additional_special_tokens": START_END}},
-        {},
-    ),
-    "an object that says what it is": (
-        {CONFIG: {"eos_token": described("<|im_end|>", rstrip=True) | {"__type": "AddedToken"}}},
-        {"<|im_end|>": 401},
-    ),
+    "the map overrules": (usual() | {MAP: {"eos_token": "<|im_end|>"}}, {"<|im_end|>": 401}),
+    "the map beside numbers": (usual(added_tokens_decoder=OWN) | {MAP: MORE}, {}),
+    "an object that says what it is": ({CONFIG: {"eos_token": END}}, {"<|im_end|>": 401}),
     "of the vocabulary": ({CONFIG: {"eos_token": "</s>", "pad_token": "h"}}, {}),
 }
 

@@ -59,24 +59,20 @@ def render(text: str, **limits: Any) -> str:
     return template(text, **limits).render(CHAT)
 
 
-@pytest.mark.parametrize("prompt", [True, False])
-@pytest.mark.parametrize("text", [CHATML, LLAMA2, TOOLS], ids=["chatml", "llama2", "tools"])
-def test_prompts_equal_transformers(text: str, prompt: bool) -> None:
+FUNCTIONS = [{"type": "function", "function": {"name": "f<1>", "parameters": {}}}]
+ASKED: list[tuple[str, bool, Any, dict[str, Any]]] = [
+    *((text, prompt, None, {}) for text in (CHATML, LLAMA2, TOOLS) for prompt in (True, False)),
+    (TOOLS, True, FUNCTIONS, {"enable_thinking": False}),
+]
+
+
+@pytest.mark.parametrize(("text", "prompt", "tools", "variables"), ASKED)
+def test_prompts_equal_transformers(text: str, prompt: bool, tools: Any, variables: dict[str, Any]) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    theirs, _ = render_jinja_template([CHAT], chat_template=text, add_generation_prompt=prompt, **TOKENS)
-    assert template(text).render(CHAT, add_generation_prompt=prompt) == theirs[0]
-
-
-def test_tools_and_variables_reach_the_template() -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    tools = [{"type": "function", "function": {"name": "f<1>", "parameters": {}}}]
-    ours = template(TOOLS).render(CHAT, tools=tools, variables={"enable_thinking": False})
-    theirs, _ = render_jinja_template(
-        [CHAT], tools=tools, chat_template=TOOLS, add_generation_prompt=True, enable_thinking=False, **TOKENS
-    )
-    assert ours == theirs[0]
+    ours = template(text).render(CHAT, add_generation_prompt=prompt, tools=tools, variables=variables)
+    more = {"tools": tools, "add_generation_prompt": prompt, **variables, **TOKENS}
+    assert ours == render_jinja_template([CHAT], chat_template=text, **more)[0][0]
 
 
 class TestOpen:

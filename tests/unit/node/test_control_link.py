@@ -42,7 +42,7 @@ def linked(endpoint: Slow) -> Iterator[ControlLink]:
 
     clock = MonotonicClock()
     liveness = ClusterLiveness(clock, timeout_s=60.0, stall_s=60.0)
-    link = ControlLink(endpoint, clock, liveness, 60.0, lambda: None, never, never, never)  # type: ignore[arg-type]
+    link = ControlLink(endpoint, clock, liveness, 60.0, lambda: None, never)  # type: ignore[arg-type]
     link.start(Hello(1, 0, 1, 1, "1", 1, "cpu"))
     try:
         yield link

@@ -1,4 +1,4 @@
-"""What a pack's blobs must hold of a matrix, and how the shard store gets it."""
+"""Checks of the bytes of a matrix in a pack, and filling of the shard store."""
 
 import numpy as np
 

@@ -177,9 +177,8 @@ sys.exit(status)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_child_keeps_below_256_mb(tmp_path: Path, transposed: bool) -> None:
-    """As a whole process, with shapes of which a unit or a row is much larger than any model's."""
-    rows, cols, per_unit = (256, 65536, 128) if transposed else (256, 262144, 128)
-    layer = BlobSpec((MatrixSpec("q", "q", rows, cols, per_unit, transposed),))
+    """Measures the whole process, with units four times as large as any model's."""
+    layer = BlobSpec((MatrixSpec("q", "q", 512, 65536, 128, transposed),))
     embedding = BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),))
     spec = ModelSpec(embedding, (layer,), BlobSpec(), {})
     request = PackRequest(spec, 1, Precision.Q4, tmp_path / "pack")

@@ -49,7 +49,6 @@ def expected_tensors(spec: ModelSpec, precision: Precision) -> dict[str, np.ndar
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("precision", [Precision.F32, Precision.BF16])
 def test_round_trip_bit_for_bit(make_pack, tmp_path, precision, tied, shard_bytes, monkeypatch):
-    monkeypatch.setattr(export, "TILE_BYTES", 10_000)
     monkeypatch.setattr(export, "STRIP_BYTES", 10_000)
     pack = make_pack(precision, tied=tied)
     files = export_safetensors(pack, tmp_path / "out", shard_bytes)

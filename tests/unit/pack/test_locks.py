@@ -1,5 +1,4 @@
-"""Locks between processes: a pack that somebody uses is not deleted, and a lock is a file of its own: whoever may put a
-link in its place gets no other file opened, made or emptied."""
+"""Locks between processes: a pack in use is not deleted, and a link in place of a lock's file is not followed."""
 
 import errno
 import fcntl
@@ -18,7 +17,7 @@ from tpiedge.pack.shard_copy import Presence
 
 @pytest.fixture
 def packs(tmp_path: Path) -> list[Path]:
-    """As far as locks see, folders with a manifest are packs."""
+    """Folders with a manifest, which are packs to locks."""
     paths = [tmp_path / "one", tmp_path / "two"]
     for path in paths:
         path.mkdir()

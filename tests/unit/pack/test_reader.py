@@ -2,11 +2,11 @@ import json
 import os
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tpiedge.errors import IntegrityError, ReadFault, TpiedgeError, UserError
 from tpiedge.pack.manifest import load_manifest, manifest_text
@@ -97,11 +97,13 @@ BAD_HEAD = r"matching regex .* - at `\$\.blobs\.head`"
         (lambda m: m.update(version=2), "a pack of version 2, where f32 has 1: pack again"),
         (lambda m: m.update(version=3), "not a pack of version 1 or 2: pack again"),
         (lambda m: m.update(format="zip"), "not a pack of version"),
-        (lambda m: m.update(precision="q3"), "unknown precision 'q3'"),
-        (lambda m: m.update(precision=[]), "unknown precision"),
+        (lambda m: m.update(version=True), "not a pack of version|Expected `int`, got `bool`"),
+        (lambda m: m.update(precision="q3"), r"'q3' - at `\$\.precision`"),
+        (lambda m: m.update(precision=[]), r"got `array` - at `\$\.precision`"),
+        (lambda m: m["spec"].update({"\ud800": 1}), r"surrogates not allowed\): pack again"),
         (lambda m: m.pop("spec"), "missing required field `spec`"),
         (lambda m: m.update(spec=[]), r"Expected `object`, got `array` - at `\$\.spec`"),
-        (lambda m: m["spec"].update(layers={}), r"Expected `array`, got `object` - at `\$\.layers`"),
+        (lambda m: m["spec"].update(layers={}), r"Expected `array`, got `object` - at `\$\.spec\.layers`"),
         (lambda m: m["spec"].update(layers=[]), "0 blobs|2 blobs|0 layers"),
         (lambda m: matrices(m)[0].append(1), "Expected `array` of at most length 6, got 7"),
         (lambda m: matrices(m).__setitem__(0, 5), r"Expected `array`, got `int` - at `.*\[0\]`"),
@@ -126,13 +128,14 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
     ("change", "complaint"),
     [
         ({"version": 1}, "a pack of version 1, where q4 has 2: pack again"),
-        ({"precision": None}, "unknown precision"),
-        ({"precisions": {"head": "q3"}}, "unknown precision 'q3'"),
-        ({"precisions": {"head": {}}}, "unknown precision"),
-        ({"precisions": {"layers": "q4"}}, "not those of the embedding and the head"),
-        ({"precisions": ["head"]}, "not those of the embedding and the head"),
-        ({"search": 1}, "search is not true or false"),
-        ({"vectors": ["f32"]}, "vectors is not f32"),
+        ({"precision": None}, r"got `null` - at `\$\.precision`"),
+        ({"precisions": {"head": "q3"}}, r"'q3' - at `\$\.precisions\.head`"),
+        ({"precisions": {"head": {}}}, r"got `object` - at `\$\.precisions\.head`"),
+        ({"precisions": {"layers": "q4"}}, r"unknown field `layers` - at `\$\.precisions`"),
+        ({"precisions": ["head"]}, r"got `array` - at `\$\.precisions`"),
+        ({"search": 1}, r"got `int` - at `\$\.search`"),
+        ({"vectors": ["f32"]}, r"got `array` - at `\$\.vectors`"),
+        ({"vectors": "bf16"}, r"'bf16' - at `\$\.vectors`"),
         ({"precision": "bf16"}, "layers in bf16 go with"),
         (
             {"precision": "f32", "precisions": {"embedding": "f32", "head": "f32"}, "search": False},
@@ -197,7 +200,8 @@ def test_a_pipe_is_refused_without_waiting(make_pack: MakePack, part: str) -> No
 def test_one_blob_under_two_layouts_is_refused(make_pack: MakePack) -> None:
     pack = make_pack()
     manifest = load_manifest(pack.path)
-    hostile = replace(manifest, layers=(manifest.layers[0], manifest.embedding))
+    blobs = manifest.blobs
+    hostile = replace(manifest, blobs=replace(blobs, layers=(blobs.layers[0], blobs.embedding)))
     (pack.path / "manifest.json").write_bytes(manifest_text(hostile))
     with pytest.raises(UserError, match="one blob two layouts"):
         Pack.open(pack.path)

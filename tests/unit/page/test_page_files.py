@@ -22,12 +22,10 @@ _IMPORT = re.compile(r'(?:from|import)\s*\(?\s*"(\./[^"]+)"')
 
 
 def imports(path: Path) -> set[Path]:
-    """The files that a script of ours names."""
     return {(PAGE / name).resolve() for name in _IMPORT.findall(path.read_text(encoding="utf-8"))}
 
 
 def loaded() -> set[str]:
-    """The names of all that a browser may load."""
     files = {path.relative_to(PAGE).as_posix() for script in SCRIPTS for path in imports(script)}
     linked = re.findall(r'"page/([^"]+)"', (PAGE / "index.html").read_text(encoding="utf-8"))
     return {"index.html", *files, *linked}
@@ -88,7 +86,7 @@ def test_no_address_of_another_computer_is_loaded() -> None:
 
 
 def test_every_text_is_in_one_file_and_used() -> None:
-    """What a script shows comes from texts.js: between tags there are only values."""
+    """Text that a script shows comes from texts.js: between tags there are only values."""
     scripts = {path.name: path.read_text(encoding="utf-8") for path in SCRIPTS}
     texts = scripts.pop("texts.js")
     for name, script in scripts.items():

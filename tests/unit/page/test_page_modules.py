@@ -13,7 +13,6 @@ _OLDEST = 20
 
 
 def node_version() -> int:
-    """The major one; 0 where there is no node."""
     if shutil.which("node") is None:
         return 0
     asked = subprocess.run(
@@ -25,7 +24,7 @@ def node_version() -> int:
 @pytest.mark.skipif(node_version() < _OLDEST, reason=f"node: there is no node of version {_OLDEST} or newer")
 @pytest.mark.parametrize("tests", TESTS)
 def test_the_modules(tmp_path: Path, tests: str) -> None:
-    """In a copy whose package says what the server's media type says to a browser: these are modules."""
+    """Runs them in a copy whose package says what the server's media type says to a browser: these are modules."""
     for folder in ("tpiedge/page", "tests/unit/page"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "package.json").write_text('{"type": "module"}')

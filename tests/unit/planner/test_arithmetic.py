@@ -6,11 +6,7 @@ from tpiedge.errors import UserError
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.specs import Precision
 from tpiedge.planner import arithmetic
-from tpiedge.planner.arithmetic import (
-    check_compute,
-    check_native,
-    computed_apart,
-)
+from tpiedge.planner.arithmetic import check_compute, check_native, computed_apart
 from tpiedge.wire.fields import Compute
 
 GOES = {

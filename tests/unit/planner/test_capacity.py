@@ -1,4 +1,4 @@
-"""Who takes part, with which share and why: tables of machines, and laws for any machines."""
+"""Machines of a plan, their shares and reasons: tables of machines, and laws for any machines."""
 
 import re
 from dataclasses import replace
@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from tests.unit.planner.test_solve import MODEL as WITH_HEAD
 from tpiedge.planner import solve as solve_module
 from tpiedge.planner.capacity import MOST_MACHINES, Allocation, allocate, master_too_small, too_small
+from tpiedge.planner.fractions import node_bound
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, node_need
-from tpiedge.planner.prediction import (
-    MachineFacts,
-    least_step_s,
-    machine_bounds,
-    measured,
-    predict,
-)
+from tpiedge.planner.prediction import MachineFacts, least_step_s, measured, predict
 from tpiedge.planner.solve import Plan, ShareWeight
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.fields import Keeping
@@ -33,13 +28,16 @@ def worker(name: str, speed: float, round_trip_s: float = 0.0, **more) -> Machin
     return MachineFacts(speed, name=name, round_trip_s=round_trip_s, **more)
 
 
+def bounds_of(model, machines):
+    return [node_bound(model, min(index, 1), machine) for index, machine in enumerate(machines)]
+
+
 def allocated(found: Allocation | Infeasible) -> Allocation:
     assert isinstance(found, Allocation), found
     return found
 
 
 def reasons(machines: list[MachineFacts]) -> dict[str, str]:
-    """What is said of each machine."""
     found = allocated(allocate(MODEL, machines))
     why = dict(zip(found.members, found.reasons, strict=True)) | {
         at: one.why for at, one in found.spare.items()
@@ -48,7 +46,6 @@ def reasons(machines: list[MachineFacts]) -> dict[str, str]:
 
 
 def kinds(found: Allocation | Infeasible) -> list[str]:
-    """Of those that are left out."""
     return [one.kind for one in allocated(found).spare.values()]
 
 
@@ -61,7 +58,7 @@ def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
         assert found.plan.step_s == pytest.approx(0.75 + head_s)
         assert [len(share.ffn) for share in found.plan.shares] == [48, 16]
         machines = [machine, worker("pi", GIB)]
-        least_s = least_step_s(model, machines, machine_bounds(model, machines))
+        least_s = least_step_s(model, machines, bounds_of(model, machines))
         assert least_s == pytest.approx(found.plan.step_s)
 
 
@@ -283,7 +280,7 @@ def test_the_least_that_a_refusal_names_works(count_of_machines, keeping):
     weights=st.sampled_from((None, [ShareWeight(1, 1), ShareWeight(8, 8)])),
 )
 def test_a_master_is_too_small_only_where_no_worker_helps(memory, head_bytes, keeping, weights):
-    """And one that is not, can serve with a worker that holds everything else."""
+    """A larger master serves with a worker that holds everything else."""
     model = replace(MODEL, head_bytes=head_bytes, head_tile_bytes=head_bytes // 8)
     own = replace(MASTER, memory_bytes=memory, keeping=keeping)
     found = allocate(model, [own, worker("large", GIB, memory_bytes=64 * GIB)], weights)

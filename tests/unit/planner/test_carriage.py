@@ -1,4 +1,4 @@
-"""Which keys and values travel: every new node has its heads, and nothing goes where it is already."""
+"""Keys and values that travel: every new node has its heads, and nothing goes where it is already."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What an all-reduce takes, in numbers computed by hand, and laws for any network; who is linked with whom."""
+"""Times of all-reduces, in numbers computed by hand, and laws for any network; who is linked with whom."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -30,7 +30,6 @@ MBIT300 = 300e6 / 8
 
 
 def alike(size: int, latency_s: float, rate: float | None = None, **more) -> NetworkFacts:
-    """`size` machines with equal links."""
     links = {pair: PairFacts(latency_s, rate) for pair in combinations(range(size), 2)}
     return NetworkFacts(links, tuple(range(size)), **more)
 
@@ -57,15 +56,11 @@ def test_the_papers_testbed(collective, decode_ms, prefill_ms):
 
 
 def test_processing_by_hand():
-    """Per message of 8000 bytes and end 10 + 8 = 18 us. Star: 1 sent, 7 received, and back; mesh: 7 sent and received.
-    Where it goes step by step 30 + 8 = 38 us, or with slices of 1000 bytes 31: two-shot: twice 7 sent and received."""
+    """Message of 8000 bytes, each end: 10 + 8 = 18 us, stepwise 30 + 8 = 38, with slices of 1000 bytes 31. Star: 1
+    sent, 7 received, and back; mesh: 7 each; two-shot: twice 7 each."""
     facts = alike(8, 0.0, costs=Costs(message_s=10e-6, byte_s=1e-9, wake_s=5e-6, stepwise_s=30e-6))
     us = {name: round(predict(name, 8000, facts) * 1e6) for name in COLLECTIVES}
-    assert us == {
-        "star": 2 * (8 * 18 + 5),
-        "mesh": 14 * 18 + 5,
-        "two-shot": 2 * (14 * 31 + 5),
-    }
+    assert us == {"star": 2 * (8 * 18 + 5), "mesh": 14 * 18 + 5, "two-shot": 2 * (14 * 31 + 5)}
 
 
 def test_the_papers_testbed_wants_the_mesh_to_decode_and_two_shot_to_prefill():
@@ -82,8 +77,8 @@ def loopback(size: int, cores: int = 2) -> NetworkFacts:
 
 
 def test_nodes_of_one_host_share_its_cores():
-    """Four nodes, 0 bytes, 20 us a message: up the leaves send 3 on 2 cores and the root receives 3, down likewise.
-    In a mesh 12 are sent and 12 received on 2 cores. So what takes fewer messages wins where there is no network."""
+    """Four nodes, 0 bytes, 20 us a message: up and down 3 are sent and 3 received on 2 cores, in a mesh 12 each. The
+    collective with fewer messages wins."""
     facts = loopback(4)
     assert milliseconds("star", 0, facts) == pytest.approx(2 * (0.025 + 0.020 * (1.5 + 3)))
     assert milliseconds("mesh", 0, facts) == pytest.approx(0.025 + 0.020 * (6 + 6))

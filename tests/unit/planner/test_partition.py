@@ -35,12 +35,7 @@ def test_apportion_table(weights: list[float], units: int, expected: list[int]) 
 weight_lists = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda w: sum(w) > 1e-3)
 
 
-@given(
-    weights=weight_lists,
-    kv_heads=st.integers(1, 16),
-    group=st.integers(1, 8),
-    tiles=st.integers(1, 300),
-)
+@given(weights=weight_lists, kv_heads=st.integers(1, 16), group=st.integers(1, 8), tiles=st.integers(1, 300))
 def test_every_unit_is_covered_once(weights: list[float], kv_heads: int, group: int, tiles: int) -> None:
     shape = LayerShape(kv_heads * group, kv_heads, tiles)
     shares = partition(shape, both(*weights))

@@ -1,4 +1,4 @@
-"""What a node keeps within a limit: a table of limits for one small model, and the same numbers as a real pack's."""
+"""Weights kept within a limit: a table of limits for one small model, and the same numbers as a real pack's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,7 +52,7 @@ NODE = NodeFacts(1.0)
 
 
 def fits(pieces: int | None) -> NodeNeed:
-    """What rank 1 keeps with room for so many pieces."""
+    """The need of rank 1 with room for so many pieces."""
     whole = whole_need(MODEL, 1, SHARE, NODE)
     other = whole.kv_bytes + whole.base_bytes
     limit = None if pieces is None else other + pieces * PIECE
@@ -125,7 +125,7 @@ def test_the_planner_s_sizes_are_the_pack_s(tmp_path, precision, heads, kv_heads
 
 
 def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]) -> None:
-    """With every limit the node can do what the planner says, and streams no more."""
+    """The node can do what the planner says with every limit, and streams no more."""
     pieces = [size for block in sizes for size in block]
     least = smallest_bytes(model, rank, share, NODE)
     whole = whole_need(model, rank, share, NODE).total_bytes

@@ -1,4 +1,4 @@
-"""What a master answers where it cannot read what a worker asks for."""
+"""The answer of a master that cannot read the requested file."""
 
 import queue
 from typing import Any

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.clock import ManualClock
 from tpiedge.errors import Cancelled, PeerError, ProtocolError
-from tpiedge.shipping.window import ArrivedBytes, RequestedBytes, RequestWindow
+from tpiedge.shipping.window import FileBytes, RequestWindow
 from tpiedge.transport.endpoint import DuplicateName, Envelope, Unreachable
 from tpiedge.wire.data import Fetch, FetchFailed, FileChunk
 from tpiedge.wire.fields import TensorHeader
@@ -50,7 +50,7 @@ class Master:
 def good(request: Fetch) -> Envelope:
     data = bytes([request.number % 256]) * request.length
     chunk = FileChunk(request.epoch, request.number, 1 << 40, TensorHeader("u8", (len(data),)))
-    return Envelope("master", chunk, (memoryview(data),))
+    return Envelope("master", chunk, memoryview(data))
 
 
 @pytest.fixture
@@ -58,17 +58,17 @@ def master() -> Master:
     return Master(ManualClock())
 
 
-def stream(master: Master, total: int, stopped: Callable[[], bool] = lambda: False) -> Iterator[ArrivedBytes]:
+def stream(master: Master, total: int, stopped: Callable[[], bool] = lambda: False) -> Iterator[FileBytes]:
     window = RequestWindow(master, "p", master.clock, stopped)  # type: ignore[arg-type]
-    return window.stream(iter([RequestedBytes("blob", 3, "b", 0, total)]))
+    return window.stream(iter([FileBytes("blob", 3, "b", 0, total)]))
 
 
 def test_requested_bytes_arrive_in_order(master: Master) -> None:
     total = 20_000 * KIB
     at = 0
     for arrived in stream(master, total):
-        assert (arrived.requested.offset, len(arrived.data)) == (at, arrived.requested.length)
-        at += arrived.requested.length
+        assert (arrived.offset, len(arrived.data)) == (at, arrived.length)
+        at += arrived.length
     assert at == total
     assert master.most_open == 8
 
@@ -144,7 +144,7 @@ def test_refusals_and_wrong_sizes(master: Master) -> None:
 
     def short(request: Fetch) -> Envelope:
         chunk = FileChunk(request.epoch, request.number, 9, TensorHeader("u8", (9,)))
-        return Envelope("master", chunk, (memoryview(bytes(9)),))
+        return Envelope("master", chunk, memoryview(bytes(9)))
 
     master.answer = short
     with pytest.raises(ProtocolError, match="sent 9 bytes as bytes 0 to 10 of layer 3, not 10"):

@@ -22,7 +22,6 @@ def tool():
 
 
 def small(name: str, **changes: object) -> dict[str, object]:
-    """A preset cut down to a few megabytes, with its own structure."""
     config = preset(name) | {
         "hidden_size": 1024,
         "intermediate_size": 200,

@@ -66,7 +66,6 @@ def plot(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """(width, height) of a PNG in pixels."""
     head = path.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     return struct.unpack(">II", head[16:])

@@ -15,7 +15,6 @@ stretches = st.lists(stretch, max_size=12)
 
 
 def ticks(intervals: list[Interval]) -> set[int]:
-    """The unit stretches [n, n + 1) that are covered."""
     return {tick for start, end in intervals for tick in range(int(start), int(end))}
 
 

@@ -14,15 +14,15 @@ def hidden(*shape: int) -> Hidden:
 
 
 @pytest.mark.parametrize(
-    ("message", "tensors", "plane", "cause"),
+    ("message", "tensor", "plane", "cause"),
     [
-        (Shutdown(1), [bytes(4)], TENSOR, "1 tensors for 0"),
-        (hidden(1), [], TENSOR, "0 tensors for 1"),
-        (hidden(1), [bytes(8)], TENSOR, "8 bytes where"),
-        (hidden(*[2**32 - 1] * 4), [b""], TENSOR, "at most"),
-        (hidden(MAX_FILE_CHUNK // 4 + 1), [bytes(MAX_FILE_CHUNK + 4)], FILES, "at most"),
+        (Shutdown(1), bytes(4), TENSOR, "a tensor without its header"),
+        (hidden(1), None, TENSOR, "a tensor header without"),
+        (hidden(1), bytes(8), TENSOR, "8 bytes where"),
+        (hidden(*[2**32 - 1] * 4), b"", TENSOR, "at most"),
+        (hidden(MAX_FILE_CHUNK // 4 + 1), bytes(MAX_FILE_CHUNK + 4), FILES, "at most"),
     ],
 )
-def test_others_are_refused(message: Message, tensors: list[bytes], plane: Plane, cause: str) -> None:
+def test_others_are_refused(message: Message, tensor: bytes | None, plane: Plane, cause: str) -> None:
     with pytest.raises(ProtocolError, match=cause):
-        frame_of(message, tensors, plane)
+        frame_of(message, tensor, plane)

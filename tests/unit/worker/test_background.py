@@ -17,9 +17,9 @@ def test_an_outcome_is_taken_once_and_one_that_nobody_wants_is_dropped() -> None
         assert ended.wait(WAIT_S)
         assert work._thread is not None
         work._thread.join(WAIT_S)
-        assert work.busy
+        assert not work.idle
         assert act() == (5 if act == work.taken else None)
-        assert not work.busy
+        assert work.idle
         assert work.taken() is None
     assert dropped == [5]
     work.close()

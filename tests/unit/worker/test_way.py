@@ -23,7 +23,6 @@ WAIT_S = 10.0
 
 @contextmanager
 def master(keys: CurveKeys) -> Iterator[Address]:
-    """Somebody who listens, and may be the master by its key."""
     guests = GuestPolicy(peer_name)
     with ZmqHub("tcp://127.0.0.1:*", keys, "master", {}, plane=CONTROL, guests=guests) as hub:
         host, _, port = hub.address.removeprefix("tcp://").rpartition(":")

@@ -1,11 +1,7 @@
 import os
 
 os.environ.update(
-    {
-        "CREWAI_DISABLE_TELEMETRY": "true",
-        "OTEL_SDK_DISABLED": "true",
-        "CREWAI_TRACING_ENABLED": "false",
-    }
+    {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TRACING_ENABLED": "false"}
 )
 
 from crewai import LLM, Agent, Crew, Task

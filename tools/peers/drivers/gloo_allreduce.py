@@ -16,22 +16,29 @@ import os
 import sys
 import time
 from datetime import timedelta
+from queue import SimpleQueue
+from threading import Thread
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from tpiedge.lifeline import guard
-from tpiedge.node.process import Lines
+from tpiedge.lifeline import die_with_parent
 
 _PATIENCE = timedelta(seconds=60)
 
 
 def main() -> None:
-    """Runs until the input ends."""
-    lines = Lines()
-    guard(lambda: os._exit(0), on_bytes=lines.feed)
-    job = json.loads(lines.next())
+    lines: SimpleQueue[bytes] = SimpleQueue()
+
+    def feed() -> None:
+        for line in sys.stdin.buffer:
+            lines.put(line)
+        os._exit(0)
+
+    die_with_parent()
+    Thread(target=feed, daemon=True).start()
+    job = json.loads(lines.get())
     # Otherwise gloo takes the interface of this computer's host name.
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job["address"])
     torch.set_num_threads(1)
@@ -47,11 +54,10 @@ def main() -> None:
     # As tpiedge's ranks do.
     gc.freeze()
     while True:
-        say({"seconds": reduce(**json.loads(lines.next()))})
+        say({"seconds": reduce(**json.loads(lines.get()))})
 
 
 def reduce(elements: int, warm_up: int, rounds: int) -> list[float]:
-    """Seconds of each round."""
     partial = torch.zeros(elements)
     seconds = []
     for _ in range(warm_up + rounds):
@@ -70,7 +76,6 @@ def interface_of(address: str) -> str:
 
 
 def say(answer: dict[str, object]) -> None:
-    """Writes one line to the process that started this one."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -1,6 +1,6 @@
-"""What `tpiedge bench` measures: `figures` of repeats, over links that are varied.
+"""The measurements of `tpiedge bench`.
 
-`kernel_cases` have the operands, `kernel_times` measures them. `memory_runs` run settings of memory and sum them up.
-`reduce_cluster` does nothing but all-reduces. `serve_cluster` starts a server, `serve_client` asks it, `serve_run` says
-when and what, and repeats it, `serve_figures` sums it up.
+`figures` has what benches share; `kernel_cases` makes operands, `kernel_times` measures them; `memory_runs` runs memory
+settings; `reduce_cluster` does all-reduces alone. `serve_cluster` starts a server, `serve_client` asks it, `serve_run`
+schedules and repeats requests, `serve_figures` sums them up.
 """

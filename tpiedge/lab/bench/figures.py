@@ -1,4 +1,4 @@
-"""What benches share: repeatable requests, figures of several runs, and a testbed's links that vary."""
+"""Shared by benches: repeatable requests, figures of several runs, and varied links of a testbed."""
 
 import contextlib
 import itertools
@@ -16,13 +16,12 @@ from tpiedge.wire.requests import GenerationRequest
 
 
 def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
-    """Raises UserError if prompt and tokens exceed the model's positions."""
     if prompt_tokens + tokens > model.context_tokens:
         raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
 
 
 def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raises UserError for the first that is not known."""
+    """Raises UserError for the first unknown name."""
     for item in given:
         if item not in known:
             raise UserError(f"{flag}: {item!r} is none of {', '.join(known)}")
@@ -42,7 +41,7 @@ def integers(flag: str, text: str, low: int, high: int) -> list[int]:
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Sends `prompt_ids`, greedy, ignoring end tokens; `keep` continues the previous prompt, one token per step."""
+    """Sends a greedy request that ignores end tokens; `keep` continues the previous prompt, one token per step."""
     ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
@@ -54,19 +53,17 @@ def prompt_ids(count: int, vocab_size: int) -> tuple[int, ...]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, minimum and maximum of at least one value."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def milliseconds(found: dict[str, float], digits: int = 1) -> str:
-    """A spread of seconds, for people."""
     median, low, high = (1e3 * found[name] for name in ("median", "min", "max"))
     return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """Links of a testbed: one-way latency and rate. None: unchanged; a rate of 0: unlimited."""
+    """One-way latency and rate of a testbed's links. None: unchanged; a rate of 0: unlimited."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -104,7 +101,7 @@ def latencies(text: str | None) -> list[float | None]:
 
 
 def rates(text: str | None) -> list[float | None]:
-    """'100,none' in Mbit/s -> bytes per second. Raises UserError."""
+    """'100,none' in Mbit/s -> bytes per second, 0 for none. Raises UserError."""
     if text is None:
         return [None]
     items = ["0" if item.strip() == "none" else item for item in text.split(",")]
@@ -121,7 +118,7 @@ class Dial:
 
     @contextlib.contextmanager
     def turned(self, setting: LinkSetting) -> Iterator[None]:
-        """Scales all latencies so that the first two devices are `latency_s` apart. Raises UserError, ResourceError."""
+        """Scales all latencies to `latency_s` between the first two devices. Raises UserError, ResourceError."""
         if setting == AS_THEY_ARE:
             yield
             return

@@ -1,4 +1,4 @@
-"""The kernels that `tpiedge bench kernels` measures, with operands as the engine has them.
+"""The kernels of `tpiedge bench kernels`, with operands as the engine has them.
 
 T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S positions, d head dimension.
 """
@@ -32,7 +32,7 @@ from tpiedge.wire.fields import KVPrecision
 GRID: Final = Grid(-16)
 
 UNIT = 128
-"""Rows of a quantised matrix that are one unit, as an FFN's."""
+"""Rows of a unit of a quantised matrix."""
 GROUP = 4
 """Query heads of a KV head."""
 POSITIONS = 2048
@@ -43,13 +43,13 @@ _EPS = 1e-5
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 Run = Callable[[Linear, int], object]
-"""Runs with the threads of a Linear, on one copy of the operands."""
+"""Runs on one copy of the operands."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one number of tokens. `nbytes`: read and written once; `operations`: multiplications and
-    additions; `int8`: of 8-bit numbers; `streams`: whether the bytes come from memory rather than a cache."""
+    """One kernel at one number of tokens. `nbytes`: read and written once; `operations`: multiplications and additions;
+    `int8`: on 8-bit numbers; `streams`: bytes come from memory, not from a cache."""
 
     kernel: str
     shape: str
@@ -76,23 +76,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Bytes of operands to rotate at least, so that none is still in a cache."""
+    """Least bytes of operands to rotate, so that no cache holds them."""
 
     nbytes: int
 
     def copies(self, nbytes: int) -> int:
-        """How many copies of operands of `nbytes` bytes to use in turn."""
+        """The number of copies of operands of `nbytes` bytes to use in turn."""
         return min(32, max(2, -(-self.nbytes // max(1, nbytes))))
 
 
 def heads_of(hidden: int) -> tuple[int, int, int]:
-    """(query heads, KV heads, their width) of a model of that hidden size."""
+    """(query heads, KV heads, head width) for a hidden size."""
     heads = max(1, hidden // 128)
     return heads, -(-heads // GROUP), min(128, hidden)
 
 
 def matrix_nbytes(precision: KVPrecision, rows: int, cols: int, *, transposed: bool) -> int:
-    """Bytes of a matrix as the kernels are given it."""
     if precision not in BITS:
         return rows * cols * {"f32": 4, "bf16": 2}[precision]
     shape = PanelShape(BITS[precision], *((cols, UNIT) if transposed else (UNIT, cols)))
@@ -107,7 +106,7 @@ def check_room(
     rotation: Rotation,
     available_bytes: int,
 ) -> None:
-    """Raises OutOfMemory, before any operand is made, if a case does not fit with all copies."""
+    """Raises OutOfMemory if a case with all copies does not fit; called before operands are made."""
     for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
         matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
         own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
@@ -167,7 +166,6 @@ class _Block:
 
 
 def random_panels(bits: int, rows: int, cols: int, *, transposed: bool) -> PanelMatrix:
-    """A quantised matrix of random codes and scales, in units of 128 rows as an FFN's."""
     shape = PanelShape(bits, cols, UNIT) if transposed else PanelShape(bits, UNIT, cols)
     units, random = -(-rows // UNIT), np.random.default_rng(0)
     unit_nbytes = whole_pages(shape.nbytes)
@@ -189,7 +187,7 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Makers of cases that share operands. Activations are f32, so they are measured with one precision only."""
+    """Makers of cases that share operands. Activations are f32, so elementwise kernels have one precision."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
         if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
             block = _Block(hidden, columns, precision, rotation)
@@ -265,7 +263,7 @@ def _attention(block: _Block) -> MakeCase:
 
 
 def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, list[NDArray[np.int64]]]:
-    """Full caches of `count` sequences, whose pages lie in random order as after hours of service."""
+    """Full caches of `count` sequences with pages in random order."""
     head_bytes = whole_pages(2 * PAGE_POSITIONS * stored.row_nbytes)
     pages = POSITIONS // PAGE_POSITIONS
     store_PB = torch.empty(count * pages, kv_heads * head_bytes, dtype=torch.uint8)

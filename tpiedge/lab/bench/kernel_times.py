@@ -1,4 +1,4 @@
-"""Times kernels beside torch's, the memory and the processor's peak, in alternation."""
+"""Times kernels in alternation with torch's, memory reads and the processor's peak."""
 
 import itertools
 import time
@@ -31,7 +31,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 def last_level_cache_bytes() -> int:
-    """The largest cache that the system tells of; 32 MiB if it tells of none."""
+    """The largest reported cache; 32 MiB if none is reported."""
     sizes = []
     for path in _CACHES.glob("index*/size"):
         text = path.read_text().strip()
@@ -41,7 +41,7 @@ def last_level_cache_bytes() -> int:
 
 @dataclass
 class _Samples:
-    """The times of one case, with one number of threads; an index is a repeat."""
+    """Times of one case and number of threads, by repeat."""
 
     own_s: list[float] = field(default_factory=list)
     torch_s: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Bench:
     def measure(
         self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
     ) -> list[dict[str, Any]]:
-        """Measures cases that share operands, each with every number of threads, for JSON."""
+        """Measures cases that share operands with every number of threads; returns JSON objects."""
         found = []
         for case in make():
             for count in threads:
@@ -96,8 +96,8 @@ def _is_native(case: Case) -> bool:
 
 
 class _CallTimer:
-    """Times one way to compute a case, by as many calls at a time as take about _SAMPLE_S. Calls rotate the copies of
-    the operands; a sample begins where the last one ended. `first_s` includes loading and allocation."""
+    """Times one way to compute a case, in samples of about _SAMPLE_S. Calls rotate the copies of operands; samples
+    continue the rotation. `first_s` includes loading and allocation."""
 
     def __init__(self, case: Case, linear: Linear, now: Callable[[], float] = time.perf_counter) -> None:
         self._case = case
@@ -121,7 +121,7 @@ class _CallTimer:
 
 
 def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[str, Any]:
-    """Parts of the bounds are those of each repeat: a noisy neighbour slows both."""
+    """Parts of the bounds are computed per repeat, as a noisy neighbour slows both."""
     report: dict[str, Any] = {
         "kernel": case.kernel,
         "shape": case.shape,

@@ -1,4 +1,4 @@
-"""One run of `tpiedge bench memory` (disk, cluster, perhaps a control group), and the report of all runs."""
+"""One run of `tpiedge bench memory` and the report of all runs."""
 
 import mmap
 import time
@@ -39,13 +39,13 @@ class Budget:
 
     @property
     def nbytes(self) -> int:
-        """The limit of every node, or without one what the largest node is predicted to take."""
+        """The limit of every node, or the predicted need of the largest."""
         if self.layout.memory_bytes is not None:
             return self.layout.memory_bytes
         return max(need.total_bytes for need in self.plan.needs)
 
     def held(self, model: PreparedModel) -> list[tuple[Sweep, Placement]]:
-        """What each node reads in a sweep, and what of it stays in memory."""
+        """Bytes that each node reads per sweep and keeps in memory."""
         sweeps = [Sweep.of(model.pack, share, rank == 0) for rank, share in enumerate(self.plan.shares)]
         pairs = zip(sweeps, self.plan.needs, strict=True)
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
@@ -55,19 +55,19 @@ class Budget:
 
 
 def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """The settings of `--budgets`, the smallest first. Raises UserError, or OutOfMemory for one that cannot work."""
+    """The settings of `--budgets`, the smallest first. Raises UserError, or OutOfMemory for an impossible one."""
     names = dict.fromkeys(item.strip().lower() for item in text.split(","))
     found = [_budget(name, model, layout, capacity) for name in names]
     return sorted(found, key=lambda budget: budget.nbytes)
 
 
 def whole(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
-    """Everything in memory. Raises OutOfMemory if this computer is too small."""
+    """All weights in memory. Raises OutOfMemory if this computer is too small."""
     return _planned("all", model, replace(layout, keeping=Keeping(pin="all")), capacity)
 
 
 def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
-    """The least memory per node, in whole MiB, with which a cluster works."""
+    """The least memory per node, in whole MiB, that works."""
 
     def works(nbytes: int) -> bool:
         try:
@@ -129,7 +129,7 @@ _IN_FLIGHT = 8
 
 
 def measure_sweep(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> DiskSpeed:
-    """Reads the pieces of the sweep in order for `seconds`, with a node's four threads. Raises ReadFault, UserError."""
+    """Reads the sweep's pieces in order for `seconds` with four threads, like a node. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
     waiting: deque[Future[int]] = deque()
     done, started, last = 0, time.perf_counter(), 0.0
@@ -150,7 +150,7 @@ def measure_sweep(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> DiskSpeed:
 
 
 def _reads(pack: Pack, sweep: Sweep) -> Iterator[tuple[Path, int, int]]:
-    """(file, offset, length) of all reads of a sweep."""
+    """(file, offset, length) of each read."""
     for piece in sweep.pieces:
         offset, length = pack.layout(piece.key).matrix(piece.matrix).span(piece.units.start, piece.units.stop)
         for start in range(0, length, _READ_BYTES):
@@ -171,7 +171,7 @@ _PER_STEP = {
     "head_s": "head_s",
 }
 NodeSample = dict[str, float]
-"""One node's figures per token by the names of _PER_STEP, and its memory in the end."""
+"""A node's figures per token by the names of _PER_STEP, and its final memory."""
 
 
 @dataclass(frozen=True)
@@ -181,14 +181,14 @@ class Sample:
 
     @property
     def streamed_bytes(self) -> float:
-        """Bytes per token of all nodes: they share the disk."""
+        """Bytes per token of all nodes, which share the disk."""
         return sum(node["streamed_bytes"] for node in self.nodes)
 
 
 def measure(
     model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int, places: tuple[Place, ...] = ()
 ) -> Sample:
-    """Starts a cluster, warms up with a few tokens, then decodes `tokens` in as many steps."""
+    """Starts a cluster, warms it up, then decodes `tokens` tokens, one per step."""
     capacity = prompt_tokens + tokens
     with launch(model, budget.layout, budget.plan, capacity, places=places) as cluster:
         ask(cluster, model, prompt_tokens, min(tokens, 3), keep=False)
@@ -207,7 +207,7 @@ def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
 
 
 def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
-    """Measures with all nodes in one control group of their budgets; a failure is a finding."""
+    """Measures with all nodes in one control group of their budgets. A failure is a result."""
     limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
     with memory_group(limit_bytes) as group:
         place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
@@ -228,7 +228,7 @@ class GroupPeak:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """One run of a setting: its sample or failure; the disk's rate before and after it, and how it was read."""
+    """One run of a setting: its sample or failure, the disk's rate before and after, and how it was read."""
 
     sample: Sample | None
     failure: str = ""
@@ -242,7 +242,7 @@ class SettingRun:
 
 
 def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
-    """The measured part of the record. `runs` may hold one more setting, to compare with."""
+    """The measured part of the record. `runs` may hold one more setting for comparison."""
     compute_s, source = _compute(runs)
     settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
     return {
@@ -255,7 +255,7 @@ def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) ->
 
 
 def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
-    """Seconds per token with all in memory, else of the fastest setting without its waits for weights."""
+    """Seconds per token with all weights in memory, else of the fastest setting without its waits for weights."""
     settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
     samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:
@@ -267,7 +267,7 @@ def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, st
 
 
 def _unstalled(sample: Sample) -> float:
-    """Seconds per token without the waits of the node that waits longest."""
+    """Seconds per token less the longest weight wait of a node."""
     return sample.s_per_token - max(node["stall_s"] for node in sample.nodes)
 
 
@@ -305,7 +305,7 @@ def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None
 
 
 def _busy(sample: Sample) -> float:
-    """The part of the time in which the busiest node read: near 1 if the disk decides."""
+    """The part of the time in which the busiest node read; near 1 if the disk is the limit."""
     return min(1.0, max(node["load_s"] for node in sample.nodes) / sample.s_per_token)
 
 

@@ -1,8 +1,9 @@
-"""Real processes and links that do nothing but all-reduces. Rank 0 is the bench, this module started any other."""
+"""Processes that only all-reduce. The bench is rank 0; this module is the main module of other ranks."""
 
 import gc
 import json
 import os
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,10 +20,10 @@ from tpiedge.launch.child import Child, Place
 from tpiedge.lifeline import guard
 from tpiedge.node.data_plane import TensorLinks
 from tpiedge.node.link_survey import LinkSurvey
-from tpiedge.node.process import Lines
 from tpiedge.planner.network import NetworkFacts
 from tpiedge.transport.endpoint import TENSOR, Endpoint
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.data import StepPlan
 from tpiedge.wire.fields import CollectiveName, WirePrecision
@@ -34,16 +35,15 @@ BEGUN, ENDED = 0, 1
 
 def main() -> NoReturn:
     """Reads its job from standard input and prints where it listens; the second line says where others do."""
-    lines = Lines()
-    guard(lambda: os._exit(0), on_bytes=lines.feed)
-    job = json.loads(lines.next())
+    job = json.loads(sys.stdin.buffer.readline())
     torch.set_num_threads(1)
     with ExitStack() as resources:
-        endpoint, reached = _linked(job, lines, resources)
+        endpoint, reached = _linked(job, resources)
+        guard(lambda: os._exit(0))
         _serve(endpoint, job["rank"], job["size"], reached)
 
 
-def _linked(job: Mapping[str, Any], lines: Lines, resources: ExitStack) -> tuple[Endpoint, Collection[int]]:
+def _linked(job: Mapping[str, Any], resources: ExitStack) -> tuple[Endpoint, Collection[int]]:
     """The endpoint of all links, and the ranks that this one connected to."""
     rank, keys = job["rank"], CurveKeys(job["public_key"], job["secret_key"])
     peer_keys = {int(peer): key for peer, key in job["peer_keys"].items()}
@@ -51,13 +51,12 @@ def _linked(job: Mapping[str, Any], lines: Lines, resources: ExitStack) -> tuple
     listens = rank < job["size"] - 1
     address = links.listen(f"tcp://{job['host']}:*").address if listens else ""
     print(json.dumps({"address": address}), flush=True)  # noqa: T201 (the report)
-    addresses = json.loads(lines.next())["addresses"]
+    addresses = json.loads(sys.stdin.buffer.readline())["addresses"]
     spokes = {int(peer): links.connect(int(peer), there) for peer, there in addresses.items()}
     return links.joined(spokes), spokes.keys()
 
 
 def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -> NoReturn:
-    """Takes part until the lifeline ends the process."""
     clock = MonotonicClock()
     group = Group(endpoint, DeadlineLiveness(clock, WAIT_S), epoch=EPOCH, rank=rank, size=size, linked=True)
     survey = LinkSurvey(endpoint, DeadlineLiveness(clock, WAIT_S), clock, EPOCH, rank, size)
@@ -75,14 +74,13 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """A barrier on rank 0, before and after a survey. Without it a rank still in the step before drops rank 0's first
-    probe, and one still in its survey drops the first part of a rank that began the next step."""
+    """A barrier on rank 0 before and after a survey: ranks must not send probes into a step of another rank, or parts
+    of a step into its survey."""
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
 
 
 def _take_part(group: Communicator, plan: StepPlan) -> None:
-    """Runs `chunk_tokens` all-reduces of `tokens` numbers each."""
     # Zeros stay zeros, however often the sum takes the place of the partial.
     partial = torch.zeros(1, plan.tokens)
     for block in range(plan.chunk_tokens):
@@ -94,8 +92,8 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """`nodes` processes (two at least), this one included, each at its place. A context manager. With places this
-    thread is at the first of them already."""
+    """`nodes` processes (at least two), this one included, each at its place. A context manager; with places, the
+    caller's thread is at the first already."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes
@@ -124,7 +122,7 @@ class ReduceCluster:
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Seconds of each of `rounds` all-reduces of `payload_bytes` of f32, after some to warm up. Raises PeerLost."""
+        """Seconds of each of `rounds` all-reduces of `payload_bytes` of f32, after a warm-up. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(
@@ -147,7 +145,6 @@ class ReduceCluster:
         return samples[_WARM_UP:]
 
     def survey(self) -> NetworkFacts:
-        """Measures the links again. Raises PeerLost."""
         self._step += 1
         self._group.announce(StepPlan(EPOCH, self._step, (), 1, 0))
         confirm(self._group, self._step, BEGUN)
@@ -171,13 +168,13 @@ class ReduceCluster:
         for rank, child in children.items():
             lower = {str(peer): addresses[peer] for peer in range(rank)}
             child.send_line(json.dumps({"addresses": lower}).encode())
-        self._hub = hub
+        self._mesh = ZmqMesh(node_name(0), hub, {})
         liveness = DeadlineLiveness(MonotonicClock(), WAIT_S)
-        self._group = Group(hub, liveness, epoch=EPOCH, rank=0, size=self.size, linked=True)
+        self._group = Group(self._mesh, liveness, epoch=EPOCH, rank=0, size=self.size, linked=True)
 
     def _survey(self) -> NetworkFacts:
         clock = MonotonicClock()
-        survey = LinkSurvey(self._hub, DeadlineLiveness(clock, WAIT_S), clock, EPOCH, 0, self.size)
+        survey = LinkSurvey(self._mesh, DeadlineLiveness(clock, WAIT_S), clock, EPOCH, 0, self.size)
         facts = survey.run(())
         assert facts is not None  # as on any rank 0
         return facts

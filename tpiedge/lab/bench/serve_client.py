@@ -1,7 +1,5 @@
-"""Streams requests to an OpenAI-compatible server from one thread, which shares the server's processors.
-
-Each request has a connection. Bytes are kept with their times and parsed after the measurement.
-"""
+"""Streams requests to an OpenAI-compatible server from one thread, one connection each. Bytes are kept with their times
+and parsed after the measurement, because the client shares the server's processors."""
 
 import contextlib
 import http.client
@@ -21,13 +19,12 @@ from tpiedge.lab.bench.serve_figures import TimedAnswer
 from tpiedge.sanitise import sanitised, sanitised_line
 
 ServePrompt = str | tuple[int, ...]
-"""A text, or token ids."""
 
 Arrival = tuple[float, bytes]
-"""Seconds, and the bytes that arrived then."""
+"""Arrival in seconds, and the bytes."""
 
 _SILENT_S = 900.0
-"""The longest wait for a byte of any answer."""
+"""The longest wait for a byte."""
 
 
 class _Unreadable(Exception):
@@ -37,8 +34,8 @@ class _Unreadable(Exception):
 def read_answer(
     sent_s: float, pieces: Sequence[Arrival], ended_s: float, prompt_tokens: int, failure: str = ""
 ) -> TimedAnswer:
-    """Parses a stream of `/v1/completions`; `failure` is what the client found itself. `prompt_tokens` counts if the
-    server does not tell its number."""
+    """Parses a stream of `/v1/completions`. `failure` is the client's own; `prompt_tokens` is the default if the server
+    sends no count."""
     arrivals: list[float] = []
     done, tokens = False, 0
     try:
@@ -62,7 +59,7 @@ def read_answer(
 
 
 def _tokens_of(choice: object) -> int:
-    """Counts ids if the server tells them; else a text is one token."""
+    """The number of ids if sent; else one for a text."""
     match choice:
         case {"token_ids": list(ids)}:
             return len(ids)
@@ -79,7 +76,7 @@ def _value(payload: bytes) -> object:
 
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """The data of each event, when its line was complete."""
+    """Each event's data, timed by the end of its line."""
     status, rest = 0, b""
     for time_s, event in _parsed(pieces):
         if isinstance(event, h11.Response):
@@ -120,7 +117,7 @@ def _refusal(status: int, body: bytes) -> str:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server answers, and the key that it wants."""
+    """A server's address and API key."""
 
     host: str
     port: int
@@ -166,18 +163,17 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class MeasuredServer:
-    """A server, and what it says of its model; None for what it does not say."""
+    """A server and its model's facts; None for unknown facts."""
 
     address: ServerAddress
     model: str
     context_tokens: int | None
     vocabulary: int | None
     tells_ids: bool
-    """Whether it tells token ids, so that tokens without text count."""
+    """The server sends token ids, so tokens without text count."""
 
     @staticmethod
     def at(address: ServerAddress) -> "MeasuredServer":
-        """Asks the server. Raises PeerError."""
         status, found = address.get("/v1/models")
         match found:
             case {"data": [{"id": str(model), **card}, *_]}:
@@ -191,7 +187,7 @@ class MeasuredServer:
         raise PeerError(f"/v1/models answers with HTTP status {status}: {sanitised_line(str(words), 200)}")
 
     def request(self, prompt: ServePrompt, tokens: int) -> bytes:
-        """The bytes of a request for a greedy answer of exactly `tokens`."""
+        """A request for a greedy answer of exactly `tokens` tokens."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -216,7 +212,7 @@ class StreamedRequest:
         self.failure = ""
         self.pieces: list[Arrival] = []
         self.events = 0
-        """Of the stream so far, as nearly as can be told at a glance."""
+        """An estimate from the stream so far."""
         self._prompt_tokens = prompt_tokens
 
     def take(self, time_s: float, data: bytes) -> None:
@@ -229,7 +225,7 @@ class StreamedRequest:
 
 
 class Streams:
-    """The requests under way to one server. A context manager, of one thread."""
+    """Requests under way to one server. A context manager, for one thread."""
 
     def __init__(self, server: MeasuredServer, clock: Clock) -> None:
         self.server = server
@@ -249,7 +245,7 @@ class Streams:
         return len(self._selector.get_map())
 
     def start(self, prompt: ServePrompt, tokens: int) -> StreamedRequest:
-        """Sends a request; if the server cannot be reached, the exchange has ended already."""
+        """Sends a request; the exchange has ended if the server cannot be reached."""
         request = self.server.request(prompt, tokens)
         address = self.server.address
         exchange = StreamedRequest(self.clock.now(), len(prompt) if isinstance(prompt, tuple) else 0)
@@ -268,14 +264,14 @@ class Streams:
         return exchange
 
     def wait(self, limit_s: float = _SILENT_S) -> list[StreamedRequest]:
-        """Blocks until something arrives, at most `limit_s`; returns the exchanges that ended."""
+        """Blocks until data arrives, at most `limit_s`; returns the exchanges that ended."""
         ready = self._selector.select(min(limit_s, _SILENT_S))
         if not ready and limit_s >= _SILENT_S:
             return self._silent()
         return [key.data for key, _ in ready if self._read(key.data, key.fileobj)]  # type: ignore[arg-type]
 
     def cancel(self, exchange: StreamedRequest) -> None:
-        """Disconnects, so that the server ends the answer, unless it has ended."""
+        """Disconnects an exchange under way."""
         for key in list(self._selector.get_map().values()):
             if key.data is exchange:
                 self._end(exchange, key.fileobj)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Starts `tpiedge master` and `tpiedge worker` with temporary state, here or on the devices of a testbed."""
+"""Starts `tpiedge master` and `tpiedge worker` with temporary state, here or on a testbed."""
 
 import random
 import signal
@@ -21,9 +21,9 @@ from tpiedge.sanitise import sanitised_line
 
 _LOOPBACK = "127.0.0.1"
 _ALONE_S = 180.0
-"""For a server to read its weights."""
+"""Limit for a server that reads its weights."""
 _WITH_WORKERS_S = 900.0
-"""For workers to fetch their shares besides."""
+"""Further limit for workers that fetch their shares."""
 _END_S = 30.0
 _KILLED_S = 30.0
 _POLL_S = 0.1
@@ -32,7 +32,7 @@ _RANGE = (20_000, 30_000)  # below those that the kernel gives to outgoing conne
 _TRIES = 100
 _LINE = 300
 _NOT_READY = "not ready"
-"""How a master begins to say what it waits for."""
+"""How a waiting master's messages begin."""
 _TAIL_BYTES = 4096
 _ENTRY = """
 import os, signal, sys
@@ -46,7 +46,7 @@ main()
 
 @dataclass(frozen=True)
 class ClusterWish:
-    """Options of `tpiedge master` (with the model) and of each worker; their `places`, the rest is here."""
+    """Options of `tpiedge master` (with the model) and of each worker. A process without a place runs here."""
 
     options: tuple[str, ...]
     workers: int
@@ -59,7 +59,7 @@ class ClusterWish:
 
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """Starts a server for the block. Raises PeerError, ResourceError. With places, this thread's network is the first
+    """Starts a server for the block. Raises PeerError, ResourceError. With places, the caller's network is the first
     one's (`RunningTestbed.inside`)."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
@@ -81,8 +81,6 @@ def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
 
 
 class RunningProcess:
-    """A process that messages call `name`."""
-
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
         self._name = name
         self._process = process
@@ -102,7 +100,7 @@ class RunningProcess:
 
 @contextmanager
 def running_process(name: str, command: Sequence[str]) -> Iterator[RunningProcess]:
-    """Runs a process during the block, its standard input open while this process lives. Raises ResourceError."""
+    """Runs a process during the block; its standard input stays open. Raises ResourceError."""
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -140,7 +138,7 @@ def _tpiedge(place: Place) -> list[str]:
 def await_ready(
     server: ServerAddress, path: str, processes: Sequence[RunningProcess], limit_s: float = _ALONE_S
 ) -> None:
-    """Blocks until the first process answers 200 at `path`, and says what it waits for. Raises PeerError."""
+    """Blocks until the first process answers 200 at `path`; tells its reason for waiting. Raises PeerError."""
     deadline = time.monotonic() + limit_s
     said = ""
     while True:
@@ -166,7 +164,7 @@ def _is_ready(server: ServerAddress, path: str) -> bool:
 
 
 def free_ports(count: int, host: str = _LOOPBACK) -> int:
-    """The first of `count` adjacent ports, free at `host` and on loopback. Raises ResourceError."""
+    """The first of `count` adjacent ports free at `host` and on loopback. Raises ResourceError."""
     for _ in range(_TRIES):
         first = random.randrange(*_RANGE)
         wanted = range(first, first + count)

@@ -1,4 +1,4 @@
-"""Figures of a server's answers: waits, gaps between tokens, rates, and the spread over repeats. Pure."""
+"""Figures of a server's answers: latencies, gaps between tokens, rates, and their spread. Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from tpiedge.lab.bench.figures import spread
 
 _Repeat = TypeVar("_Repeat")
 Distribution = dict[str, float]
-"""Seconds by the names of PERCENTILES, and "max"."""
+"""Seconds by PERCENTILES and "max"."""
 
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """One request as its client saw it, in seconds of one clock. `token_s` has the arrival of every token, in order;
-    `error` is empty for a whole answer."""
+    """One request seen by its client, in seconds of one clock. `token_s`: arrivals of all tokens, in order; `error`: ""
+    for a whole answer."""
 
     sent_s: float
     token_s: tuple[float, ...]
@@ -28,7 +28,7 @@ class TimedAnswer:
 
     @property
     def first_s(self) -> float | None:
-        """Seconds from the request to the first token; None without one."""
+        """Seconds to the first token; None without one."""
         return self.token_s[0] - self.sent_s if self.token_s else None
 
     @property
@@ -38,8 +38,8 @@ class TimedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """The figures of one round of requests; times and rates are of whole answers, None without any.
-    `answering_tokens_per_s` is the rate while every client was receiving an answer, so that no prompt was computed."""
+    """Figures of one round of requests; times and rates are of whole answers, None without any.
+    `answering_tokens_per_s`: the rate while all clients received answers and no prompt was computed."""
 
     requests: int
     errors: int
@@ -53,7 +53,7 @@ class RoundFigures:
 
     @staticmethod
     def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
-        """Sums up at least one answer of `clients` that asked at a time (None: not fixed)."""
+        """Sums up at least one answer of `clients` concurrent clients (None: not fixed)."""
         whole = [answer for answer in answers if not answer.error]
         failed = [answer.error for answer in answers if answer.error]
         seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
@@ -73,8 +73,8 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """What a long prompt and the answers beside it do to each other. `normal_s`, `beside_s`: gaps between the others'
-    tokens, before the prompt and while it was computed."""
+    """A long prompt and the answers beside it. `normal_s`, `beside_s`: the others' gaps between tokens before and
+    during the prompt."""
 
     normal_s: Distribution
     beside_s: Distribution
@@ -87,7 +87,7 @@ class LongPromptFigures:
 
     @property
     def prompt_ratio(self) -> float:
-        """The prompt's speed beside the others, as a part of its speed alone."""
+        """The prompt's speed beside others as a part of its speed alone."""
         return self.beside_tokens_per_s / self.alone_tokens_per_s
 
 
@@ -107,7 +107,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """The gaps between tokens that overlap the time from `start_s` to `end_s`."""
+    """Gaps between tokens that overlap [start_s, end_s]."""
     return [
         later - earlier
         for answer in answers
@@ -117,7 +117,7 @@ def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) ->
 
 
 def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float | None:
-    """Tokens per second while exactly `clients` answers had their first token and not their last; None if never."""
+    """Tokens per second while exactly `clients` answers were between first and last token; None if never."""
     spans = _times_of(
         clients, [(answer.token_s[0], answer.token_s[-1]) for answer in answers if answer.token_s]
     )
@@ -130,7 +130,7 @@ def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float
 
 
 def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """When exactly `count` of the intervals overlap."""
+    """Periods in which exactly `count` intervals overlap."""
     changes = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
     overlapping, found = 0, []
     for (time_s, change), (next_s, _) in pairwise(changes):
@@ -141,7 +141,7 @@ def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tupl
 
 
 def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
-    """Median, minimum and maximum of each percentile over the repeats that have one; None without any."""
+    """Median, minimum and maximum of each percentile over the repeats that have it; None without any."""
     known = [one for one in found if one is not None]
     return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
 
@@ -149,6 +149,6 @@ def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]]
 def spread_of(
     repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
 ) -> dict[str, float] | None:
-    """Median, minimum and maximum of a figure over the repeats that have it; None without any."""
+    """Median, minimum and maximum over the repeats that have the figure; None without any."""
     known = [value for value in map(figure, repeats) if value is not None]
     return spread(known) if known else None

@@ -1,7 +1,5 @@
-"""The repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside others; and their record.
-
-The same seed gives the same prompts and arrivals.
-"""
+"""Repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside others; and their record. A seed
+fixes prompts and arrivals."""
 
 import itertools
 import json
@@ -29,7 +27,7 @@ from tpiedge.lab.bench.serve_figures import (
 
 @dataclass
 class RandomPrompts:
-    """Token ids below `vocabulary`; prompts share their first `shared` tokens and then differ."""
+    """Token ids below `vocabulary`; prompts differ after their first `shared` tokens."""
 
     vocabulary: int
     shared: int
@@ -45,20 +43,19 @@ class RandomPrompts:
         return (*prefix, *self.unlike(tokens - len(prefix)))
 
     def unlike(self, count: int) -> tuple[int, ...]:
-        """The next prompt without the shared tokens."""
         # In most vocabularies the ids before 3 are signs for the end and the like.
         return tuple(self._random.randrange(3, self.vocabulary) for _ in range(count))
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Seconds from the start at which requests of a Poisson process arrive, `rate` per second, without an end."""
+    """Endless arrival times of a Poisson process, in seconds from the start, `rate` per second."""
     waits = random.Random(seed)
     return itertools.accumulate(waits.expovariate(rate) for _ in itertools.count())
 
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
-    """One prompt per line: a JSON string, a JSON array of token ids, or the line itself. `name` is the file's. Raises
-    UserError if there is no prompt."""
+    """One prompt per line: a JSON string, a JSON array of token ids, or the line itself. `name` is for messages. Raises
+    UserError without a prompt."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -84,13 +81,12 @@ def _is_ids(value: object) -> bool:
 
 
 OTHERS = 3
-"""Answers beside a long prompt."""
 
 
 def by_clients(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, clients: int
 ) -> list[TimedAnswer]:
-    """A closed loop: each client sends the next prompt when its answer has ended."""
+    """Closed loop: each client sends its next prompt when its answer ends."""
     left, free = iter(prompts), clients
     found: list[StreamedRequest] = []
     while free or streams.running:
@@ -105,7 +101,7 @@ def by_clients(
 def at_random(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, arrivals: Iterable[float]
 ) -> list[TimedAnswer]:
-    """An open loop: a request is sent at its time of `arrivals`, however many are under way."""
+    """Open loop: requests are sent at `arrivals`, however many are under way."""
     started_s = streams.clock.now()
     found = []
     for prompt, arrival_s in zip(prompts, arrivals, strict=False):
@@ -118,7 +114,7 @@ def at_random(
 
 
 def ask_alone(streams: Streams, prompt: ServePrompt) -> float:
-    """A prompt's tokens per second up to the first token, with nothing else under way. Raises PeerError."""
+    """A prompt's tokens per second up to the first token, alone. Raises PeerError."""
     (answer,) = by_clients(streams, [prompt], 1, 1)
     return _prompt_rate(answer)
 
@@ -131,8 +127,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """A prompt computed beside answers to `others`, which have up to `answer_tokens` each. Each has had
-    `settled_tokens` before the long prompt is sent."""
+    """A prompt computed beside answers to `others` of up to `answer_tokens`, each of which has `settled_tokens` before
+    the long prompt is sent."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -142,7 +138,7 @@ class LongPrompt:
 
 
 def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigures:
-    """Measures another prompt of that length alone, then the prompt beside OTHERS. Raises PeerError."""
+    """Measures a prompt of that length alone, then beside OTHERS. Raises PeerError."""
     alone = ask_alone(streams, wanted.alone)
     beside = [streams.start(next(wanted.others), wanted.answer_tokens) for _ in range(OTHERS)]
     first = tuple(beside)
@@ -158,7 +154,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
 def _answering(
     streams: Streams, beside: list[StreamedRequest], wanted: LongPrompt, done: Callable[[], bool]
 ) -> None:
-    """Waits until it is `done`, and replaces answers that end. Raises PeerError."""
+    """Replaces answers that end until `done`. Raises PeerError."""
     while not done():
         for ended in streams.wait():
             if ended not in beside:
@@ -186,13 +182,13 @@ _LONG_ANSWER = 2048
 
 @dataclass(frozen=True)
 class ServeLoad:
-    """`clients` that wait for their answers, or else requests at random times, `rate` per second."""
+    """`clients` that wait for answers, or requests at random times, `rate` per second."""
 
     clients: int | None
     rate: float | None = None
 
     def requests(self, wanted: int | None) -> int:
-        """The requests to send: `wanted`, or two for each client."""
+        """The number of requests: `wanted`, or two per client."""
         if wanted is not None:
             return wanted
         return 32 if self.clients is None else max(4, 2 * self.clients)
@@ -203,8 +199,7 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """What to measure: `prompts` replace random ones, which begin with `shared` equal tokens; `long_prompt` may be
-    None."""
+    """A measurement: `prompts` replace random ones that begin with `shared` equal tokens; `long_prompt` may be None."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None
@@ -225,7 +220,7 @@ class ServeWish:
 
 
 def check_wish(wish: ServeWish, context: int | None) -> None:
-    """Raises UserError if the prompts do not fit into the server's known context."""
+    """Raises UserError if the prompts exceed the server's known context."""
     if wish.shared > wish.prompt_tokens:
         raise UserError(f"--shared-prefix {wish.shared} is more than --prompt-tokens {wish.prompt_tokens}")
     most = max(load.clients or 1 for load in wish.loads)
@@ -255,7 +250,7 @@ class _Repeats:
 def measure_server(
     server: MeasuredServer, vocabulary: int, wish: ServeWish, say: Callable[[str], object]
 ) -> dict[str, Any]:
-    """The record of all repeats. Prompts are of token ids below `vocabulary`. Raises UserError, PeerError."""
+    """The record of all repeats. Prompts have token ids below `vocabulary`. Raises UserError, PeerError."""
     check_wish(wish, server.context_tokens)
     found = _Repeats(rounds={load: [] for load in wish.loads})
     with Streams(server, MonotonicClock()) as streams:
@@ -269,7 +264,7 @@ def measure_server(
 
 
 class _Measuring:
-    """Repeats with prompts that no other repeat had."""
+    """Repeats with fresh prompts."""
 
     def __init__(
         self, streams: Streams, random: RandomPrompts, wish: ServeWish, say: Callable[[str], object]
@@ -289,7 +284,7 @@ class _Measuring:
             raise PeerError(f"the server does not answer: {answer.error}")
 
     def measure(self, found: _Repeats, repeat: int) -> None:
-        """Adds a repeat to `found`. Raises PeerError if nothing was answered."""
+        """Adds a repeat to `found`. Raises PeerError without any answer."""
         self._say(f"repeat {repeat + 1} of {self._wish.repeats}")
         found.alone.append(ask_alone(self._streams, self._random.unlike(self._alone_tokens)))
         for load in self._wish.loads:

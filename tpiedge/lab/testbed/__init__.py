@@ -1,8 +1,7 @@
-"""Several devices on one Linux computer: namespaces or containers, links with latency, rate, jitter and loss.
+"""Several devices on one Linux computer: namespaces or containers, linked with latency, rate, jitter and loss.
 
-`description` is what a testbed is and where it comes from, `topology` the ways of packets. `testbed` brings one of
-namespaces up and down, with `state` and `isolation`; `running` is one for a program, `enter` a command in it. Packets
-go through a switch: `switch` is what it is told and asked, `switch_process` runs it, `switch_native` is its core.
-`containers` is the other way to make one, with `docker_engine`, and `container_agent` beside the switch. `measuring`
-looks at either.
+`description` and `topology` say what a testbed is. `testbed` makes one of namespaces, with `state` and `isolation`;
+`running` serves programs, `enter` runs a command in a device. `switch` is the protocol of the process that forwards
+packets, `switch_process` runs it, `switch_native` is its core. `containers` makes a testbed with `docker_engine`, with
+`container_agent` beside the switch. `measuring` measures either.
 """

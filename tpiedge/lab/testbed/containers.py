@@ -1,4 +1,4 @@
-"""A testbed of containers: one per device, and one with the switch, which gives each of the others an interface.
+"""A testbed of containers: one per device, and one with the switch, which gives the others interfaces.
 
 Needs a docker engine on Linux, here or in a virtual machine, and no root on this side.
 """
@@ -39,7 +39,7 @@ from tpiedge.units import counted
 
 @dataclass(frozen=True)
 class Containers:
-    """The containers of a testbed at one moment; `devices` by name."""
+    """A snapshot of a testbed's containers; `devices` by name."""
 
     name: str
     switch: Container | None
@@ -47,7 +47,7 @@ class Containers:
 
     @property
     def state(self) -> str:
-        """up; starting; abandoned (its maker is gone, or nothing of it runs); broken (its switch ended)."""
+        """up; starting; abandoned (its maker is gone, or nothing runs); broken (its switch ended)."""
         if self.switch is None:
             return "abandoned"
         if self.switch.status == "created":
@@ -70,13 +70,13 @@ class Containers:
         return topology
 
     def connected(self, device: str) -> bool:
-        """Whether it runs, and has since the switch gave it its interface."""
+        """Returns whether it runs, and has since the switch gave it its interface."""
         found = self.devices.get(device)
         return bool(found and self.switch and found.running and found.started < self.switch.started)
 
     @property
     def pids(self) -> dict[str, int]:
-        """First processes of the running devices, on the engine's computer."""
+        """First processes of running devices, on the engine's computer."""
         return {name: device.pid for name, device in self.devices.items() if device.running}
 
     def require(self, device: str) -> Container:
@@ -96,14 +96,12 @@ class DockerTestbeds:
         self._image = image
 
     def names(self) -> list[str]:
-        """Names of all testbeds, also of leftovers."""
+        """Names of all testbeds, leftovers included."""
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """Brings it up until `down`, after removing what a killed command left of it.
-
-        Raises UserError if it is up already or the image is missing, ResourceError; then nothing is left.
-        """
+        """Brings it up until `down`, after removing leftovers. Raises UserError if it is up or the image is missing,
+        ResourceError; then nothing is left."""
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
@@ -118,7 +116,7 @@ class DockerTestbeds:
             raise
 
     def down(self, name: str) -> bool:
-        """Removes all its containers, whatever state they are in. Returns whether there were any."""
+        """Removes all containers, in any state. Returns whether there were any."""
         found = self._engine.found(f"{LABEL}={name}")
         # The switch goes last: it says what the testbed is.
         for container in sorted(found, key=lambda one: one.labels.get(MEMBER) == SWITCH):
@@ -126,12 +124,12 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """The record of `status_of`, except keys of namespaces; None if nothing is there."""
+        """`status_of`'s record without keys of namespaces; None if nothing is there."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 
     def change_link(self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> None:
-        """Calls `change` with (up, down) of the link between `member` and its uplink for the new ones."""
+        """Changes the link of `member` to its uplink to `change((up, down))`."""
         found = self._running(name)
         topology = found.topology_now(ask(self._engine, found, {"do": "state", "pids": {}}))
         known = topology.wired(member, found.name)
@@ -141,7 +139,7 @@ class DockerTestbeds:
         ask(self._engine, found, {"do": "set", "links": changes, "remember": remember})
 
     def attach(self, name: str) -> "AttachedContainers":
-        """Raises UserError unless it is up."""
+        """Raises UserError unless the testbed is up."""
         return AttachedContainers(self._engine, self._running(name))
 
     def find(self, name: str) -> Containers | None:
@@ -194,7 +192,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether there is such a testbed of containers; False if no engine answers at once."""
+    """Returns whether such a testbed exists; False if no engine answers at once."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -202,7 +200,7 @@ def in_containers(name: str) -> bool:
 
 
 class AttachedContainers:
-    """A testbed of containers that is up, as RunningTestbed is."""
+    """A running testbed of containers, with RunningTestbed's methods."""
 
     def __init__(self, engine: ContainerEngine, found: Containers) -> None:
         self._engine = engine
@@ -218,7 +216,7 @@ class AttachedContainers:
         return self._topology.expected(source, target)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measures in the switch's container, with sockets in the devices' networks. Raises ResourceError."""
+        """Measures in the switch's container with sockets in the devices' networks. Raises ResourceError."""
         found, addresses = self._found, self._topology.addresses
         devices = [
             {"name": name, "address": addresses[name], "pid": found.require(name).pid}
@@ -229,13 +227,13 @@ class AttachedContainers:
         return Measured(**ask(self._engine, found, request))
 
     def execute(self, device: str, command: Sequence[str]) -> int:
-        """Runs a command on the device and returns its exit status. Raises UserError, ResourceError."""
+        """Runs a command on the device; returns its exit status. Raises UserError, ResourceError."""
         self._topology.description.device(device)
         return run_here(self._found.require(device).id, command)
 
 
 def ask(engine: ContainerEngine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
-    """The answer of container_agent.py. Raises UserError, ResourceError as it says."""
+    """Runs container_agent.py. Raises UserError, ResourceError by its answer."""
     if found.switch is None or not found.switch.running:
         raise ResourceError(
             f"the switch of the testbed {found.name} has ended: tpiedge testbed down {found.name}"

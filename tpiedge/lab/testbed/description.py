@@ -1,4 +1,4 @@
-"""A testbed as a tree of routers with devices at its leaves, and its TOML file with quantities like "0.25 ms"."""
+"""A testbed as a tree of routers with devices as leaves, and its TOML file with quantities like "0.25 ms"."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction. Up to `jitter_s` is added to the one-way `latency_s`; `loss` is a part; None: no limit."""
+    """One direction. Up to `jitter_s` is added to the one-way `latency_s`; `loss` is a fraction; None: no limit."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -31,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`uplink` is None for the root, whose links mean nothing. `up` leads towards the uplink."""
+    """`uplink` is None for the root, whose links have no meaning. `up` leads towards the uplink."""
 
     name: str
     uplink: str | None
@@ -41,7 +41,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """None: no limit. `swap_bytes` is allowed beyond `memory_bytes`."""
+    """A device's limits (None: no limit). `swap_bytes` is allowed beyond `memory_bytes`."""
 
     name: str
     uplink: str
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A whole testbed; devices in the order of the file, which is that of the ranks."""
+    """A testbed; the order of devices is that of the file and of the ranks."""
 
     about: str
     routers: tuple[Router, ...]
@@ -75,7 +75,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A testbed's `name`, its file's `text`, and the `description` in it."""
+    """A testbed's name, its file's text, and the parsed description."""
 
     name: str
     text: str
@@ -83,13 +83,13 @@ class Scenario:
 
 
 def shipped_scenarios() -> dict[str, Path]:
-    """Name -> file, in the order of names. Empty if the installation lacks the files."""
+    """Name -> file, sorted by name; empty if the files are not installed."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
 def load_scenario(given: str, name: str | None = None) -> Scenario:
-    """Loads a path if `given` has a slash or ends in .toml, else a shipped scenario. Raises UserError."""
+    """Loads a file if `given` has a slash or ends in .toml, else a shipped scenario. Raises UserError."""
     path = Path(given)
     if "/" not in given and not given.endswith(".toml"):
         shipped = shipped_scenarios()
@@ -168,7 +168,7 @@ def format_part(part: float) -> str:
 
 
 def parse_description(text: str, source: str) -> Description:
-    """Raises UserError, one line with `source`, the table and the key."""
+    """Raises UserError, one line with `source`, table and key."""
     try:
         return _description(tomllib.loads(text))
     except UserError as error:
@@ -213,7 +213,7 @@ def _description(content: Mapping[str, Any]) -> Description:
 
 
 def _tables(content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(what messages call it, table)."""
+    """(name for messages, table)."""
     tables = content.get(kind, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UserError(f"{kind} must be tables: [[{kind}]]")
@@ -257,7 +257,7 @@ def _device(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def _uplink(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[str, Link, Link]:
-    """(uplink, link up, link down). A table overrides [defaults], a direction's key the key without one."""
+    """(uplink, link up, link down). A table overrides [defaults]; a direction's key overrides the key without one."""
     if not isinstance(table["uplink"], str):
         raise UserError(f"{place}: uplink must be the name of a router")
     up, down = (_link(place, way, table, defaults) for way in ("up_", "down_"))

@@ -1,8 +1,7 @@
-"""A docker engine by its command `docker`, and the containers of a testbed. Every call has a deadline.
+"""A docker engine by its command `docker`, and a testbed's containers. Every call has a deadline.
 
-The engine knows everything about a testbed: labels name its containers, and the switch's labels, made first and
-started last, hold the description and who brings it up. So any command that reaches the engine can use and remove it,
-after a crash too.
+Labels on containers are the only record: the switch's labels hold the description and the maker. Its container is made
+first and started last. So any command that reaches the engine can use and remove a testbed, after a crash too.
 """
 
 import io
@@ -43,7 +42,7 @@ _PYTHON = ("python", "-P", "-m")
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """`flags` of `docker create` say its limits and rights."""
+    """`flags` of `docker create`: limits and rights."""
 
     name: str
     hostname: str
@@ -65,7 +64,7 @@ class Maker:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs. One on another computer cannot be asked and counts as gone."""
+        """A process on another computer cannot be asked and counts as gone."""
         return self.node == platform.node() and self.process.alive
 
 
@@ -75,7 +74,7 @@ def container_name(testbed: str, member: str) -> str:
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """A device's container: docker's own init reaps, the command only keeps the container. As many processors as the
+    """A device's container: docker's own init reaps; the command only keeps it running. As many processors as the
     engine's computer has, or more, are no limit."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
@@ -92,8 +91,8 @@ def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
 
 
 def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
-    """The switch's container, which enters network namespaces by process ids of the engine's computer. Its plan is to
-    be put into PLAN_FILE."""
+    """The switch's container, which enters network namespaces by process ids of the engine's computer. Its plan belongs
+    in PLAN_FILE."""
     run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
     made_by = msgspec.json.encode(maker).decode()
     flags = (
@@ -112,7 +111,7 @@ def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
 
 
 def maker_of(labels: Mapping[str, str]) -> Maker | None:
-    """None if a switch's labels do not say it."""
+    """Reads the maker from a switch's labels; None if they lack it."""
     try:
         return msgspec.json.decode(labels[_MAKER], type=Maker)
     except (KeyError, ValueError):
@@ -120,14 +119,14 @@ def maker_of(labels: Mapping[str, str]) -> Maker | None:
 
 
 def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
-    """The command that asks container_agent.py, in the container of the switch."""
+    """The command of container_agent.py in the switch's container."""
     return (*_PYTHON, "tpiedge.lab.testbed.container_agent", json.dumps(request))
 
 
 @dataclass(frozen=True)
 class Container:
-    """`status` is the engine's word: created, running, exited, ... `pid` is its first process on the engine's
-    computer, 0 without one; `started` orders containers by their last start."""
+    """`status`: docker's word (created, running, exited ...); `pid`: first process on the engine's computer, 0 without
+    one; `started` orders containers by last start."""
 
     id: str
     labels: Mapping[str, str]
@@ -142,7 +141,7 @@ class Container:
 
 
 class ContainerEngine:
-    """The engine of DOCKER_HOST or docker's own settings. Raises UserError if unusable; methods ResourceError."""
+    """The engine of DOCKER_HOST or docker's settings. Raises UserError if unusable; methods raise ResourceError."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -160,7 +159,7 @@ class ContainerEngine:
         return int(self._docker("info", "--format={{.NCPU}}"))
 
     def require_image(self, image: str) -> None:
-        """Raises UserError if the image is missing: nothing is downloaded."""
+        """Raises UserError if the image is missing; nothing is downloaded."""
         if not self._docker("images", "--quiet", image):
             raise UserError(
                 f"the docker engine has no image {image[:120]}: build it (docker build -f docker/Dockerfile "
@@ -174,7 +173,7 @@ class ContainerEngine:
         return [container for container in seen if container is not None]
 
     def create(self, spec: ContainerSpec, image: str) -> tuple[str, list[str]]:
-        """(id, warnings of the engine). Raises UserError if the name is taken."""
+        """(id, warnings). Raises UserError if the name is taken."""
         words = [
             "create",
             f"--name={spec.name}",
@@ -211,7 +210,7 @@ class ContainerEngine:
         return (ended.stdout + ended.stderr).decode(errors="replace")
 
     def put(self, container: str, path: str, content: bytes) -> None:
-        """Writes a file into a container that need not run."""
+        """Writes a file into a container, running or not."""
         folder, _, name = path.rpartition("/")
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -221,12 +220,12 @@ class ContainerEngine:
         self._docker("cp", "-", f"{container}:{folder or '/'}", stdin=packed.getvalue())
 
     def run(self, container: str, command: Sequence[str]) -> tuple[str, str]:
-        """Runs `command` in a running container; returns its standard output and error."""
+        """Runs `command` in a running container; returns standard output and error."""
         ended = self._ended("exec", container, *command)
         return ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
 
     def remove(self, container: str) -> None:
-        """Removes the container with all that runs in it, if it is there."""
+        """Kills and removes the container, if any."""
         ended = self._ended("rm", "--force", "--volumes", container)
         if b"No such container" not in ended.stderr:
             _check(ended, "remove a container")
@@ -270,7 +269,7 @@ def _check(ended: "subprocess.CompletedProcess[bytes]", doing: str) -> None:
 
 
 def run_here(container: str, command: Sequence[str]) -> int:
-    """Runs a command in a container with this process's input, output, terminal and signals. Returns its status."""
+    """Runs a command in a container with this process's files, terminal and signals. Returns its status."""
     pid_file = f"/tmp/tpiedge-{secrets.token_hex(8)}"
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     announced = ("sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *command)

@@ -1,7 +1,7 @@
 """Becomes a command inside a device: `python -I -S enter.py NAMESPACE [MEMBERS...] -- COMMAND...`.
 
-NAMESPACE is the file of a network namespace, MEMBERS the files of control groups that take process ids. The process
-keeps its id, signals and standard input. It imports the standard library only, as it runs for each process.
+NAMESPACE is a network namespace's file, MEMBERS the files of control groups that take process ids. The process keeps
+its id, signals and standard input. Only the standard library is imported, as this runs for each process.
 """
 
 import ctypes

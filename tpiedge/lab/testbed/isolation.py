@@ -1,7 +1,7 @@
-"""Devices of one computer: network namespaces, and control groups (version 1 or 2). Linux, root.
+"""Network namespaces and control groups (version 1 or 2) of devices. Linux, root.
 
-All groups lie below the topmost group that this process sees, and names tell their testbed, so that leftovers of a
-crash are found by name alone.
+All groups lie below the topmost group that this process sees; names contain their testbed's, so leftovers of a crash
+are found.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _MNT_DETACH = 2
 
 
 def add_namespace(name: str) -> None:
-    """Makes a namespace with its loopback device up. Raises UserError, ResourceError."""
+    """Makes a namespace with loopback up. Raises UserError, ResourceError."""
     for command in (("ip", "netns", "add", name), ("ip", "-n", name, "link", "set", "lo", "up")):
         try:
             ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20.0)
@@ -38,7 +38,7 @@ def add_namespace(name: str) -> None:
 
 
 def remove_namespace(path: Path) -> None:
-    """Removes the name, if any: the namespace goes with its last process. Raises OSError."""
+    """Removes the name, if any; the namespace ends with its last process. Raises OSError."""
     if _libc().umount2(os.fsencode(path), _MNT_DETACH) and os.geteuid():
         raise PermissionError(ctypes.get_errno(), "removing a network namespace needs root", str(path))
     path.unlink(missing_ok=True)  # where the name was made and not yet mounted, only that
@@ -46,7 +46,7 @@ def remove_namespace(path: Path) -> None:
 
 @contextlib.contextmanager
 def inside(path: Path) -> Iterator[None]:
-    """Puts this thread into the namespace: sockets, threads and processes made there stay there. Raises OSError."""
+    """Puts this thread into the namespace; sockets, threads and processes made there stay. Raises OSError."""
     with _opened(Path("/proc/thread-self/ns/net")) as before:
         with _opened(path) as wanted:
             _set_namespace(wanted)
@@ -57,7 +57,7 @@ def inside(path: Path) -> Iterator[None]:
 
 
 def members_of(paths: Sequence[Path]) -> set[int]:
-    """The processes in any of the namespaces."""
+    """Processes in any of the namespaces."""
     wanted = {inode for path in paths if (inode := _inode(path)) is not None}
     if not wanted:
         return set()
@@ -94,8 +94,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
-    """Sends SIGTERM to all that `members` finds, SIGKILL after `polite_s`, until it finds none but this process.
-    Raises ResourceError if one does not end."""
+    """Sends SIGTERM to all that `members` finds, SIGKILL after `polite_s`, until only this process is left. Raises
+    ResourceError if one does not end."""
     started = time.monotonic()
     asked: set[int] = set()
     while running := members() - {os.getpid()}:
@@ -114,7 +114,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Processes started as `... -m MODULE ARGUMENT` with the same /run: a container has other files there."""
+    """Processes started as `... -m MODULE ARGUMENT` with the same /run; a container's has other files."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -142,7 +142,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A device's use now: bytes, and processes that the kernel killed for want of memory. None: not counted."""
+    """A device's use now: bytes, and processes killed by the kernel for want of memory. None: not counted."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -152,7 +152,7 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class Controllers:
-    """Where groups can be made: the topmost folder of each controller, or None."""
+    """The topmost folder of each controller, or None."""
 
     cpu: Path | None
     cpu_version: int
@@ -161,19 +161,18 @@ class Controllers:
 
     @staticmethod
     def here(root: Path = Path("/")) -> "Controllers":
-        """The controllers of this computer. A controller is in one of the two hierarchies only."""
+        """The controllers of this computer; each is in one of the two hierarchies."""
         own = Cgroups.own(root)
-        cpu, cpu_version = _topmost(own.cpu_v1, own.cpu_v2, "cpu")
-        memory, memory_version = _topmost(own.memory_v1, own.memory_v2, "memory")
+        cpu, cpu_version = _topmost(own.cpu_v1, own.unified, "cpu")
+        memory, memory_version = _topmost(own.memory_v1, own.unified, "memory")
         return Controllers(cpu, cpu_version, memory, memory_version)
 
     def folders(self, name: str) -> tuple[Path, ...]:
-        """The folders of the groups `name`, one or two."""
+        """The one or two folders of the group `name`."""
         tops = (self.cpu, self.memory)
         return tuple(dict.fromkeys(top / name for top in tops if top is not None))
 
     def make(self, name: str) -> tuple[Path, ...]:
-        """Makes and returns the folders. Raises OSError."""
         for top, version, controller in self._controllers():
             if version == 2:
                 (top / "cgroup.subtree_control").write_text(f"+{controller}")
@@ -199,14 +198,14 @@ class Controllers:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """The use of memory; unknown if the group is not there."""
+        """Memory use; unknown without the group."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 return _use(MemoryGroup(self.memory / name, self.memory_version))
         return GroupUse(None, None, None, 0)
 
     def members(self, name: str) -> set[int]:
-        """Processes of the group and the groups below: a process may have made some for itself."""
+        """Processes of the group and its subgroups, which members may have made."""
         groups = (group for folder in self.folders(name) for group in _tree(folder))
         return {pid for group in groups for pid in _pids_of(group)}
 
@@ -215,7 +214,7 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """Removes the group, if any, with its processes; this process is moved up first. Raises ResourceError."""
+        """Kills its processes and removes the group, if any; this process moves up first. Raises ResourceError."""
         for folder in self.folders(name):
             _remove_group(folder)
 
@@ -268,7 +267,7 @@ def _remove_group(folder: Path) -> None:
 
 
 def _tree(folder: Path) -> list[Path]:
-    """The group and all below it, the lowest first."""
+    """The group and all subgroups, the lowest first."""
     return [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
 
 
@@ -280,5 +279,5 @@ def _words(path: Path) -> list[str]:
 
 
 def _pids_of(group: Path) -> set[int]:
-    """Processes; those of another pid namespace read as 0 and are left out."""
+    """Process ids; those of another pid namespace read as 0 and are left out."""
     return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}

@@ -1,4 +1,4 @@
-"""A testbed of namespaces for a program: brought up if need be, its devices, and its status. Linux, root."""
+"""A testbed of namespaces for a program: brought up if needed, its devices and status. Linux, root."""
 
 import contextlib
 import math
@@ -32,6 +32,7 @@ from tpiedge.lab.testbed.testbed import change_link, down, members, namespaces_o
 from tpiedge.lab.testbed.topology import Expected, Topology, device_record, links_of, pairs_of
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.launch.child import Place
+from tpiedge.local.layout import Devices
 from tpiedge.progress import say
 
 
@@ -47,7 +48,7 @@ class RunningDevice(End):
 
 
 class RunningTestbed:
-    """A testbed that is up. `devices` in the order of the description."""
+    """A running testbed; `devices` in the description's order."""
 
     def __init__(self, made: TestbedState) -> None:
         self._made = made
@@ -75,12 +76,12 @@ class RunningTestbed:
 
     @property
     def links(self) -> Mapping[str, tuple[Link, Link]]:
-        """The links as they are now, (up, down) by the member below each."""
+        """The current links, (up, down) by the member below each."""
         members = self._made.topology.description.members
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
-        """Changes links while they run; `links` as the property gives them. Raises UserError, ResourceError."""
+        """Changes links; `links` as the property gives them. Raises UserError, ResourceError."""
         for name, pair in links.items():
             self._made = change_link(self.name, name, partial(_both, *pair))
 
@@ -98,7 +99,7 @@ class RunningTestbed:
         return measure_pair(self.device(source), self.device(target), longest_s)
 
     def execute(self, device: str, command: Sequence[str]) -> NoReturn:
-        """Turns this process into the command on the device. Raises UserError."""
+        """Replaces this process by the command on the device. Raises UserError."""
         where = self.device(device)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -112,8 +113,8 @@ class RunningTestbed:
 def open_testbed(
     given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
-    """Opens a running testbed, a shipped one or a file; brings it up for the block if it is not. After a kill, the
-    next command that uses the name removes it. `name` replaces that of the file. Raises UserError, ResourceError."""
+    """Opens a running testbed, or brings a shipped one or a file up for the block. After a kill, the next command that
+    uses the name removes it. `name` replaces the file's. Raises UserError, ResourceError."""
     require_root()
     running = _running(given, name)
     if running is not None:
@@ -132,7 +133,7 @@ def _both(up: Link, down: Link, *_before: Link) -> tuple[Link, Link]:
 
 
 def describe(given: str) -> Description:
-    """What `open_testbed` would give, without bringing it up. Raises UserError, also without root."""
+    """Returns the description that `open_testbed` would use. Raises UserError, also without root."""
     require_root()
     running = _running(given, None)
     return running.topology.description if running is not None else load_scenario(given).description
@@ -153,7 +154,7 @@ def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """The record of `status`. `state` is up; starting; abandoned (its owner is gone); broken (its switch ended). For
+    """The record of `status`. `state`: up; starting; abandoned (its owner is gone); broken (its switch ended). With
     `backend` docker it has `container` for `namespace` and no `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
@@ -188,7 +189,7 @@ def _device_status(testbed: str, device: Device, address: str, namespace: Path) 
 
 
 def _running(given: str, name: str | None) -> TestbedState | None:
-    """The testbed of that name, if it is up and says the same. Raises UserError if it cannot be used."""
+    """The running testbed of that name and description, if any. Raises UserError if it cannot be used."""
     is_file = "/" in given or given.endswith(".toml")
     scenario = load_scenario(given, name) if is_file else None
     wanted = name or (scenario.name if scenario else given)
@@ -207,55 +208,27 @@ def _running(given: str, name: str | None) -> TestbedState | None:
     return found
 
 
-@dataclass(frozen=True)
-class Emulated:
-    """A testbed's first devices, one per node in the order of ranks. `timing` suits its worst way. It is a `Devices`
-    of `local/layout.py`."""
-
-    given: str
-    devices: tuple[Device, ...]
-    timing: Timing
-
-    def __len__(self) -> int:
-        return len(self.devices)
-
-    @property
-    def most_threads(self) -> int:
-        """The processors of the smallest device: all nodes get the same number of threads."""
-        return min(max(1, math.ceil(cpus)) for cpus in self.speeds)
-
-    @property
-    def speeds(self) -> tuple[float, ...]:
-        """The devices' processors, at most those of this computer."""
-        return tuple(min(device.cpus or math.inf, float(processors())) for device in self.devices)
-
-    def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
-        """The smaller of the device's limit and `wanted`; None if there is neither."""
-        limits = [limit for limit in (self.devices[rank].memory_bytes, wanted) if limit is not None]
-        return min(limits, default=None)
-
-    @contextmanager
-    def places(self) -> Iterator[tuple[Place, ...]]:
-        """The nodes' places, in rank order; this thread is on the first device meanwhile."""
-        with open_testbed(self.given, say=say) as running:
-            places = tuple(device.place for device in running.devices[: len(self.devices)])
-            with running.inside(running.devices[0]):
-                yield places
-
-
 def timing_over(round_trip_s: float, loss: float) -> Timing:
-    """Timing for that round trip and one-way loss: beyond 1 %, TCP's doubling waits would pass for a death."""
+    """Timing for a round trip and one-way loss: beyond 1 %, TCP's doubling waits would look like a death."""
     timeout_s = max(Timing().timeout_s, 8 * round_trip_s)
     return Timing(timeout_s=3 * timeout_s if loss > 0.01 else timeout_s)
 
 
-def emulated(given: str, nodes: int | None) -> Emulated:
+def emulated(given: str, nodes: int | None) -> Devices:
     """The first `nodes` devices, by default all. Raises UserError."""
     description = describe(given)
-    devices = description.devices
+    devices = description.devices[:nodes]
     if nodes is not None and nodes > len(devices):
         raise UserError(f"--nodes {nodes} is more than the testbed {given} has devices: {len(devices)}")
     ways = Topology(description).expected_pairs().values()
     latency_s = max((way.latency_s + way.jitter_s for way in ways), default=0.0)
     timing = timing_over(2 * latency_s, max((way.loss for way in ways), default=0.0))
-    return Emulated(given, devices[:nodes], timing)
+    speeds = tuple(min(device.cpus or math.inf, float(processors())) for device in devices)
+    most_threads = min((max(1, math.ceil(cpus)) for cpus in speeds), default=1)
+
+    @contextmanager
+    def places() -> Iterator[tuple[Place, ...]]:
+        with open_testbed(given, say=say) as running, running.inside(running.devices[0]):
+            yield tuple(device.place for device in running.devices[: len(devices)])
+
+    return Devices(speeds, tuple(device.memory_bytes for device in devices), most_threads, timing, places)

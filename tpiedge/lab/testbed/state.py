@@ -1,8 +1,8 @@
-"""A testbed's state while it is there, and who may change it. Linux.
+"""A testbed's state while it exists, and who may change it. Linux.
 
 Namespaces and control groups `tpiedge.NAME.*`, the folder `/run/tpiedge/testbeds/NAME` and the switch's socket in it
-are found by name, so leftovers need no record. The state file, written first, says the rest: the description, changes
-of links, who brought it up.
+are found by name, so leftovers need no record. The state file, written first, holds the description, changed links and
+the owner.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _NEEDS_LINUX = "the testbed needs Linux: elsewhere use containers (tpiedge testb
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, told from a later one of the same id."""
+    """A process, distinguished from a later one with its id."""
 
     pid: int
     started: float
@@ -47,8 +47,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings it up; once `ready` it ends with `owner`, if any. `links`: member -> (up, down), where they
-    differ from the description."""
+    """`maker` brings it up; once `ready` it ends with `owner`, if any. `links`: member -> (up, down) that differ from
+    the description."""
 
     name: str
     text: str
@@ -67,7 +67,7 @@ class TestbedState:
 
     @property
     def abandoned(self) -> bool:
-        """Whether only its removal is left: its maker or owner is gone, or the computer restarted."""
+        """Only its removal is left: its maker or owner is gone, or the computer restarted."""
         if self.boot != _boot():
             return True
         keeper = self.owner if self.ready else self.maker
@@ -75,11 +75,10 @@ class TestbedState:
 
     @property
     def orphaned(self) -> bool:
-        """Whether its owner has ended."""
         return self.owner is not None and not self.owner.alive
 
     def write(self) -> None:
-        """Writes the file in one step: a reader sees the old state or the new one."""
+        """Writes the file atomically."""
         folder = folder_of(self.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = folder / "state.json.partial"
@@ -88,7 +87,8 @@ class TestbedState:
 
 
 def read_state(name: str) -> TestbedState | None:
-    """None if there is no such testbed, or it is damaged and can only be removed. Raises UserError without root."""
+    """Reads the state; None without a testbed, or if it is damaged and can only be removed. Raises UserError without
+    root."""
     try:
         return msgspec.json.decode((folder_of(name) / "state.json").read_bytes(), type=TestbedState)
     except PermissionError:
@@ -98,7 +98,7 @@ def read_state(name: str) -> TestbedState | None:
 
 
 def names() -> list[str]:
-    """The names of testbeds that have a folder."""
+    """Names of testbeds that have a folder."""
     try:
         return sorted(entry.name for entry in os.scandir(ROOT) if entry.is_dir())
     except OSError:
@@ -114,7 +114,7 @@ def socket_of(name: str) -> Path:
 
 
 def prefix_of(name: str) -> str:
-    """The prefix of namespaces and control groups. Names of testbeds have no dots."""
+    """The prefix of namespaces and control groups. Testbed names have no dots."""
     return f"tpiedge.{name}."
 
 
@@ -141,12 +141,12 @@ def require_root() -> None:
 
 
 def _boot() -> str:
-    """Changes at each restart; empty elsewhere than on Linux."""
+    """An id that changes at each restart; empty except on Linux."""
     return _BOOT_ID.read_text().strip() if sys.platform == "linux" else ""
 
 
 def _started(pid: int) -> float | None:
-    """When a process was started (Linux: ticks since boot, which setting the clock does not move); None if it ended."""
+    """A process's start (Linux: ticks since boot, independent of the clock); None if it ended."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).create_time()

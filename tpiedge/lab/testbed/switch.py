@@ -1,4 +1,4 @@
-"""The switch's plan, a line of JSON, and its socket: a line of JSON each way. Both ends."""
+"""The switch's plan, a line of JSON, and both ends of its socket: a line of JSON each way."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from tpiedge.errors import ResourceError, TpiedgeError, UserError
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A device's only network interface, which the switch makes in this network namespace."""
+    """A device's only network interface, made by the switch in this network namespace."""
 
     device: str
     namespace: str
@@ -28,8 +28,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. A uniform part of `jitter_s` is added to the one-way `latency_s`, in order. `loss` is
-    the part of packets that vanish; a limited rate queues at most `queue_bytes`; None: no limit."""
+    """One direction of a link. A uniform part of `jitter_s` is added to the one-way `latency_s`, in order. `loss`:
+    fraction of packets dropped; a limited rate queues at most `queue_bytes`; None: no limit."""
 
     name: str
     latency_s: float
@@ -41,7 +41,7 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """`paths[source][target]`: the indices into `links` that a packet passes, in order."""
+    """`paths[source][target]`: indices into `links` that a packet passes, in order."""
 
     ports: tuple[Port, ...]
     links: tuple[SwitchLink, ...]
@@ -64,18 +64,18 @@ SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Each call is a connection and takes at most `timeout_s`. Raises UserError if refused, ResourceError."""
+    """Each call opens a connection and takes at most `timeout_s`. Raises UserError if refused, ResourceError."""
 
     def __init__(self, path: Path, timeout_s: float = 5.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
 
     def counters(self) -> dict[str, Any]:
-        """`links`: of each link by name LINK_COUNTERS; `totals`: TOTALS, both as in switch_native.py."""
+        """`links`: LINK_COUNTERS by link name; `totals`: TOTALS, both of switch_native.py."""
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Changes links by name: fields of SwitchLink. In force on return."""
+        """Changes fields of SwitchLink by link name. In force on return."""
         self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +134,8 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens at `path` for this user; `answer` gets one request at a time, on other threads. Raises UserError. Errors
-    of ours are answered as `error`."""
+    """Listens at `path` for this user; `answer` gets one request at a time, on other threads. Our errors are answered
+    as `error`. Raises UserError."""
     path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
     before = os.umask(0o177)
     try:

@@ -1,4 +1,4 @@
-"""Finds the switch's native library (`native/`) and wraps it in a class. Linux."""
+"""The switch's native library (`native/`). Linux."""
 
 import ctypes
 import functools
@@ -77,8 +77,8 @@ def switch_library() -> ctypes.CDLL:
 
 
 class NativeSwitch:
-    """A switch over the descriptors `taps`, one for each port of the plan, which must outlive it. `run` blocks,
-    without the GIL; other threads may call everything but `close` meanwhile."""
+    """A switch over the descriptors `taps`, one per port of the plan, which must outlive it. `run` blocks without the
+    GIL; other threads may call all but `close` meanwhile."""
 
     def __init__(self, plan: SwitchPlan, taps: Sequence[int]) -> None:
         self._library = switch_library()
@@ -101,7 +101,7 @@ class NativeSwitch:
             )
 
     def run(self) -> None:
-        """Blocks and switches packets until `stop`."""
+        """Switches packets until `stop`."""
         if (number := self._library.tpiedge_switch_run(self._handle)) != 0:
             raise ResourceError(f"the switch could not wait for packets (error {number})")
 
@@ -115,7 +115,7 @@ class NativeSwitch:
             raise ResourceError(f"the switch did not take the change of link {link.name!r} within 2 s")
 
     def counters(self) -> dict[str, Any]:
-        """`links`: of each link its LINK_COUNTERS; `totals`: TOTALS."""
+        """`links`: LINK_COUNTERS of each; `totals`: TOTALS."""
         values = (_size * len(LINK_COUNTERS))()
         links = {}
         for name, index in self._links.items():
@@ -132,7 +132,6 @@ class NativeSwitch:
 
 
 def mac_of(number: int) -> bytes:
-    """The hardware address of a port."""
     return b"\x02tpi" + (number + 1).to_bytes(2, "big")
 
 
@@ -144,7 +143,7 @@ def _settings(link: SwitchLink) -> _Link:
 
 
 def _paths(plan: SwitchPlan) -> list[int]:
-    """For each pair of source and target: the number of links, or -1 without a path, and which."""
+    """Numbers for each pair of source and target: the count of links, or -1 without a path, then the links."""
     numbers: list[int] = []
     for source in plan.ports:
         for target in plan.ports:

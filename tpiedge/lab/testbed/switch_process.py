@@ -1,10 +1,10 @@
-"""The process of the switch: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Linux.
+"""The switch's process: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Linux.
 
-It reads a SwitchPlan, one line, makes the devices' interfaces, says `ready`, or `error: ...` and ends with status 1.
-Then it forwards until SIGTERM or SIGINT, and answers on SOCKET (see switch.py).
+It reads a SwitchPlan, one line, makes the devices' interfaces, and prints `ready`, or `error: ...` and ends with status
+1. Then it forwards until SIGTERM or SIGINT, and answers on SOCKET (see switch.py).
 
-Each interface is a TAP device in its device's network namespace, and vanishes with its descriptor in this process. It
-has no ARP and no IPv6: nothing is sent but what the device's programs send.
+Each interface is a TAP device in its device's network namespace and vanishes with its descriptor here. Without ARP and
+IPv6, only packets of the device's programs are sent.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _QUEUE_PACKETS: Final = 8192
 
 
 class Switch:
-    """The interfaces and the thread that forwards between them, as a context manager. Raises UserError."""
+    """The interfaces and the forwarding thread. A context manager. Raises UserError."""
 
     def __init__(self, plan: SwitchPlan) -> None:
         self._plan = plan
@@ -95,7 +95,7 @@ class Switch:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _allow_segmentation(self) -> None:
-        """Allows frames of up to 64 KiB only over lossless paths: packets must get lost one by one."""
+        """Allows frames of up to 64 KiB only over lossless paths: packets must be lost one by one."""
         links = tuple(self._links.values())
         for tap, port in zip(self._taps, self._plan.ports, strict=True):
             paths = self._plan.paths.get(port.device, {}).values()

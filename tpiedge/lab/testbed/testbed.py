@@ -1,6 +1,6 @@
-"""Brings a testbed of namespaces up and down, and changes its links. Linux, root; one command at a time.
+"""Brings testbeds of namespaces up and down and changes their links. Linux, root; one command at a time.
 
-Its network is a process of its own: see switch.py.
+The network is a process of its own: switch.py.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """Brings it up until `down` or the end of `owner`, after removing leftovers and testbeds without their owner.
-    Raises UserError if it is up already or this computer cannot have it, ResourceError; then nothing is left."""
+    """Brings it up until `down` or the end of `owner`, after removing leftovers and testbeds of dead owners. Raises
+    UserError if it is up or this computer cannot have it, ResourceError; then nothing is left."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -57,8 +57,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """Ends all processes in it but this one and removes it; with `owner` only if that still owns it. Returns whether
-    there was anything. Raises UserError, ResourceError."""
+    """Ends all processes in it but this one and removes it; with `owner` only if it is the owner. Returns whether there
+    was anything. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
@@ -67,7 +67,7 @@ def down(name: str, owner: Owner | None = None) -> bool:
 
 
 def known_names() -> list[str]:
-    """Names of all testbeds, also of leftovers."""
+    """Names of all testbeds, leftovers included."""
     marked = {path.name for path in NAMESPACES.glob("tpiedge.*.*")} if NAMESPACES.is_dir() else set()
     marked |= Controllers.here().found("tpiedge.")
     made = {*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)}
@@ -75,8 +75,7 @@ def known_names() -> list[str]:
 
 
 def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> TestbedState:
-    """Calls `change` with (up, down) of the link between `member` and its uplink for the new ones. Raises UserError,
-    ResourceError."""
+    """Changes the link of `member` to its uplink to `change((up, down))`. Raises UserError, ResourceError."""
     with locked():
         found = read_state(name)
         if found is None or found.abandoned or not found.ready:
@@ -89,7 +88,7 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
 
 
 def namespaces_of(made: TestbedState) -> dict[str, Path]:
-    """The namespaces of its devices: the switch is all routers."""
+    """The devices' namespaces; the switch replaces all routers."""
     devices = made.topology.description.devices
     return {device.name: NAMESPACES / f"{prefix_of(made.name)}{device.name}" for device in devices}
 
@@ -100,12 +99,12 @@ def members(name: str, device: str) -> set[int]:
 
 
 def switches(name: str) -> set[int]:
-    """The processes that are the testbed's switch: one, or none."""
+    """The testbed's switch process, if any."""
     return module_processes(_SWITCH_MODULE, str(socket_of(name)))
 
 
 def _is_name(name: str) -> bool:
-    """Other programs may have made things that are named like a testbed's."""
+    """Other programs may use names that look like a testbed's."""
     try:
         return bool(check_name(name, "a testbed"))
     except UserError:
@@ -113,7 +112,7 @@ def _is_name(name: str) -> bool:
 
 
 def _clear_orphans(say: Say) -> None:
-    """Removes every testbed whose owner has ended, as its name may never be used again."""
+    """Removes every testbed whose owner has ended, as its name may not be used again."""
     for name in state.names():
         found = read_state(name)
         if found is None or not found.orphaned:
@@ -126,7 +125,7 @@ def _clear_orphans(say: Say) -> None:
 
 
 def _clear(name: str, say: Say) -> None:
-    """Removes leftovers. Raises UserError if there is such a testbed."""
+    """Removes leftovers. Raises UserError if the testbed exists."""
     found = read_state(name)
     if found is None or found.abandoned:
         if _remove(name):
@@ -168,7 +167,7 @@ def _make_groups(made: TestbedState, say: Say) -> None:
 
 
 def _limit(controllers: Controllers, group: str, device: Device) -> None:
-    """As many processors as there are, or more, are no limit."""
+    """Leaves out a limit of as many processors as there are, or more."""
     try:
         if device.cpus is not None and device.cpus < processors():
             controllers.limit_cpus(group, device.cpus)
@@ -179,7 +178,7 @@ def _limit(controllers: Controllers, group: str, device: Device) -> None:
 
 
 def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
-    """Packets flow on return; the switch runs in a session of its own. Raises ResourceError."""
+    """Starts the switch in a session of its own. Packets flow on return. Raises ResourceError."""
     log = folder_of(made.name) / "switch.log"
     switch = (sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name)))
     with (
@@ -206,7 +205,7 @@ def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
 
 
 def _remove(name: str) -> bool:
-    """Removes the testbed by names alone, in whatever state it is."""
+    """Removes the testbed by names alone, in any state."""
     controllers, prefix, folder = Controllers.here(), prefix_of(name), state.folder_of(name)
     (folder / "state.json").unlink(missing_ok=True)
     paths = sorted(NAMESPACES.glob(f"{prefix}*"))

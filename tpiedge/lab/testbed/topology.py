@@ -1,4 +1,4 @@
-"""The path between two devices of a testbed, and what it should give. Pure."""
+"""Paths between a testbed's devices, and their expected quality. Pure."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One way from a device to another. Up to `jitter_s` is added to `latency_s`; None: no limit."""
+    """One way between two devices. Up to `jitter_s` is added to `latency_s`; None: no limit."""
 
     latency_s: float
     jitter_s: float
@@ -34,7 +34,7 @@ class Expected:
 
 
 class Topology:
-    """The topology of a description as it is now."""
+    """A description's current topology."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -49,14 +49,14 @@ class Topology:
         return Topology(replace(known, routers=tuple(routers), devices=tuple(devices)))
 
     def ascent(self, name: str) -> tuple[str, ...]:
-        """The members from `name` up to the root, both included."""
+        """Members from `name` to the root, both included."""
         passed = [name]
         while (uplink := self.members[passed[-1]].uplink) is not None:
             passed.append(uplink)
         return tuple(passed)
 
     def path(self, source: str, target: str) -> tuple[tuple[str, str], ...]:
-        """The links in order, as (member, "up" or "down"): up to the first router above both, and down again."""
+        """The links in order, as (member, "up" or "down"): up to the first router above both, then down."""
         climb, descent = self.ascent(source), self.ascent(target)
         meeting = next(name for name in climb if name in descent)
         ups = itertools.takewhile(lambda name: name != meeting, climb)
@@ -75,7 +75,7 @@ class Topology:
         return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
 
     def switch_plan(self, namespaces: Mapping[str, Path]) -> SwitchPlan:
-        """The plan for a switch that acts as all the routers; links are named "laptop up"."""
+        """The plan of a switch that replaces all routers; links are named "laptop up"."""
         wired = [member for member in self.description.members if member.uplink is not None]
         keys = [(member.name, way) for member in wired for way in ("up", "down")]
         numbers = {key: number for number, key in enumerate(keys)}
@@ -94,11 +94,11 @@ class Topology:
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
-        """Both directions of the member's link, as a running switch is told."""
+        """Changes of both directions of the member's link, for a running switch."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
-        """The member of that name, which has a link. Raises UserError that lists the names."""
+        """The named member that has a link. Raises UserError that lists the names."""
         found = self.members.get(name)
         if found is None or found.uplink is None:
             wired = [member.name for member in self.description.members if member.uplink is not None]
@@ -107,7 +107,7 @@ class Topology:
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Both directions of every link; `counted` by "laptop up"."""
+    """The two directions of every link; `counted` by "laptop up"."""
     return [
         {"member": member.name, "uplink": member.uplink, "way": way}
         | asdict(topology.link(member.name, way))
@@ -126,7 +126,7 @@ def pairs_of(topology: Topology) -> list[dict[str, Any]]:
 
 
 def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[str, Any]:
-    """What `status` says of a device, whatever it is made of; `use` of its control group, as GroupUse has it."""
+    """The device's record in `status`; `use` of its control group, as GroupUse has it."""
     return {
         "name": device.name,
         "address": address,

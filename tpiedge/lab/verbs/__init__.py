@@ -1,1 +1,1 @@
-"""The verbs bench, eval, testbed and trace: a file each, one for each verb of bench, and `flags` that several have."""
+"""The verbs bench (a file for each of its verbs), eval, testbed and trace; `flags` has shared flags."""

@@ -1,4 +1,4 @@
-"""`tpiedge bench`: what a cluster on this computer reaches, in numbers that can be compared within one run."""
+"""`tpiedge bench`: what a cluster on this computer reaches, in numbers to compare within one run."""
 
 import click
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.listing import print_table
+from tpiedge.cli.listing import json_option, print_table
 from tpiedge.errors import UserError
 from tpiedge.lab.bench.figures import (
     Dial,
@@ -24,7 +24,7 @@ from tpiedge.lab.bench.figures import (
     spread,
 )
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
-from tpiedge.lab.verbs.flags import json_option, repeats_option, testbed_option, varied_links, wires_option
+from tpiedge.lab.verbs.flags import repeats_option, testbed_option, varied_links, wires_option
 from tpiedge.launch.child import Place
 from tpiedge.planner.network import NetworkFacts, predict
 from tpiedge.progress import say
@@ -43,11 +43,7 @@ class _Case:
 @click.option("--nodes", default="2,4", show_default=True, help="Cluster sizes, comma-separated.")
 @click.option("--bytes", "sizes", default="4,8192,16384,32768,262144", show_default=True, help="Payloads.")
 @click.option(
-    "--collective",
-    "names",
-    default="all",
-    show_default=True,
-    help="all, or a list: star,mesh,two-shot.",
+    "--collective", "names", default="all", show_default=True, help="all, or a list: star,mesh,two-shot."
 )
 @wires_option
 @testbed_option
@@ -98,7 +94,7 @@ def allreduce(
 
 @contextlib.contextmanager
 def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | None, tuple[Place, ...]]]:
-    """Within the block this thread is on the testbed's first device."""
+    """Yields the places; in the block this thread is on the testbed's first device."""
     if name is None:
         yield None, ()
         return

@@ -1,16 +1,16 @@
-"""`tpiedge bench decode`: prefill and decode of clusters of different sizes, over different links."""
+"""`tpiedge bench decode`: prefill and decode of clusters of several sizes over several links."""
 
 import itertools
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.listing import print_table
+from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.errors import UserError
@@ -25,11 +25,11 @@ from tpiedge.lab.bench.figures import (
     milliseconds,
     spread,
 )
-from tpiedge.lab.testbed.running import Emulated, RunningTestbed, emulated, open_testbed
-from tpiedge.lab.verbs.flags import json_option, repeats_option, testbed_option, varied_links, wires_option
+from tpiedge.lab.testbed.running import RunningTestbed, emulated, open_testbed
+from tpiedge.lab.verbs.flags import repeats_option, testbed_option, varied_links, wires_option
 from tpiedge.launch.child import Place
 from tpiedge.local.cluster import launch
-from tpiedge.local.layout import Layout, plan_cluster
+from tpiedge.local.layout import Devices, Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.progress import say
 from tpiedge.units import format_bytes
@@ -39,8 +39,6 @@ from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrec
 
 @dataclass(frozen=True)
 class _Setting:
-    """One cluster to measure."""
-
     nodes: int
     threads: int
     collective: CollectiveChoice
@@ -52,12 +50,12 @@ class _Setting:
         wire = "" if self.wire == "f32" else f"wire {self.wire}"
         return ", ".join(filter(None, (f"{self.nodes}x{self.threads}", collective, wire, str(self.links))))
 
-    def layout(self, testbed: Emulated | None) -> Layout:
-        layout = Layout(self.nodes, None, self.threads, None, collective=self.collective, wire=self.wire)
+    def layout(self, testbed: Devices | None) -> Layout:
+        layout = Layout(
+            self.nodes, None, self.threads, None, testbed=testbed, collective=self.collective, wire=self.wire
+        )
         layout.check()
-        if testbed is None:
-            return layout
-        return replace(layout, testbed=replace(testbed, devices=testbed.devices[: self.nodes]))
+        return layout
 
 
 @dataclass(frozen=True)
@@ -65,14 +63,12 @@ class _Bench:
     model: PreparedModel
     prompt_tokens: int
     tokens: int
-    described: Emulated | None
+    described: Devices | None
     testbed: RunningTestbed | None
 
     def measure(self, setting: _Setting) -> dict[str, Any]:
-        """Warms up, prefills the whole prompt, then decodes one token in every step.
-
-        All weights are resident: while streaming, "layers_s_per_token" would lack what the head waits for.
-        """
+        """Warms up, prefills the prompt, then decodes one token per step. All weights are resident: with streaming,
+        "layers_s_per_token" would lack the head's waits."""
         layout, capacity = setting.layout(self.described), self.prompt_tokens + self.tokens
         plan = plan_cluster(self.model, layout, capacity)
         with ExitStack() as stack:
@@ -96,7 +92,7 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """The setting and its links' least time per token: a latency for each of two all-reduces per layer."""
+        """The setting, and its links' least time per token: a latency for each of two all-reduces per layer."""
         latency_s, rate = setting.links.over(self.testbed)
         reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {

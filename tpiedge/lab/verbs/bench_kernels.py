@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.listing import print_table
+from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.options import Location
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_threads
 from tpiedge.lab.bench.figures import check_names, integers, milliseconds
-from tpiedge.lab.verbs.flags import json_option, plots
+from tpiedge.lab.verbs.flags import plots
 from tpiedge.progress import LiveLine
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
@@ -105,9 +105,7 @@ def _measure(
     count = len(makers) * len(tokens) * len(threads)
     progress, begun = LiveLine(), itertools.count(1)
     bench = Bench(
-        library,
-        rotated_bytes,
-        lambda name: progress.tell(f"measuring {next(begun)} of {count}: {name}"),
+        library, rotated_bytes, lambda name: progress.tell(f"measuring {next(begun)} of {count}: {name}")
     )
     found: list[dict[str, Any]] = []
     try:

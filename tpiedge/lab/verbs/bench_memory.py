@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.listing import print_table
+from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.errors import OutOfMemory
@@ -24,7 +24,7 @@ from tpiedge.lab.bench.memory_runs import (
     smallest_budget,
     whole,
 )
-from tpiedge.lab.verbs.flags import json_option, nodes_options, repeats_option, threads_option
+from tpiedge.lab.verbs.flags import nodes_options, repeats_option, threads_option
 from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import counted, format_bytes, format_seconds
@@ -70,7 +70,7 @@ def _row(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _hidden(node: Mapping[str, Any]) -> str:
-    """The part of rank 0's reads that it did not wait for."""
+    """The part of rank 0's reads without waits."""
     return f"{max(0.0, 1 - node['stall_s'] / node['load_s']):.0%}" if node["load_s"] else ""
 
 
@@ -165,7 +165,7 @@ def memory(
 
 
 def _everything(found: Sequence[Budget], model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """A setting without streaming to compare with, if `found` has none and this computer allows it."""
+    """A setting without streaming for comparison, if `found` has none and this computer allows it."""
     if any(not budget.streams(model) for budget in found):
         return []
     try:

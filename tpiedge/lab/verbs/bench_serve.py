@@ -1,4 +1,4 @@
-"""`tpiedge bench serve`: what clients see of a server, and its record for people."""
+"""`tpiedge bench serve`: what clients see of a server, and the report."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.listing import print_table
+from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.model_names import optional_model_option
 from tpiedge.cli.options import (
     MEMORY,
@@ -28,7 +28,7 @@ from tpiedge.lab.bench.serve_client import MeasuredServer, ServePrompt, ServerAd
 from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
 from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server, parse_prompts
 from tpiedge.lab.testbed.running import emulated, open_testbed
-from tpiedge.lab.verbs.flags import json_option, repeats_option, testbed_option
+from tpiedge.lab.verbs.flags import repeats_option, testbed_option
 from tpiedge.launch.child import Place
 from tpiedge.local.prepare import prepare
 from tpiedge.progress import say
@@ -38,7 +38,7 @@ _PERCENTILES = ("p50", "p90", "p99", "max")
 
 
 def print_serve_report(record: dict[str, Any]) -> None:
-    """Medians of the repeats, with minimum and maximum in brackets."""
+    """Prints medians of the repeats, with minimum and maximum in brackets."""
     prefill = record["prefill"]
     click.echo(
         f"a prompt of {prefill['prompt_tokens']} tokens alone: {_plain(prefill['tokens_per_s'], 1)} tokens/s"
@@ -102,7 +102,7 @@ def _print_long(found: dict[str, Any]) -> None:
 
 
 _SMALL_VOCABULARY = 1000
-"""Token ids below it are in every model's vocabulary."""
+"""Every model's vocabulary has the token ids below it."""
 _MOST = 1 << 20
 _OF_OWN_SERVER = (
     *("workers", "threads", "memory", "context", "parallel", "kv_tokens", "speculate"),
@@ -278,7 +278,7 @@ def _prompts(path: Path | None) -> tuple[ServePrompt, ...]:
 
 
 def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish) -> dict[str, Any]:
-    """Measures a server that runs already."""
+    """Measures a running server."""
     given = [name for name in _OF_OWN_SERVER if not is_default(name)]
     if given or model_name is not None:
         flag = _NAMES.get(given[0], "--" + given[0].replace("_", "-")) if given else "MODEL"
@@ -292,7 +292,7 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
 def _machines(
     name: str | None, workers: int | None, links: LinkSetting
 ) -> Iterator[tuple[int, int, tuple[Place, ...]]]:
-    """(workers, usual threads of each machine, places), with this thread on the first device."""
+    """(workers, usual threads of each machine, places); this thread is on the first device in the block."""
     if name is None:
         if links != AS_THEY_ARE:
             raise UserError("--latency and --link-rate vary the links of a testbed: give --testbed")
@@ -300,14 +300,14 @@ def _machines(
         yield count, max(1, default_threads() // (count + 1)), ()
         return
     described = emulated(name, None if workers is None else workers + 1)
-    check_devices(name, len(described))
+    check_devices(name, len(described.speeds))
     with (
         open_testbed(name, say=say) as testbed,
         testbed.inside(testbed.devices[0]),
         Dial(testbed).turned(links),
     ):
-        places = tuple(device.place for device in testbed.devices[: len(described)])
-        yield len(described) - 1, described.most_threads, places
+        places = tuple(device.place for device in testbed.devices[: len(described.speeds)])
+        yield len(described.speeds) - 1, described.most_threads, places
 
 
 def _words(options: dict[str, object]) -> tuple[str, ...]:

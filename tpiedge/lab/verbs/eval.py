@@ -1,4 +1,4 @@
-"""`tpiedge eval`: how good a model is at a precision, in numbers."""
+"""`tpiedge eval`: a model's quality at a precision, in numbers."""
 
 import json
 import time
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpiedge.cli.listing import ListingGroup
+from tpiedge.cli.listing import ListingGroup, json_option
 from tpiedge.cli.model_names import MODEL, model_option
 from tpiedge.cli.options import MEMORY, Location, arithmetic_options, cache_option, kv_option, together
 from tpiedge.lab.eval_text import EvalText, likelihood_of, read_text, refuse_other_vocabulary
-from tpiedge.lab.verbs.flags import json_option, nodes_options, threads_option
+from tpiedge.lab.verbs.flags import nodes_options, threads_option
 from tpiedge.local.cluster import launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare

@@ -1,4 +1,4 @@
-"""Flags that several verbs of the laboratory have."""
+"""Flags shared by verbs of the laboratory."""
 
 from types import ModuleType
 
@@ -8,9 +8,6 @@ from tpiedge.cli.model_names import TESTBED
 from tpiedge.cli.options import together
 from tpiedge.errors import UserError
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
-)
 repeats_option = click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
 wires_option = click.option(
     "--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8."
@@ -39,7 +36,7 @@ threads_option = click.option(
 
 
 def plots() -> ModuleType:
-    """tpiedge.lab.plots, which is slow to import. Raises UserError without matplotlib."""
+    """Imports tpiedge.lab.plots, which is slow. Raises UserError without matplotlib."""
     try:
         from tpiedge.lab import plots
     except ModuleNotFoundError as error:

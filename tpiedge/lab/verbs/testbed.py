@@ -1,4 +1,4 @@
-"""`tpiedge testbed`: brings testbeds up and down, and prints `status` and `check`."""
+"""`tpiedge testbed`: brings testbeds up and down; prints `status` and `check`."""
 
 import itertools
 import json
@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 import click
 
-from tpiedge.cli.listing import ListingGroup, print_table
+from tpiedge.cli.listing import ListingGroup, json_option, print_table
 from tpiedge.cli.model_names import RUNNING_TESTBED, TESTBED
+from tpiedge.cli.options import Parsed
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed import testbed as namespaces
 from tpiedge.lab.testbed.containers import AttachedContainers, DockerTestbeds, in_containers
@@ -32,7 +33,6 @@ from tpiedge.lab.testbed.docker_engine import DEFAULT_IMAGE, ContainerEngine
 from tpiedge.lab.testbed.measuring import Measured, expected_payload, expected_rtt_s
 from tpiedge.lab.testbed.running import RunningTestbed, attach, status_of
 from tpiedge.lab.testbed.state import read_state
-from tpiedge.lab.verbs.flags import json_option
 from tpiedge.progress import say
 from tpiedge.units import format_bytes
 
@@ -47,7 +47,7 @@ class NamespaceTestbeds:
 
     @property
     def may_look(self) -> bool:
-        """Whether this user may ask for the status of what others have brought up."""
+        """Returns whether this user may read the status of others' testbeds."""
         return os.geteuid() == 0
 
     def names(self) -> list[str]:
@@ -60,11 +60,11 @@ class NamespaceTestbeds:
 
 Backend = NamespaceTestbeds | DockerTestbeds
 Attached = RunningTestbed | AttachedContainers
-"""A testbed that is up: its `name`, `device_names`; `expected`, `measure` and `execute`."""
+"""A running testbed: its `name`, `device_names`; `expected`, `measure` and `execute`."""
 
 
 def every_backend() -> tuple[Backend, ...]:
-    """Both backends if a docker engine answers, else the first."""
+    """The two backends if a docker engine answers, else namespaces."""
     try:
         return NamespaceTestbeds(), DockerTestbeds(ContainerEngine(), DEFAULT_IMAGE)
     except UserError:
@@ -72,7 +72,7 @@ def every_backend() -> tuple[Backend, ...]:
 
 
 def backend_of(name: str) -> Backend:
-    """The backend that has the testbed, or the first, which then says that nothing is there."""
+    """The backend that has the testbed, else the first, which raises the error."""
     first = NamespaceTestbeds()
     if name in first.names():
         return first
@@ -80,7 +80,7 @@ def backend_of(name: str) -> Backend:
 
 
 def require_free(name: str, chosen: Backend) -> None:
-    """Raises UserError if another backend has a testbed of the name."""
+    """Raises UserError if another backend has a testbed of that name."""
     of_containers = isinstance(chosen, DockerTestbeds)
     if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
         raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")
@@ -103,7 +103,7 @@ def print_status(record: dict[str, Any]) -> None:
 
 
 def print_check(testbed: Attached, measured: Sequence[Measured], as_json: bool) -> None:
-    """Prints measurements beside what the file says; `off` is the deviation."""
+    """Prints measurements beside the file's values; `off` is the deviation."""
     records = [_check_record(testbed, item) for item in measured]
     if as_json:
         click.echo(json.dumps({"name": testbed.name, "pairs": records}))
@@ -192,20 +192,6 @@ def _cell(pair: dict[str, Any] | None) -> str:
         return ""
     rate = "" if pair["bytes_per_s"] is None else f" {format_rate(pair['bytes_per_s'])}"
     return f"{format_time(pair['latency_s'])}{rate}"
-
-
-class _Quantity(click.ParamType[float]):
-    """A quantity as a description has it: "0.25 ms"."""
-
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return value if isinstance(value, float) else self._parse(str(value))
-        except UserError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _rate(text: str) -> float:
@@ -314,10 +300,10 @@ def ls(as_json: bool) -> None:
 @testbed.command()
 @click.argument("name", type=RUNNING_TESTBED)
 @click.argument("member", metavar="DEVICE_OR_ROUTER")
-@click.option("--latency", type=_Quantity("TIME", parse_time), help="One way, like 2ms.")
-@click.option("--jitter", type=_Quantity("TIME", parse_time), help="At most so much is added.")
-@click.option("--loss", type=_Quantity("PART", _loss), help="Of all packets, like 1%; 100%: none arrives.")
-@click.option("--rate", type=_Quantity("RATE", _rate), help="Like 300Mbit/s; none: no limit.")
+@click.option("--latency", type=Parsed("TIME", parse_time), help="One way, like 2ms.")
+@click.option("--jitter", type=Parsed("TIME", parse_time), help="At most so much is added.")
+@click.option("--loss", type=Parsed("PART", _loss), help="Of all packets, like 1%; 100%: none arrives.")
+@click.option("--rate", type=Parsed("RATE", _rate), help="Like 300Mbit/s; none: no limit.")
 @click.option("--up", "only_up", is_flag=True, help="Only towards the uplink.")
 @click.option("--down", "only_down", is_flag=True, help="Only from the uplink.")
 def link(
@@ -356,7 +342,7 @@ def check(name: str, everything: bool, as_json: bool) -> None:
 def _changer(
     given: dict[str, float], only_up: bool, only_down: bool
 ) -> Callable[[Link, Link], tuple[Link, Link]]:
-    """Returns what changes (up, down). Raises UserError if nothing is given."""
+    """Returns a function that changes (up, down). Raises UserError if nothing is given."""
     if not given:
         raise UserError("say what to change: --latency, --jitter, --loss or --rate")
     changes: dict[str, Any] = {key: None if value == math.inf else value for key, value in given.items()}
@@ -379,6 +365,6 @@ def _chosen_backend(kind: str, image: str | None) -> Backend:
 
 
 def _plain(name: str) -> str:
-    """The name of a testbed, also where its file is given."""
+    """The name of a testbed, also from its file's path."""
     is_file = "/" in name or name.endswith(".toml")
     return load_scenario(name).name if is_file else check_name(name, "a testbed")

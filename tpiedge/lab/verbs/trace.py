@@ -4,12 +4,11 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from tpiedge.cli.listing import print_table
-from tpiedge.cli.options import Location
+from tpiedge.cli.listing import json_option, print_table
+from tpiedge.cli.options import Location, Parsed
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes
 from tpiedge.lab.traces import (
@@ -23,22 +22,10 @@ from tpiedge.lab.traces import (
     summarize,
     typical_excerpt,
 )
-from tpiedge.lab.verbs.flags import json_option, plots
+from tpiedge.lab.verbs.flags import plots
 from tpiedge.tracing.collection import writable
 from tpiedge.tracing.tracer import LANES
 from tpiedge.units import counted, format_bytes, format_seconds
-
-
-class _Steps(click.ParamType[StepRange]):
-    name = "N|N:M|N:|:M"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StepRange:
-        if isinstance(value, StepRange):
-            return value
-        try:
-            return parse_steps(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command()
@@ -51,16 +38,11 @@ class _Steps(click.ParamType[StepRange]):
 )
 @click.option(
     "--steps",
-    type=_Steps(),
+    type=Parsed("N|N:M|N:|:M", parse_steps),
     help="Only these, both ends included: 40:44 is five steps, 40: all from 40 on, : all. The first is the prompt.",
 )
 @json_option
-def trace(
-    file: Path,
-    png: Path | None,
-    steps: StepRange | None,
-    as_json: bool,
-) -> None:
+def trace(file: Path, png: Path | None, steps: StepRange | None, as_json: bool) -> None:
     """Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.
 
     Of every node: how long it computed, took part in collectives, read weights and waited for them, and how much of
@@ -84,7 +66,7 @@ def trace(
 
 
 def _target(png: Path, file: Path) -> Path:
-    """The picture's path. Raises UserError, DiskFull as `writable`."""
+    """The picture's path. Raises UserError, DiskFull as `writable` does."""
     target = writable(png)
     if target == Path(os.path.realpath(file)):
         raise UserError(f"--png {png} is the trace itself: give the picture another name")

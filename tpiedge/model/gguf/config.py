@@ -1,4 +1,4 @@
-"""Translates the keys of a GGUF file to a config.json, which is then checked like any other."""
+"""Translates the keys of a GGUF file to a config.json."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,17 +28,21 @@ _MAX = 1 << 31
 _POOLINGS = (None, "mean", "cls", "last", "rank")  # by their numbers in the format
 # A file has only the results of Llama 3's rule: these contexts of pretraining are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
-_FREQUENCIES = "rope_freqs.weight"
+FREQUENCIES = "rope_freqs.weight"
 
 
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
     """Returns the object of a config.json. Raises UserError that names the file and the key."""
     name = _architecture(header)
-    keys = ConfigFields(str(header.path), header.values)
-    hidden, heads = _size(keys, f"{name}.embedding_length"), _size(keys, f"{name}.attention.head_count")
-    head_dim = _size(keys, f"{name}.attention.key_length", max(1, hidden // heads))
+    keys = header.fields
+
+    def size(key: str, default: int | None = None) -> int:
+        return keys.integer(f"{name}.{key}", 1, _MAX, default)
+
+    hidden, heads = size("embedding_length"), size("attention.head_count")
+    head_dim = size("attention.key_length", max(1, hidden // heads))
     _refuse_unsupported(keys, name, head_dim)
-    context = _size(keys, f"{name}.context_length")
+    context = size("context_length")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise UserError(f"{header.path}: the tensor token_embd.weight is missing; download the file again")
@@ -49,15 +53,15 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
         "hidden_size": hidden,
-        "intermediate_size": _size(keys, f"{name}.feed_forward_length"),
-        "num_hidden_layers": _size(keys, f"{name}.block_count"),
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _size(keys, f"{name}.attention.head_count_kv", heads),
+        "num_key_value_heads": size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "vocab_size": rows,
         "rms_norm_eps": _single(keys.number(f"{name}.attention.layer_norm_rms_epsilon", 0, 1)),
         "max_position_embeddings": context,
-        "rope_parameters": _rope(header, keys, name, head_dim, context),
+        "rope_parameters": _rope(header, name, head_dim, context),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
@@ -75,8 +79,7 @@ def generation_config(header: GgufHeader) -> dict[str, object]:
 
 def pooling(header: GgufHeader) -> str | None:
     """Returns the pooling of embeddings, or None if the file names none. Raises UserError."""
-    key = f"{_architecture(header)}.pooling_type"
-    kind = ConfigFields(str(header.path), header.values).integer(key, 0, _MAX, 0)
+    kind = header.fields.integer(f"{_architecture(header)}.pooling_type", 0, _MAX, 0)
     return _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"
 
 
@@ -86,7 +89,7 @@ def _architecture(header: GgufHeader) -> str:
         raise UserError(
             f"{header.path}: the architecture is {quote(name)}; supported are {', '.join(ARCHITECTURES)}"
         )
-    if ConfigFields(str(header.path), header.values).integer("split.count", 0, _MAX, 1) > 1:
+    if header.fields.integer("split.count", 0, _MAX, 1) > 1:
         raise UserError(f"{header.path} is one part of several: join them with llama-gguf-split --merge")
     return name
 
@@ -104,26 +107,19 @@ def _refuse_unsupported(keys: ConfigFields, name: str, head_dim: int) -> None:
             keys.refuse(key, "is set, which is not supported")
 
 
-def _rope(
-    header: GgufHeader, keys: ConfigFields, name: str, head_dim: int, context: int
-) -> dict[str, object]:
-    scaling = f"{name}.rope.scaling"
+def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[str, object]:
+    keys, scaling = header.fields, f"{name}.rope.scaling"
     kind = keys.text(f"{scaling}.type", "linear")
-    if kind == "linear" and _linear_factor(keys, name) == 1:
-        kind = "none"
-    theta: dict[str, object] = {
-        "rope_theta": _single(keys.number(f"{name}.rope.freq_base", 1.0001, 1e12, 10000.0))
-    }
-    if _FREQUENCIES in header.tensors:
-        rule = _llama3(header, keys, theta, head_dim)
-        if kind != "none" and rule["rope_type"] != "default":
-            keys.refuse(
-                f"{scaling}.type", f"is {quote(kind)} beside {_FREQUENCIES}: only one of them is supported"
-            )
-        if kind == "none":
-            return theta | rule
-    if kind == "none":
-        return theta | {"rope_type": "default"}
+    is_plain = kind == "none" or (kind == "linear" and _linear_factor(keys, name) == 1)
+    base = _single(keys.number(f"{name}.rope.freq_base", 1.0001, 1e12, 10000.0))
+    theta: dict[str, object] = {"rope_theta": base}
+    rule = _llama3(header, theta, head_dim)
+    if is_plain:
+        return theta | rule
+    if rule["rope_type"] != "default":
+        keys.refuse(
+            f"{scaling}.type", f"is {quote(kind)} beside {FREQUENCIES}: only one of them is supported"
+        )
     if kind == "linear":
         return theta | {"rope_type": "linear", "factor": _linear_factor(keys, name)}
     if kind != "yarn":
@@ -149,16 +145,16 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
     return 1.0
 
 
-def _llama3(
-    header: GgufHeader, keys: ConfigFields, theta: dict[str, object], head_dim: int
-) -> dict[str, object]:
-    """Finds the parameters that give the file's divisors of the frequencies."""
-    tensor = header.tensors[_FREQUENCIES]
+def _llama3(header: GgufHeader, theta: dict[str, object], head_dim: int) -> dict[str, object]:
+    """Finds the parameters that give the file's divisors of the frequencies, if it has any."""
+    keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
+    if tensor is None:
+        return {"rope_type": "default"}
     if tensor.kind != "F32" or tensor.shape != (head_dim // 2,):
-        keys.refuse(_FREQUENCIES, "is not one f32 for each frequency of a head")
+        keys.refuse(FREQUENCIES, "is not one f32 for each frequency of a head")
     divisors = np.fromfile(header.path, np.dtype("<f4"), head_dim // 2, offset=tensor.offset)
     if len(divisors) < head_dim // 2:
-        keys.refuse(_FREQUENCIES, "is no longer there: the file became shorter while it was read")
+        keys.refuse(FREQUENCIES, "is no longer there: the file became shorter while it was read")
     if np.all(divisors == 1):
         return {"rope_type": "default"}
     for original in _LLAMA3_CONTEXTS:
@@ -174,15 +170,11 @@ def _llama3(
         plain = rope_frequencies(RopeConfig("default", config.theta, 1, 1), head_dim)[0]
         if np.allclose(plain / rope_frequencies(config, head_dim)[0], divisors, rtol=1e-4, atol=0):
             return values
-    keys.refuse(_FREQUENCIES, "does not follow the rule of Llama 3, the only one that is supported")
-
-
-def _size(keys: ConfigFields, key: str, default: int | None = None) -> int:
-    return keys.integer(key, 1, _MAX, default)
+    keys.refuse(FREQUENCIES, "does not follow the rule of Llama 3, the only one that is supported")
 
 
 def _single(value: float) -> float:
-    """Returns the shortest decimal of an f32: 1e-05 instead of 9.999999747378752e-06."""
+    """Returns the shortest decimal of an f32, like 1e-05."""
     return float(str(np.float32(value)))
 
 

@@ -1,11 +1,11 @@
-"""Reads and checks the header of a GGUF file (versions 2 and 3, little-endian): "GGUF", version, number of tensors,
-number of keys; typed keys; descriptions of tensors; padding to `general.alignment`; tensors. A file is refused unless:
+"""Reads and checks the header of a GGUF file (versions 2 and 3, little-endian): "GGUF", version, number of tensors and
+of keys; typed keys; descriptions of tensors; padding to `general.alignment`; tensors. A file is refused unless:
 
-1. the header lies in the file, with at most MAX_HEADER_BYTES, MAX_TENSORS tensors and MAX_KEYS keys;
+1. the header lies in the file, within MAX_HEADER_BYTES, MAX_TENSORS and MAX_KEYS;
 2. no key and no tensor's name occurs twice;
 3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-Values are bounded by their bytes in the file, so a wrong length costs nothing.
+The file's bytes bound all values, so a wrong length costs nothing.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
+from tpiedge.model.folder import ConfigFields
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.quantised import BLOCKS, BlockTensor
 from tpiedge.sanitise import quote
@@ -31,7 +32,6 @@ MAX_TENSORS = 50_000
 MAX_KEYS = 10_000
 # 262,000 tokens with their merges take 15 MB, and 60 bytes more for each text in memory.
 MAX_HEADER_BYTES = 64 * MIB
-_VERSIONS = (2, 3)
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -47,17 +47,21 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Arrays of numbers in `values` are numpy arrays, of texts lists. `digest` changes with the header and the file's
-    size and modification time."""
+    """`values` has numpy arrays of numbers and lists of texts. `digest` changes with the header and the file's size and
+    modification time."""
 
     path: Path
     values: Mapping[str, object]
     tensors: Mapping[str, BlockTensor]
     digest: str
 
+    @property
+    def fields(self) -> ConfigFields:
+        return ConfigFields(str(self.path), self.values)
+
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads and checks the header of `path`. Raises UserError."""
+    """Raises UserError."""
     try:
         with os.fdopen(open_regular(path), "rb", buffering=MIB) as file:
             return _Parser(path, file).header()
@@ -66,8 +70,6 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 class _Parser:
-    """Reads forward through the header of an open file."""
-
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
         self._file = file
@@ -100,7 +102,7 @@ class _Parser:
         if self._stat.st_size < 24 or self._bytes(4) != b"GGUF":
             raise UserError(f"{self._path} is not a GGUF file")
         version = self._number("I")
-        if version not in _VERSIONS:
+        if version not in (2, 3):
             raise UserError(
                 f"{self._path}: version {version} of GGUF; 2 and 3 can be read, little-endian: convert the model anew"
             )

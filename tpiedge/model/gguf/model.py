@@ -15,7 +15,7 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
 from tpiedge.model.checkpoint import sources_of
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.gguf.config import generation_config, huggingface_config, pooling
+from tpiedge.model.gguf.config import FREQUENCIES, generation_config, huggingface_config, pooling
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf.tokenizer import TextFiles, text_files
 from tpiedge.model.spec import EMBEDDING, HEAD, model_spec
@@ -46,7 +46,7 @@ class GgufModel:
 
     @staticmethod
     def open(path: Path) -> "GgufModel":
-        """Reads and checks the header. Raises UserError."""
+        """Raises UserError."""
         header = read_gguf_header(path)
         values = huggingface_config(header)
         qkv, o, mlp = (f"blk.0.{part}.bias" in header.tensors for part in _BIASED)
@@ -54,6 +54,10 @@ class GgufModel:
         config = replace(config, qkv_bias=qkv, o_bias=o, mlp_bias=mlp)
         tensors = gguf_tensors(header, config)
         return GgufModel(path, config, values, generation_config(header), tensors, header.digest, header)
+
+    @property
+    def label(self) -> str:
+        return self.path.name
 
     @property
     def pooling(self) -> str | None:
@@ -84,10 +88,10 @@ class GgufModel:
         if not layers.quantised:
             return Storage.of(layers, tied=tied)
         others = (self.tensors.get(source) for source in (EMBEDDING, HEAD))
-        # F16 and F32 take what is usual beside quantised layers.
-        plain = ("F16", "F32")
-        chosen = (_natural(one.kind) if one and one.kind not in plain else None for one in others)
-        embedding, head = chosen
+        # F16 and F32 take the default beside quantised layers.
+        embedding, head = (
+            _natural(one.kind) if one and one.kind not in ("F16", "F32") else None for one in others
+        )
         return Storage.of(layers, tied=tied, embedding=embedding, head=head)
 
     def losses(self, storage: Storage) -> Iterator[str]:
@@ -141,9 +145,9 @@ def _survives_bf16(source: TensorSource, name: str) -> bool:
 
 
 _OUTER = {
-    "model.embed_tokens.weight": "token_embd.weight",
+    EMBEDDING: "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
+    HEAD: "output.weight",
 }
 _INNER = {
     "input_layernorm": "attn_norm",
@@ -158,9 +162,7 @@ _INNER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_OF_CONFIG = "rope_freqs.weight"  # see gguf/config.py
-# Queries and keys of this architecture's files rotate neighbouring numbers, those of checkpoints the halves of a head.
-_PAIRED_ARCHITECTURE = "llama"
+# Queries and keys in the files of "llama" rotate neighbouring numbers, in checkpoints the halves of a head.
 _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
 
 
@@ -174,20 +176,18 @@ def gguf_name(source: str) -> str:
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
-    """Returns checkpoint's name -> tensor. Raises UserError for a tensor that is missing, left over or of a wrong
-    shape."""
+    """Returns checkpoint's name -> tensor. Raises UserError for a missing or unknown tensor or a wrong shape."""
     found: dict[str, BlockTensor] = {}
-    known = {_OF_CONFIG}
+    known = {FREQUENCIES}
     for source, shape in sources_of(model_spec(config)):
         name = gguf_name(source)
         tensor = header.tensors.get(name)
         if tensor is None:
             raise UserError(f"{header.path}: the tensor {name} is missing; download the file again")
         if tensor.shape != shape:
-            raise UserError(
-                f"{header.path}: the tensor {name} has the shape {tensor.shape}, the keys ask for {shape}"
-            )
-        if config.model_type == _PAIRED_ARCHITECTURE and _PAIRED.fullmatch(name):
+            shapes = f"the shape {tensor.shape}, the keys ask for {shape}"
+            raise UserError(f"{header.path}: the tensor {name} has {shapes}")
+        if config.model_type == "llama" and _PAIRED.fullmatch(name):
             tensor = msgspec.structs.replace(tensor, paired=config.head_dim)
         found[source] = tensor
         known.add(name)

@@ -1,6 +1,6 @@
 """Translates the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json: "gpt2", byte-level BPE whose
-text is first cut as `tokenizer.ggml.pre` says; and "llama", the BPE of SentencePiece, whose merges follow from the
-scores."""
+text is first cut as `tokenizer.ggml.pre` says, and "llama", SentencePiece's BPE, whose merges follow from the scores.
+"""
 
 import json
 import re
@@ -34,7 +34,7 @@ _CASED_WORDS = (
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a family cuts text before its merges; a `pattern` of None is GPT-2's."""
+    """The way a family cuts text before its merges; a `pattern` of None is GPT-2's."""
 
     pattern: str | None = None
     digits: bool = False  # first cuts off each digit
@@ -76,7 +76,7 @@ class _Vocabulary:
 
 
 def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
-    """Makes templates and tokenizer; a tokenizer that cannot be made is left out, with a notice."""
+    """Makes templates and a tokenizer, or a notice instead of the tokenizer."""
     files = _templates(header)
     try:
         vocabulary = _vocabulary(header, vocab_size)
@@ -103,7 +103,6 @@ def _templates(header: GgufHeader) -> dict[str, bytes]:
 
 
 def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
-    """Raises _NoTokenizer."""
     tokens = header.values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise _NoTokenizer("the file has no tokenizer")
@@ -124,7 +123,7 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
 
 
 def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
-    """Returns (whether BOS is added by default, tokenizer.json). Raises _NoTokenizer."""
+    """Returns (True if BOS is added by default, tokenizer.json)."""
     kind = str(header.values.get("tokenizer.ggml.model"))
     if kind == "llama":
         return True, _sentencepiece(header, vocabulary)
@@ -171,15 +170,15 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
     prefix: list[object] = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
     strip: list[object] = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
     decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    model = {
+        "unk_token": unknown,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": ids_of(vocabulary.tokens),
+    }
     return _tokenizer(
         vocabulary,
-        {
-            "unk_token": unknown,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "vocab": ids_of(vocabulary.tokens),
-            "merges": _merges_by_score(vocabulary),
-        },
+        model | {"merges": _merges_by_score(vocabulary)},
         normalizer={"type": "Sequence", "normalizers": [*prefix, spaces]},
         pre_tokenizer=None,
         decoder={"type": "Sequence", "decoders": decoders},
@@ -187,8 +186,8 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Lists all merges by the scores of their results: SentencePiece, too, merges the pair with the best result, and of
-    equal ones the leftmost. Raises _NoTokenizer."""
+    """Lists all merges by the scores of their results: SentencePiece merges the pair with the best result, and among
+    equal pairs the leftmost. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
@@ -210,13 +209,8 @@ def _tokenizer(vocabulary: _Vocabulary, model: Mapping[str, object], **steps: ob
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
     ]
-    return {
-        "version": "1.0",
-        "added_tokens": added,
-        **steps,
-        "post_processor": None,
-        "model": {"type": "BPE", **model},
-    }
+    whole = {"version": "1.0", "added_tokens": added, **steps, "post_processor": None}
+    return whole | {"model": {"type": "BPE", **model}}
 
 
 def _config(header: GgufHeader, vocabulary: _Vocabulary, adds_bos: bool) -> dict[str, object]:

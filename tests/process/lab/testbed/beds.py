@@ -18,7 +18,6 @@ _numbers = itertools.count()
 
 
 def why_no_testbed() -> str | None:
-    """Returns the reason why no testbed works here; None if one does."""
     if os.geteuid():
         return "root: a testbed needs it"
     if not Path("/dev/net/tun").exists():
@@ -56,7 +55,6 @@ def removed(name: str) -> Iterator[str]:
 
 
 def left_of(name: str) -> list[str]:
-    """Everything of a testbed that is still there, in words."""
     prefix = prefix_of(name)
     namespaces = sorted(NAMESPACES.glob(f"{prefix}*")) if NAMESPACES.is_dir() else []
     left = [f"namespace {path.name}" for path in namespaces]
@@ -67,7 +65,6 @@ def left_of(name: str) -> list[str]:
 
 
 def written(folder: Path, name: str, text: str) -> str:
-    """A description as a file; its path."""
     path = folder / f"{name}.toml"
     path.write_text(text)
     return str(path)

@@ -19,7 +19,6 @@ _END_S = 5.0
 
 
 def why_no_switch() -> str | None:
-    """Returns the reason why no switch works here; None if one does."""
     if not sys.platform.startswith("linux"):
         return "system: the switch runs on Linux only"
     if not os.path.exists("/dev/net/tun"):
@@ -46,7 +45,6 @@ class Devices:
             os.close(self._fds.popitem()[1])
 
     def ports(self) -> tuple[Port, ...]:
-        """One for each device, for a plan."""
         folder = f"/proc/{os.getpid()}/fd"
         return tuple(Port(name, f"{folder}/{fd}", self.addresses[name]) for name, fd in self._fds.items())
 
@@ -66,14 +64,11 @@ class Devices:
         return made
 
     def interfaces(self, name: str) -> set[str]:
-        """The network interfaces that the device has now."""
         with self.inside(name):
             return {interface for _, interface in socket.if_nameindex()}
 
 
 class RunningSwitch:
-    """A context manager: the process of a switch that is ready."""
-
     def __init__(self, plan: SwitchPlan, folder: Path) -> None:
         self.path = folder / "switch"
         command = [sys.executable, "-m", "tpiedge.lab.testbed.switch_process", str(self.path)]

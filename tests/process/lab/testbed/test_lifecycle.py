@@ -65,7 +65,6 @@ def test_from_up_to_down(bed: str) -> None:
 
 
 def test_a_command_on_a_device_is_that_command(bed: str) -> None:
-    """Input, output, status and place are its own."""
     up(load_scenario("pair", bed), print)
     show = "cat; readlink /proc/self/ns/net; cat /proc/self/cgroup; echo bad >&2; exit 7"
     ended = run("exec", bed, "device2", "--", "sh", "-c", show, stdin="hello\n", status=7)
@@ -177,7 +176,6 @@ def test_a_switch_that_was_killed_is_told_of_and_taken_down(bed: str) -> None:
 
 
 def test_who_is_not_root_is_told_so(bed: str) -> None:
-    """One clear line each; what comes along may be listed by everybody."""
     up(load_scenario("pair", bed), print)
     for arguments in (("up", "pair"), ("status", bed), ("ls",)):
         status, err = as_nobody("testbed", *arguments)

@@ -98,7 +98,6 @@ def test_a_computer_that_allows_no_groups_is_told_of(
 
 
 def test_entering_is_quick(bed: str) -> None:
-    """No heavy imports: a bench enters often."""
     with open_testbed("pair", name=bed) as testbed:
         command = [*testbed.devices[0].enter_command, "true"]
         times_s = []

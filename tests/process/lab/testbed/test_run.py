@@ -68,7 +68,6 @@ def test_the_same_tokens_and_nothing_left(bed: str, three: str) -> None:
 
 
 def carried(bed: str) -> list[int]:
-    """The bytes that went over each link."""
     links = json.loads(run_command("testbed", "status", bed, "--json").out)["links"]
     return [link["counters"]["bytes"] for link in links]
 

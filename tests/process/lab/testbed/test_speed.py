@@ -9,13 +9,7 @@ import pytest
 from tests.process.command import run_command
 from tests.process.lab.testbed.beds import why_no_testbed
 from tests.process.lab.testbed.traffic import lateness_s
-from tpiedge.lab.testbed.measuring import (
-    expected_payload,
-    expected_rtt_s,
-    measure_pair,
-    ping_rtt_s,
-    rtts_s,
-)
+from tpiedge.lab.testbed.measuring import expected_payload, expected_rtt_s, measure_pair, ping_rtt_s, rtts_s
 from tpiedge.lab.testbed.running import RunningDevice, RunningTestbed, open_testbed
 
 REASON = why_no_testbed()
@@ -31,7 +25,6 @@ def rtt_s(testbed: RunningTestbed, source: RunningDevice, target: RunningDevice)
 
 
 def deviation(measure, wanted: float, within: float = WITHIN) -> float:
-    """Returns the best of some tries."""
     found: list[float] = []
     for _ in range(TRIES):
         found.append(abs(measure() / wanted - 1))

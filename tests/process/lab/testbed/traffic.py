@@ -157,7 +157,6 @@ def goodput(devices: Devices, source: str, target: str, seconds: float) -> float
 
 
 def transfer(devices: Devices, source: str, target: str, data: bytes) -> bytes:
-    """The SHA-256 of what arrives."""
     connection, accepted = _connect(devices, source, target)
     receiver = Receiver(accepted)
     with connection:

@@ -13,8 +13,6 @@ MODEL = cast(PreparedModel, None)
 
 
 class _Setting:
-    """A budget that nothing is held with."""
-
     def __init__(self, name: str, nbytes: int) -> None:
         self.name, self.nbytes, self.layout = name, nbytes, Layout(1, None, 1, nbytes)
 

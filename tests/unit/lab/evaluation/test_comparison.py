@@ -13,7 +13,6 @@ from tpiedge.lab.eval_text import Window
 
 
 def logits(*rows: tuple[float, ...]) -> torch.Tensor:
-    """Returns logits of these probabilities, shifted by a constant."""
     return torch.tensor(rows).log() + 3.5
 
 

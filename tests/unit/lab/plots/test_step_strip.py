@@ -39,7 +39,6 @@ def fonts() -> None:
 
 
 def heights(axes: Axes) -> list[dict[int, float]]:
-    """The height of each step's bar, of the others and of the marked ones."""
     found = [bars for bars in axes.collections if isinstance(bars, PolyCollection)]
     return [
         {round(path.vertices[:, 0].mean()): float(path.vertices[:, 1].max()) for path in bars.get_paths()}

@@ -174,7 +174,6 @@ def test_a_switch_that_ended_is_noticed(said) -> None:
 
 
 def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
-    """A change builds on earlier changes."""
     earlier = {"device1": [{"latency_s": 0.5}, {"latency_s": 0.25}]}
     engine = Remembering(answers=({"links": earlier}, {}))
     up(engine, said)

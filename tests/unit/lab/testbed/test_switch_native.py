@@ -89,7 +89,6 @@ def _plain_link(chance: random.Random) -> LinkSettings:
 
 
 def test_shared_links_that_change_agree_with_the_model(exercise: Exercise) -> None:
-    """Plain ones and others, some of them on many paths."""
     chance = random.Random(6)
     kinds = [chance.choice([_plain_link, _some_link]) for _ in range(12)]
     settings = [kind(chance) for kind in kinds]

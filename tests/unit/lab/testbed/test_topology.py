@@ -25,7 +25,6 @@ LINKS = st.builds(
 
 @st.composite
 def descriptions(draw: st.DrawFn) -> Description:
-    """Each router hangs below one before it."""
     routers = [Router("r0", None, Link(), Link())]
     for number in range(1, draw(st.integers(1, 6))):
         uplink = draw(st.sampled_from(routers)).name

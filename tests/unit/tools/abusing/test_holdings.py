@@ -7,12 +7,7 @@ from functools import partial
 
 import pytest
 
-from tools.abusing.holdings import (
-    FILES,
-    growth,
-    look,
-    settle,
-)
+from tools.abusing.holdings import FILES, growth, look, settle
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: reads /proc")
 

@@ -45,7 +45,6 @@ def written(checkpoint) -> tuple[dict, dict]:
 
 
 def read(data: bytes) -> tuple[dict[str, object], dict[str, tuple[int, np.ndarray]]]:
-    """(values by key, (type, numbers) by tensor)."""
     at = 0
 
     def take(form: str):

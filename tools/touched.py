@@ -1,10 +1,9 @@
-"""Says whether tests of the laboratory and of tools are to run: it exits with 3 where nothing that they are about has
-changed since the commit that .ci/lab-passed names, where they passed. With any other status they are to run.
+"""Prints which tests `make test-all` runs, as an expression of pytest's marks: all but the parts of which nothing has
+changed since the commit that .ci/passed names, where all tests passed.
 
-They are about the laboratory, tools, their tests, every module that one of these imports, what all tests share, and
-what they read or are built by. What those modules import in turn has tests of its own, which always run. `make check`
-asks.
-`python -m tools.lab_touched --passed COMMIT` writes down that they passed on that commit, which is HEAD still.
+A part's tests are about its folders, every module that a file there imports, what all tests share, and what they read
+or are built by. What those modules import in turn has tests of its own, which always run.
+`python -m tools.touched --passed COMMIT` writes down that all tests passed on that commit, which is HEAD still.
 """
 
 import argparse
@@ -12,63 +11,79 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PASSED: Final = PurePosixPath(".ci/lab-passed")
-FOLDERS: Final = ("lab", "tools")
-"""Whatever has one of these folders in its path belongs to it."""
+PASSED: Final = PurePosixPath(".ci/passed")
 BUILT_BY: Final = ("Makefile", "MANIFEST.in", "constraints.txt", "pyproject.toml", "setup.py")
-READ: Final = re.compile(
-    r"(\.ci|configs|docker)/|tpiedge/(.*/native|model/demo)/|tests/([^/]*|(.*/)?conftest)\.py$"
-)
-"""Other files that they read or share."""
-UNTOUCHED: Final = 3
-"""The exit status by which they need not run: no error has it."""
+SHARED: Final = re.compile(r"\.ci/|tests/([^/]*|(.*/)?conftest)\.py$")
 _IMPORTED: Final = ("tpiedge", "tests", "tools")
 _SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class Part:
+    """Whatever has one of `folders` in its path belongs to the part, and files whose path begins as `read` says."""
+
+    folders: frozenset[str]
+    read: re.Pattern[str]
+
+    def has(self, path: str) -> bool:
+        folders = PurePosixPath(path).parent.parts
+        known = path in BUILT_BY or SHARED.match(path) or self.read.match(path)
+        return bool(known or not self.folders.isdisjoint(folders)) and path != str(PASSED)
+
+
+#: By the mark of its tests, which tests/conftest.py gives to what lies in its folders.
+PARTS: Final[Mapping[str, Part]] = {
+    "lab": Part(
+        frozenset({"lab", "tools"}), re.compile(r"(configs|docker)/|tpiedge/(.*/native|model/demo)/")
+    ),
+    "native": Part(frozenset({"native"}), re.compile(r"tpiedge/kernels/")),
+    "page": Part(frozenset({"page", "browsing"}), re.compile(r"tpiedge/(answers|api|master|tracing)/")),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--passed", metavar="COMMIT", help="they passed on this one: write that down")
+    parser.add_argument("--passed", metavar="COMMIT", help="all tests passed on this one: write that down")
     passed = parser.parse_args().passed
     if passed is not None:
         return _write_down(passed)
     changed = _changed_since_passed()
-    touched = None if changed is None else sorted(changed & about(ROOT, changed))
-    if touched == []:
-        print(f"laboratory and tools: nothing has changed since {PASSED}, their tests need not run")
-        return UNTOUCHED
-    if touched is None:
-        print(f"laboratory and tools: {PASSED} names no commit of this history, their tests run")
-    else:
-        more = f" and {len(touched) - _SHOWN} more" if len(touched) > _SHOWN else ""
-        print(f"laboratory and tools: changed are {', '.join(touched[:_SHOWN])}{more}: their tests run")
+    if changed is None:
+        print(f"{PASSED} names no commit of this history: all tests run", file=sys.stderr)
+    untouched = [
+        mark for mark, part in PARTS.items() if changed is not None and not _touched(mark, part, changed)
+    ]
+    print(" and ".join(f"not {mark}" for mark in untouched) or "lab or not lab")
     return 0
 
 
-def about(root: Path, changed: Iterable[str]) -> set[str]:
+def _touched(mark: str, part: Part, changed: set[str]) -> bool:
+    touched = sorted(changed & about(part, ROOT, changed))
+    more = f" and {len(touched) - _SHOWN} more" if len(touched) > _SHOWN else ""
+    words = f"changed are {', '.join(touched[:_SHOWN])}{more}" if touched else "untouched: not tested again"
+    print(f"{mark}: {words}", file=sys.stderr)
+    return bool(touched)
+
+
+def about(part: Part, root: Path, changed: Iterable[str]) -> set[str]:
     """Returns what the tests are about: files in `root`, where modules would be, and those among `changed`."""
     own = [
         path.relative_to(root).as_posix()
         for folder in _IMPORTED
         for path in (root / folder).rglob("*.py")
-        if _belongs(path.relative_to(root).as_posix())
+        if part.has(path.relative_to(root).as_posix())
     ]
     modules = {module for path in own for module in _imports((root / path).read_text("utf-8"))}
     imported = {path for module in modules for path in _files_of(module)}
-    return {*own, *imported, *filter(_belongs, changed)}
-
-
-def _belongs(path: str) -> bool:
-    folders = PurePosixPath(path).parent.parts
-    known = path in BUILT_BY or READ.match(path) is not None or not set(FOLDERS).isdisjoint(folders)
-    return known and path != str(PASSED)
+    return {*own, *imported, *filter(part.has, changed)}
 
 
 def _imports(text: str) -> Iterable[str]:

@@ -1,0 +1,79 @@
+"""Flags of sampling, and token ids."""
+
+import secrets
+from dataclasses import fields, replace
+from typing import Any
+
+import click
+
+from tpiedge.cli.options import Decorator, Parsed, is_default, option, together
+from tpiedge.engine.sampling import check_sampling
+from tpiedge.errors import UserError
+from tpiedge.wire.requests import Sampling
+
+TOKEN_IDS = 1 << 32
+_OF_MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _logit_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition(":")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise UserError(f"{text!r} is not a token id and a bias, like 123:-5") from None
+
+
+def _sampling(name: str, kind: type, says: str | None = None) -> Decorator[Any]:
+    default = getattr(Sampling(), name)
+    shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else True
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, type=kind, default=default, show_default=shown, help=says)
+
+
+sampling_options = together(
+    _sampling("temperature", float, "0 is greedy."),
+    _sampling("top_k", int, "Keep the K likeliest tokens; 0 keeps all."),
+    _sampling("top_p", float, "Keep the likeliest mass P."),
+    _sampling("min_p", float, "Drop tokens below P x the likeliest."),
+    _sampling("repetition_penalty", float),
+    _sampling("presence_penalty", float),
+    _sampling("frequency_penalty", float),
+    option(
+        "--logit-bias",
+        "Add BIAS to a token's logit; repeatable.",
+        Parsed("ID:BIAS", _logit_bias),
+        multiple=True,
+    ),
+    click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
+    _sampling("logprobs", int, "Report the K likeliest tokens (--json)."),
+)
+
+
+def new_seed() -> int:
+    return secrets.randbits(32)
+
+
+def sampling_of(flags: dict[str, Any]) -> Sampling:
+    """Takes the sampling flags out of `flags`. Raises UserError; --logit-bias and the vocabulary are compared later."""
+    values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
+    if values["seed"] is None:
+        values["seed"] = new_seed()
+    sampling = Sampling(**values)
+    check_sampling(sampling, TOKEN_IDS)
+    return sampling
+
+
+def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
+    """The model's own sampling where neither the command line nor settings say."""
+    return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    """'1,2,3' -> (1, 2, 3). Raises UserError."""
+    try:
+        ids = tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise UserError(f"--prompt-ids {text[:60]!r} is not a list of token ids like 1,2,3") from None
+    if any(not 0 <= token < TOKEN_IDS for token in ids):
+        raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
+    return ids
