@@ -71,6 +71,22 @@ def test_with_a_key_pages_need_it_apart_from_the_preflight(serve):
         assert not permissions(http.get("/v1/models", headers={"X-Api-Key": "k"}))
 
 
+@pytest.mark.parametrize(("extra", "status"), [
+    (["Host: evil.example"], 403),
+    (["Host: 127.0.0.1", "Host: 127.0.0.1"], 400),
+    (["Host: 127.0.0.1", "Content-Length: 1", "Transfer-Encoding: chunked"], 400),
+    (["Host: 127.0.0.1", f"X-Long: {'x' * 17_000}"], 431),
+    (["Host: 127.0.0.1"], 200),
+])  # fmt: skip
+def test_a_preflight_is_checked_as_every_request_is(serve, extra, status):
+    asks = [f"Origin: {PAGE}", "Access-Control-Request-Method: HEAD", "Connection: close"]
+    with socket.create_connection(serve(origins=[PAGE]).address, timeout=LIMIT_S) as connection:
+        connection.sendall(
+            "\r\n".join(["OPTIONS /v1/models HTTP/1.1", *asks, *extra, "", "0", "", ""]).encode()
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 %d " % status)
+
+
 def test_no_page_is_let_in_to_administration(serve):
     with httpx.Client(base_url=serve(keys=["k"], origins=["*"]).url) as http:
         for path in ("/admin/nodes", "/admin"):

@@ -149,7 +149,9 @@ def _messages(fields: BodyFields) -> list[Json]:
     found: list[Json] = []
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Json = {"role": role, "content": message.get("content") or ""}
-        said |= given(message, thinking="reasoning_content")
+        thoughts = message.get("thinking")
+        if thoughts:
+            said["reasoning_content"] = thoughts
         calls: list[Json] = []
         for where, item in message.entries("tool_calls"):
             call = message.inner(item, where, _CALL)

@@ -81,7 +81,7 @@ class Api:
         self._for_pages = CORSMiddleware(
             self._answer,
             allow_origin_regex=".*",  # the guard knows the pages
-            allow_methods=("GET", "POST", "DELETE"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,
             expose_headers=(REQUEST_ID, RESUMABLE, IGNORED, "retry-after"),
@@ -93,7 +93,13 @@ class Api:
         scope["app"] = self  # has the router raise its refusals
         name_usual_path(scope)
         # Browsers send no key with a preflight, which is answered first.
-        permitted = not is_admin(scope["path"]) and self._guard.permits(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        permitted = not is_admin(scope["path"]) and self._guard.permits(headers)
+        if permitted and scope["method"] == "OPTIONS":
+            try:
+                self._guard.check_sender(scope["path"], headers)
+            except ApiError:
+                permitted = False  # refused below
         send = _lingering(scope, receive, send, self._intake.limits.linger_s)
         await (self._for_pages if permitted else self._answer)(scope, receive, send)
 

@@ -197,14 +197,18 @@ class CallReader(ABC):
             yield from held.spaces()
             if key == "name" and name is None:
                 name = json.loads((yield from self._value('"')))
+                if written is not None and name in self._tools:
+                    self._whole(name, written)
+                    written = ""
             elif key not in ("arguments", "parameters") or written is not None:
                 yield from self._value()
             elif name in self._tools and held.text.startswith("{"):
                 yield from self._object(name)
                 written = ""
             else:
-                written = yield from self._value()
-                if name in self._tools:
+                known = name in self._tools
+                written = yield from (self._value('"', "n") if known else self._value())
+                if known:
                     self._whole(name, written)
                     written = ""
             mark = yield from held.expect(",", "}")

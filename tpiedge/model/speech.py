@@ -85,8 +85,10 @@ class SpeechReader(CallReader):
     def feed(self, text: str, last: str | None = None) -> list[Said]:
         """Returns what is certain with this piece. `last` is the answer's finish reason, with its last piece."""
         self._held.text += text
-        self._held.ended, self._cut = last is not None, last == "length"
         next(self._reading, None)
+        if last is not None:
+            self._held.ended, self._cut = True, last == "length"
+            next(self._reading, None)
         said, self._said = self._said, []
         return said
 

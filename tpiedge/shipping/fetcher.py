@@ -181,12 +181,13 @@ class Provision:
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
         """Fetches the share; the caller closes the copy. `verify`: checks ranges on disk first. Raises as `fetch`."""
-        share, told = NodeShare(Share(*order.attention), Share(*order.ffn)), _rated(report, self._clock)
+        share = NodeShare(Share(*order.attention), Share(*order.ffn))
         with self._turns(cancelled):
             if verify and self._store.has(order.pack):
                 with self._store.open(order.pack) as copy:
                     copy.forget(copy.verify(share, fast=True))
             with self._connect() as spoke:
+                told = _rated(report, self._clock)  # whose seconds count from here
                 copy = self._fetch(spoke, self._store, order.pack, share, told, stopped=cancelled.is_set)
         if copy.id not in self._told:
             self._told.add(copy.id)

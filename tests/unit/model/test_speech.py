@@ -350,6 +350,35 @@ def test_a_text_that_is_cut_is_told_to_its_end(form: CallForm, text: str) -> Non
     assert said == SpokenText(text)
 
 
+@pytest.mark.parametrize("text", ["[\n", "[ ", "<\n", "</tool_call>", "; "])
+@pytest.mark.parametrize("form", CALL_MARKS)
+def test_a_text_that_is_cut_is_the_same_with_its_end_told_later(form: CallForm, text: str) -> None:
+    asked = SpeechForm(form, TOOLS)
+    assert read(asked, [text], cut=True) == read(asked, [text, ""], cut=True)
+
+
+@pytest.mark.parametrize("rest", ["", ', "x": '])
+def test_a_call_whose_arguments_come_first_is_told_once_its_name_is_known(rest: str) -> None:
+    reader = SpeechReader(SpeechForm("hermes", TOOLS))
+    said = [
+        one
+        for letter in '<tool_call>{"arguments": {"city": "Paris"}, "name": "weather"'
+        for one in reader.feed(letter)
+    ]
+    assert [type(one) for one in said] == [CallBegun, CallArguments, CallEnded]
+    assert not any(isinstance(one, CallBegun) for one in reader.feed(rest, "stop"))
+
+
+def test_arguments_that_are_no_object_are_text_at_once() -> None:
+    inner = '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris"}}]'
+    *texts, call = read(
+        SpeechForm("mistral", TOOLS), [*'[TOOL_CALLS][{"name": "weather", "arguments": ', *inner]
+    )
+    assert isinstance(call, Call)
+    assert (call.name, call.arguments) == ("weather", '{"city": "Paris"}')
+    assert [type(one) for one in texts] == [SpokenText]
+
+
 PARTS = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<think>", "</think>", ";", " ", "\n",
     '{"name": "weather", "arguments": {"city": "Paris"}}', '[{"name": "add", "parameters": {}}]', "{", "}", '"', "\\",

@@ -77,7 +77,7 @@ def test_every_part_is_said_before_it_begins_and_the_time_in_the_end(checkout: P
     assert parts == PARTS
     assert re.fullmatch(r"setup: done after \d+ min \d+ s: 'make demo' shows it", last)
     first, second = [line for line in (checkout / "asked").read_text().splitlines() if "pip install" in line]
-    quiet = "-m pip install --quiet --disable-pip-version-check --constraint constraints.txt"
+    quiet = "-m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt"
     assert first == f"{quiet} torch>=2.6 numpy>=1.26"
     assert second == f"{quiet} --editable .[dev]"
 
