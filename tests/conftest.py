@@ -113,7 +113,6 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def patience() -> float:
-    """The factor of deadlines for the load of this machine; see tests/patience.py."""
     return measured.patience()
 
 

@@ -14,7 +14,6 @@ _DENIED = {"x-error-code": "GatedRepo"}
 
 
 def commit_of(text: str) -> str:
-    """An invented commit."""
     return hashlib.sha1(text.encode()).hexdigest()
 
 
@@ -61,13 +60,11 @@ class Hub:
     storage: str = ""
 
     def ranges(self, name: str) -> list[str | None]:
-        """The Range headers of the requests for a file's bytes."""
         return [asked for path, asked in self.requests if path.startswith("/cdn/") and path.endswith(name)]
 
 
 @contextlib.contextmanager
 def running_hub() -> Iterator[Hub]:
-    """Serve until the end of the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = False
     server.hub = Hub(f"http://127.0.0.1:{server.server_port}")

@@ -63,8 +63,6 @@ class Browser:
     def close(self) -> None:
         self.driver.quit()
 
-    # --- the window
-
     def open(self, url: str, path: str = "/") -> None:
         """Returns once the page knows which model there is, or asks for a key."""
         self._origins.add(url)
@@ -135,8 +133,6 @@ class Browser:
         """The conversations that the browser keeps, as JSON, with all that the page has begun to write."""
         return self.driver.execute_async_script(_KEPT)
 
-    # --- seeing
-
     def run(self, script: str, *values: object) -> Any:
         return self.driver.execute_script(script, *values)
 
@@ -184,12 +180,9 @@ class Browser:
         )
 
     def focused(self) -> str:
-        """The accessible name of what has the focus."""
         names: list[str] = []
         self._patiently(lambda: names.append(self.driver.switch_to.active_element.accessible_name))
         return names[-1]
-
-    # --- doing
 
     def click(self, name: str, within: str = "body") -> None:
         """Clicks the last element of that name for a screen reader. The mouse misses elements that move: the click is

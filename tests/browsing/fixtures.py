@@ -35,7 +35,6 @@ def _browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def forgetful_browser() -> Iterator["Browser"]:
-    """A browser in which pages store nothing."""
     for browser in _opened(keeps=False):
         browser.shape(1200, 800)
         yield browser

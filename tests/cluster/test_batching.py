@@ -1,5 +1,3 @@
-"""Requests that share steps, pages and guesses get what each would get alone, whatever the schedule."""
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,8 +42,6 @@ class Arrival:
 
 
 class Run:
-    """A schedule played on a cluster."""
-
     def __init__(self, leader: Leader, arrivals: list[Arrival]) -> None:
         self.tokens: dict[str, list[Token]] = {arrival.request.id: [] for arrival in arrivals}
         self.finished: dict[str, Finished] = {}

@@ -1,5 +1,3 @@
-"""A cancel ends the step on every rank after the same block, and the next request is exact."""
-
 from collections.abc import Callable, Iterator
 
 import pytest

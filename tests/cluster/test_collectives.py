@@ -1,5 +1,3 @@
-"""The tokens are those of transformers with every collective."""
-
 import pytest
 
 from tests.cluster.packs import Packs, References, split

@@ -1,5 +1,3 @@
-"""Embeddings are the pooled hidden states of transformers, for every number of nodes and whatever runs beside them."""
-
 from collections.abc import Sequence
 
 import numpy as np

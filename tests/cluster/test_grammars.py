@@ -1,5 +1,3 @@
-"""Answers that keep to a grammar: alone, in company, with guesses, after a loss; and grammars that are too much."""
-
 import json
 import re
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""A KV cache that grows unpins weights, one that shrinks pins them again, and no token changes."""
-
 from collections.abc import Callable
 from dataclasses import replace
 

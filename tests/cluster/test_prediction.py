@@ -1,5 +1,3 @@
-"""The planner predicts to the byte what weights a node holds."""
-
 import pytest
 
 from tests.cluster.packs import Packs, References, split

@@ -1,5 +1,3 @@
-"""A seed fixes the tokens: in f32 for any number of nodes and any collective, otherwise for the same plan."""
-
 from collections.abc import Callable
 
 import pytest

@@ -1,5 +1,3 @@
-"""Weights that stream from disk give the tokens that weights in memory give, whatever fits."""
-
 from collections.abc import Callable
 
 import pytest

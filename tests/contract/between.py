@@ -14,8 +14,6 @@ from tpiedge.wire.fields import Message
 
 
 class Between:
-    """An Endpoint that hands everything on."""
-
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 

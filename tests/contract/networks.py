@@ -50,7 +50,6 @@ class Network:
         return self._stack.enter_context(self._connection(rank, 0, self._hub.address, plane))
 
     def star(self, size: int) -> Sequence[Endpoint]:
-        """Links each rank with rank 0 alone."""
         hub, spokes = self.hub(), [self.spoke(rank) for rank in range(1, size)]
         if isinstance(hub, InProcessHub):
             return hub, *spokes

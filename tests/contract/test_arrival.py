@@ -1,5 +1,3 @@
-"""Messages that come early, late, ahead of others or in any order change nothing."""
-
 from typing import Any
 
 import pytest

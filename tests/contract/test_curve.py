@@ -1,5 +1,3 @@
-"""Who gets in over ZeroMQ, and what everybody else can do: nothing but raise a counter."""
-
 import contextlib
 import socket
 import time

@@ -1,5 +1,3 @@
-"""A hub ends connections of peers that go on sending, that hang up, or both: and lives."""
-
 import contextlib
 
 import pytest

@@ -1,5 +1,3 @@
-"""What every transport promises, on queues and on ZeroMQ with CURVE."""
-
 import threading
 import time
 from typing import Any

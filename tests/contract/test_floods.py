@@ -1,5 +1,3 @@
-"""An admitted peer sends unawaited messages without end: they take neither much memory nor much time."""
-
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -12,21 +10,13 @@ from tests.contract.hub_process import HubProcess
 from tests.contract.networks import Network
 from tests.contract.test_endpoint import receive
 from tpiedge.errors import PeerError
-from tpiedge.transport.endpoint import (
-    CONTROL,
-    TENSOR,
-    Envelope,
-    LinkReset,
-    MalformedMessage,
-    Plane,
-    Unreachable,
-)
+from tpiedge.transport import endpoint
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.units import KIB, MIB
 from tpiedge.wire.control import Shutdown
 
 WAIT_S = 20.0
-SMALL = Plane(header_limit=1000, tensor_limit=64 * KIB, queue_length=16, waiting_limit=MIB)
+SMALL = endpoint.Plane(header_limit=1000, tensor_limit=64 * KIB, queue_length=16, waiting_limit=MIB)
 
 
 @pytest.fixture
@@ -35,8 +25,8 @@ def network() -> Iterator[Network]:
         yield made
 
 
-@pytest.mark.parametrize("plane", [TENSOR, CONTROL], ids=["tensor", "control"])
-def test_the_largest_frames_are_bounded_in_memory_and_others_are_served(plane: Plane) -> None:
+@pytest.mark.parametrize("plane", [endpoint.TENSOR, endpoint.CONTROL], ids=["tensor", "control"])
+def test_the_largest_frames_are_bounded_in_memory_and_others_are_served(plane: endpoint.Plane) -> None:
     with HubProcess(plane) as hub, hub.spoke("flooder") as flooder, hub.spoke("other") as other:
         flooder.send(Shutdown(1), timeout_s=WAIT_S)
         before = hub.rss
@@ -70,20 +60,20 @@ def test_a_message_without_end_ends_the_connection(network, caplog):
     other.send(Shutdown(7))
     *heard, broken = until_reset(hub, flooder)
     assert "node-1 broke and was made anew: it had sent more than" in str(broken)
-    wait_for(lambda: Envelope("node-2", Shutdown(7)) in heard or heard.append(hub.recv(0.01)))
+    wait_for(lambda: endpoint.Envelope("node-2", Shutdown(7)) in heard or heard.append(hub.recv(0.01)))
 
 
-def until_reset(hub: ZmqHub, spoke: ZmqSpoke) -> Iterator[Envelope | PeerError | None]:
+def until_reset(hub: ZmqHub, spoke: ZmqSpoke) -> Iterator[endpoint.Envelope | PeerError | None]:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         # A socket works on its connections while somebody calls it.
         spoke.recv(0.0)
         try:
             yield hub.recv(0.01)
-        except LinkReset as error:
+        except endpoint.LinkReset as error:
             yield error
             return
-        except MalformedMessage as error:
+        except endpoint.MalformedMessage as error:
             yield error
 
 
@@ -95,11 +85,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_who_connects_again_gains_nothing() -> None:
-    with HubProcess(CONTROL) as hub, hub.spoke("flooder") as flooder:
+    with HubProcess(endpoint.CONTROL) as hub, hub.spoke("flooder") as flooder:
         flooder.send(Shutdown(1), timeout_s=WAIT_S)
         before = hub.rss
-        with pytest.raises(Unreachable):
-            send_without_end(flooder, bytes(CONTROL.frame_limit))
+        with pytest.raises(endpoint.Unreachable):
+            send_without_end(flooder, bytes(endpoint.CONTROL.frame_limit))
         assert hub.peak_rss - before < 300 * MIB
         hub.serve()
         flooder.send(Shutdown(7), timeout_s=WAIT_S)

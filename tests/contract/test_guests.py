@@ -1,5 +1,3 @@
-"""Guests and silent callers hold no descriptor and no processor of the master's for long, and keep nobody out."""
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""What the master needs of a hub beyond an endpoint, in both makes: waking, admission, farewells."""
-
 import threading
 import time
 from collections.abc import Iterator
@@ -24,8 +22,6 @@ GOODBYE = Refused("revoked", "goodbye")
 
 
 class Pair:
-    """A hub and the spoke "w-1", which is admitted."""
-
     def __init__(self, kind: str, stack: ExitStack) -> None:
         self.hub: Any
         self.spoke: Any

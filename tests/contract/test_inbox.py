@@ -1,5 +1,3 @@
-"""What comes while nothing is awaited, or instead of what is: it neither piles up nor keeps a wait from ending."""
-
 import time
 from typing import Any
 
@@ -19,8 +17,6 @@ WHAT, SHAPE = Doing("all-reduce", TAG), (1, 1)
 
 
 class Gone:
-    """Everybody is lost."""
-
     def check(self, rank: int, waiting_for: str) -> None:
         raise PeerLost(rank, waiting_for, "the test said so")
 

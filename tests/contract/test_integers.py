@@ -1,5 +1,3 @@
-"""All-reduces of integers: exact sums with the same bits by every collective, whoever's part is narrow or wide."""
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,5 +1,3 @@
-"""Who gets in over real connections: guests, tokens, codes, revocation, and what is said where it fails."""
-
 import socket
 import threading
 from collections.abc import Iterator
@@ -113,8 +111,6 @@ def pairing(gate: Gate) -> Iterator[tuple[PairingHub, Address]]:
 
 
 class Visit:
-    """A worker that pairs, in a thread."""
-
     def __init__(self, address: Address) -> None:
         self.code = ""
         self.shown = threading.Event()

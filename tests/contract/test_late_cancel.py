@@ -1,5 +1,3 @@
-"""A cancel that comes while an all-reduce is under way: all ranks hear of it after the same block, or of none."""
-
 import threading
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Messages at and beyond the limit: the sender refuses them, and the receiver says why."""
-
 import time
 
 import pytest

@@ -1,5 +1,3 @@
-"""What an endpoint that is linked with each of several others promises, besides what each of its links does."""
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

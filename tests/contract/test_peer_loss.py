@@ -1,5 +1,3 @@
-"""A rank that stops in the middle of a collective, after whichever message, is found out by every other."""
-
 import threading
 import time
 from collections.abc import Callable, Iterator

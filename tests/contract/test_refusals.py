@@ -1,5 +1,3 @@
-"""A message that breaks the protocol is refused in every collective, and its sender is named."""
-
 import re
 import time
 from collections.abc import Callable, Sequence

@@ -1,5 +1,3 @@
-"""The sum of an all-reduce: early, in the order of ranks, and with the rank at fault if it is not finite."""
-
 import itertools
 from collections.abc import Iterator
 

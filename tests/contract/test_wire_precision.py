@@ -1,5 +1,3 @@
-"""Parts that travel rounded: every rank goes on with the same bits, which are near the sum."""
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

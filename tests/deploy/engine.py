@@ -36,8 +36,6 @@ _PIP_SETTINGS = ("index-url", "trusted-host", "proxy")
 
 @dataclass(frozen=True)
 class Engine:
-    """A docker engine and its address."""
-
     url: str
 
     @contextlib.contextmanager
@@ -156,7 +154,6 @@ def build_base(engine: Engine, base: str, folder: Path) -> tuple[str, str]:
 
 
 def _download_torch(folder: Path) -> Path:
-    """Downloads torch from pip's index."""
     options = ["--no-deps", "--only-binary=:all:", f"--python-version={_PYTHON}", f"--dest={folder}"]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     done = _run([*pip, *options, f"--constraint={ROOT / 'constraints.txt'}", "torch"], check=False)

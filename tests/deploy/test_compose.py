@@ -50,7 +50,6 @@ class Laptops:
         return text.decode(errors="replace").splitlines()
 
     def run_in(self, service: str, *command: str) -> tuple[int, str]:
-        """Status and output of a command."""
         with self.engine.client() as client:
             status, output = client.containers.get(self.container(service)).exec_run(list(command))
         return status, output.decode(errors="replace")
@@ -67,7 +66,6 @@ class Laptops:
         return next((line.startswith(READY) for line in reversed(self.log("master"))), False)
 
     def answer(self) -> str:
-        """Through the client that everybody has."""
         with openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=KEY, max_retries=0) as client:
             done = client.completions.create(
                 model=client.models.list().data[0].id, prompt=PROMPT, max_tokens=TOKENS, temperature=0
@@ -94,7 +92,6 @@ def _status(command: list[str]) -> int:
 
 @pytest.fixture(scope="module")
 def laptops(composes, engine, image) -> Iterator[Laptops]:
-    """Four of them, ready."""
     name = f"tpiedge-test-{secrets.token_hex(3)}"
     port = _free_port()
     environment = {

@@ -156,7 +156,6 @@ class InProcessCluster:
         self.leader = self._start()
 
     def generate(self, request: GenerationRequest) -> list[AnswerPart]:
-        """Returns every event but Finished."""
         events: list[AnswerPart] = []
         self.leader.generate(request, events.append, lambda: False)
         return events

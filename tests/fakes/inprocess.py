@@ -7,19 +7,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tpiedge.transport import endpoint
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.endpoint import (
-    SEND_TIMEOUT_S,
-    TENSOR,
-    Buffer,
-    Endpoint,
-    EndpointClosed,
-    LinkReset,
-    Plane,
-    Unreachable,
-    frame_of,
-    names_of,
-)
 from tpiedge.wire.fields import Message
 
 
@@ -43,19 +32,19 @@ class _Mailbox:
         self.woken = False
 
 
-class _InProcessEndpoint(Endpoint):
-    def __init__(self, name: str, address: str, plane: Plane) -> None:
+class _InProcessEndpoint(endpoint.Endpoint):
+    def __init__(self, name: str, address: str, plane: endpoint.Plane) -> None:
         super().__init__(name, plane)
         self.address = address
         self.carry: Carry = _hand_over  # at once; a shaped network takes its time (tests/shaped_links.py)
         self._mailbox = _Mailbox()
 
     def send_frame(
-        self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
+        self, frame: endpoint.Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
         self._flush()
         copy = bytes(frame)
-        for name in names_of(to):
+        for name in endpoint.names_of(to):
             self._send(copy, name, timeout_s)
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
@@ -69,7 +58,7 @@ class _InProcessEndpoint(Endpoint):
                     max(0.0, deadline - time.monotonic()),
                 )
                 if box.closed:
-                    raise EndpointClosed(f"{self.name} was closed")
+                    raise endpoint.EndpointClosed(f"{self.name} was closed")
                 if not box.received and (box.woken or not ready):
                     box.woken = False
                     return None
@@ -77,7 +66,7 @@ class _InProcessEndpoint(Endpoint):
                     continue
                 sender, frame = box.received.popleft()
             if frame is None:
-                raise LinkReset(sender)
+                raise endpoint.LinkReset(sender)
             if not self._admits(sender):
                 self.counters.refused += 1
                 continue
@@ -122,20 +111,20 @@ class _InProcessEndpoint(Endpoint):
 
     def _flush(self) -> None:
         if self._mailbox.closed:
-            raise EndpointClosed(f"{self.name} was closed")
+            raise endpoint.EndpointClosed(f"{self.name} was closed")
         self._drain()
 
     def _drain(self) -> None:
         while self._mailbox.posted:
             frame, to = self._mailbox.posted.popleft()
-            with contextlib.suppress(Unreachable):
+            with contextlib.suppress(endpoint.Unreachable):
                 self._send(frame, to, 0.0)
 
     def _send(self, frame: bytes, to: str | None, timeout_s: float | None) -> None:
-        wait_s = SEND_TIMEOUT_S if timeout_s is None else timeout_s
+        wait_s = endpoint.SEND_TIMEOUT_S if timeout_s is None else timeout_s
         peer = self._find(to, time.monotonic() + wait_s)
         if peer is None or peer._mailbox.closed:
-            raise Unreachable(to or ("nobody" if peer is None else peer.name), wait_s)
+            raise endpoint.Unreachable(to or ("nobody" if peer is None else peer.name), wait_s)
         self.carry(self.name, peer, frame)
         self.counters.bytes_sent += len(frame)
 
@@ -147,7 +136,9 @@ def _hand_over(sender: str, receiver: Receiver, frame: bytes) -> None:
 class InProcessHub(_InProcessEndpoint):
     """With an `admission`, only admitted peers are heard and sent to."""
 
-    def __init__(self, name: str, plane: Plane = TENSOR, admission: Admission | None = None) -> None:
+    def __init__(
+        self, name: str, plane: endpoint.Plane = endpoint.TENSOR, admission: Admission | None = None
+    ) -> None:
         super().__init__(name, f"inprocess:{name}", plane)
         self.admission = admission or Admission({})
         self.addresses: dict[str, str] = {}  # where peers are connected from, by name
@@ -173,7 +164,7 @@ class InProcessHub(_InProcessEndpoint):
         with self._joined:
             spoke = self._spokes.pop(name, None)
         if spoke is not None and farewell is not None:
-            self.carry(self.name, spoke, frame_of(farewell, None, self._plane))
+            self.carry(self.name, spoke, endpoint.frame_of(farewell, None, self._plane))
 
     def _admits(self, peer: str) -> bool:
         return not self._checks or peer in self.admission.admitted
@@ -187,9 +178,7 @@ class InProcessHub(_InProcessEndpoint):
 
 
 class InProcessSpoke(_InProcessEndpoint):
-    """Made by `InProcessHub.spoke`."""
-
-    def __init__(self, name: str, hub: InProcessHub, plane: Plane) -> None:
+    def __init__(self, name: str, hub: InProcessHub, plane: endpoint.Plane) -> None:
         super().__init__(name, hub.address, plane)
         self._hub = hub
 
@@ -198,13 +187,13 @@ class InProcessSpoke(_InProcessEndpoint):
 
 
 class InProcessPeer(_InProcessEndpoint):
-    def __init__(self, name: str, members: dict[str, "InProcessPeer"], plane: Plane) -> None:
+    def __init__(self, name: str, members: dict[str, "InProcessPeer"], plane: endpoint.Plane) -> None:
         super().__init__(name, f"inprocess:{name}", plane)
         self._members = members
         members[name] = self
 
     @staticmethod
-    def group(names: Sequence[str], plane: Plane = TENSOR) -> list["InProcessPeer"]:
+    def group(names: Sequence[str], plane: endpoint.Plane = endpoint.TENSOR) -> list["InProcessPeer"]:
         members: dict[str, InProcessPeer] = {}
         return [InProcessPeer(name, members, plane) for name in names]
 

@@ -48,8 +48,6 @@ def finished(
 
 
 class FakeGeneration:
-    """Gives the events that a test puts in."""
-
     def __init__(
         self, request: GenerationRequest, count: int = 0, *, attended: bool = True, client: str = ""
     ) -> None:

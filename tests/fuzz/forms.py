@@ -24,7 +24,6 @@ def _json_bytes(tree: Any) -> bytes:
 
 
 def _safetensors_tree(data: bytes) -> Any:
-    """[header, data]."""
     length = int.from_bytes(data[:8], "little")
     return [json.loads(data[8 : 8 + length]), data[8 + length :]]
 

@@ -40,7 +40,6 @@ class Mutator:
         self._seeds.append(data)
 
     def make(self) -> bytes:
-        """The next input."""
         chance = self._random
         # What was kept was mostly refused: the way is further from what is in order.
         kept = len(self._seeds) > self._first and chance.random() < 0.4

@@ -54,8 +54,6 @@ class KnowingTemplate(InstantTemplate):
 
 
 def answers(service, text, reason="stop"):
-    """The cluster says `text`, which is returned as its tokens say it."""
-
     def script(generation):
         generation.say(*service.tokenizer.encode(text, add_special=False))
         generation.finish(reason)
@@ -179,7 +177,6 @@ def pieces(monkeypatch):
 
 @pytest.fixture
 def client(serve):
-    """OpenAI's own client."""
     server = serve(limits=Limits(ping_s=0.2))
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client

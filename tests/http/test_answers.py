@@ -1,5 +1,3 @@
-"""Answers as OpenAI's client gets them."""
-
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx

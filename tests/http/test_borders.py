@@ -38,7 +38,6 @@ def rest_of(tokenizer, begun, more):
 
 
 def completed(url, **body):
-    """Returns the joined texts and the offsets of the log probabilities."""
     answer = httpx.post(
         f"{url}/v1/completions", json={"model": "babbler", "max_tokens": 99, **body}, trust_env=False
     )

@@ -1,5 +1,3 @@
-"""Several answers to one request: choices of a prompt, prompts in a list, and prompts that are echoed."""
-
 import time
 
 import httpx

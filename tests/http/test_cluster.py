@@ -1,5 +1,3 @@
-"""`GET /admin/cluster` and the end of a request by an administrator, over a real socket."""
-
 import hashlib
 import threading
 import time
@@ -145,7 +143,6 @@ def test_before_it_began_to_send_the_reader_gets_a_status_that_no_client_tries_a
 
 @contextmanager
 def running(server, key):
-    """A request with that key, whose first token has come."""
     asked = {"model": "babbler", "prompt": "x", "max_tokens": 9, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", headers=bearer(key), json=asked) as answer:
         lines = answer.iter_lines()

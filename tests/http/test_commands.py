@@ -1,5 +1,3 @@
-"""`tpiedge chat` and `tpiedge nodes` against a server of this process."""
-
 import json
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""As many clients as there are places, and more: those who have one are served, the others hear so at once."""
-
 import asyncio
 import contextlib
 import gc
@@ -34,7 +32,6 @@ _linux = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def silent(url, count):
-    """Connections on which nothing is said."""
     address = httpx.URL(url).host, httpx.URL(url).port
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(socket.create_connection(address, LIMIT_S)) for _ in range(count)]
@@ -169,7 +166,6 @@ def test_without_descriptors_clients_wait(server_process):
 
 @pytest.fixture
 def at_once(service):
-    """Every answer ends as soon as it has begun."""
     service.script = lambda generation: generation.finish("stop")
 
 

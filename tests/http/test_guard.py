@@ -1,5 +1,3 @@
-"""Who may ask, from where, and with what."""
-
 import contextlib
 import json
 import socket
@@ -158,7 +156,6 @@ def test_what_is_no_public_name(name):
 
 @pytest.fixture
 def attic(monkeypatch):
-    """The machine is called Attic."""
     monkeypatch.setattr(socket, "gethostname", lambda: "Attic")
     monkeypatch.setattr(socket, "getfqdn", lambda: "attic.lan.example")
 

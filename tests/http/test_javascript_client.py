@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.http.conftest import answers
 from tests.unit.page.test_page_modules import node_version
 from tpiedge.api.limits import Limits
 from tpiedge.errors import PeerLost
@@ -65,14 +66,8 @@ def ask(serve, program):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers(ask, service, stream):
-    ids = service.tokenizer.encode("one two three", add_special=False)
-
-    def script(generation):
-        generation.say(*ids)
-        generation.finish("stop")
-
-    service.script = script
-    assert ask(stream=stream) == {"text": service.tokenizer.decode(ids)}
+    text = answers(service, "one two three")
+    assert ask(stream=stream) == {"text": text}
 
 
 @pytest.mark.fault(

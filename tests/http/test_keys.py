@@ -1,5 +1,3 @@
-"""Keys that are given in a file, and taken away while the server runs."""
-
 import logging
 
 import httpx

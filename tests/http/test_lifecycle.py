@@ -1,5 +1,3 @@
-"""Readiness, deadlines, slow readers, and the end of the server."""
-
 import contextlib
 import itertools
 import json

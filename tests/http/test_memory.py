@@ -1,5 +1,3 @@
-"""What hostile bodies cost the server's memory, at their worst moment."""
-
 import json
 import re
 import subprocess
@@ -45,7 +43,6 @@ def served(server_process):
 
 
 def post(served, body):
-    """The status; 0 where the connection ended first."""
     try:
         headers = {"Content-Type": "application/json"}
         return httpx.post(
@@ -56,7 +53,6 @@ def post(served, body):
 
 
 def several(served, body):
-    """The same request, several at once."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return set(threads.map(lambda _: post(served, body), range(AT_ONCE)))
 

@@ -1,5 +1,3 @@
-"""Web pages in a browser: those that were named may use the API, all others can neither use nor cancel anything."""
-
 import json
 import socket
 
@@ -27,7 +25,6 @@ def permissions(answer):
 
 @pytest.fixture
 def open_to_page(serve):
-    """A client of a server that lets one page in, without a key."""
     with httpx.Client(base_url=serve(origins=[PAGE]).url) as http:
         yield http
 

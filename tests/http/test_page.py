@@ -1,5 +1,3 @@
-"""The page's files over HTTP: for everybody, under a strict policy, packed, and kept by browsers for good."""
-
 import re
 
 import httpx
@@ -28,7 +26,6 @@ def http(serve):
 
 
 def addresses(http):
-    """Of the page's files."""
     first = http.get("/")
     return re.findall(r'(?:href|src)="([^"]+)"', first.text)
 

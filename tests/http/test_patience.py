@@ -1,5 +1,3 @@
-"""Clients that wait: for whole answers, with short timeouts, with tries one after the other."""
-
 import contextlib
 import json
 import threading

@@ -1,5 +1,3 @@
-"""Answers that survive their connections and their server: numbered events, GET by the id, records."""
-
 import asyncio
 import contextlib
 import json
@@ -58,7 +56,6 @@ def connect(server, key=""):
 
 
 def events_of(answer):
-    """(number, text) of each event."""
     return events_in(answer.iter_lines())
 
 
@@ -76,14 +73,11 @@ def left(folder):
 
 
 def accepted_as(request, reply, key=b"", created=CREATED):
-    """A request of one choice."""
     asked = Asked((Choice(request),), reply, ())
     return AcceptedRequest.of(asked, request.id, created, "babbler", PACK, key)
 
 
 class Left:
-    """Answers that a server before has left."""
-
     def __init__(self, folder, service):
         self._folder = folder
         self._service = service
@@ -160,7 +154,6 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
 
 
 async def got(api, path, after):
-    """The body of a GET without a socket."""
     body = []
 
     async def receive():
@@ -287,7 +280,6 @@ def test_who_wants_an_answer_no_more_deletes_it(keep, serve, service, folder, ch
 
 
 def broken(answer):
-    """The events of a stream that breaks off."""
     return broken_lines(answer.iter_lines())
 
 

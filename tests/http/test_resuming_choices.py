@@ -1,5 +1,3 @@
-"""Answers of several choices, and with their prompts, that survive their connections and their server."""
-
 import asyncio
 import threading
 from dataclasses import replace

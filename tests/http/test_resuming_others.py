@@ -1,5 +1,3 @@
-"""Answers of other APIs that survive their connections and their server."""
-
 import anthropic
 import httpx
 import openai

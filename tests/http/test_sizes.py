@@ -1,5 +1,3 @@
-"""Prompts and bodies that are too large: refused with the numbers, through the real server and OpenAI's client."""
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The API over TLS: clients that know the certificate, and connections that never become any."""
-
 import contextlib
 import shutil
 import socket
@@ -46,7 +44,6 @@ def trusting(folder, certificate):
 
 @pytest.fixture
 def secure(serve, certificate):
-    """Start a server that speaks TLS."""
     return lambda **options: serve(tls=certificate.context, **options)
 
 

@@ -1,5 +1,3 @@
-"""Calls of tools and thoughts as OpenAI's client gets them, and others', streamed and whole."""
-
 import json
 
 import anthropic

@@ -1,5 +1,3 @@
-"""`tpiedge top` against a server of this process, where its output is no terminal."""
-
 import json
 from dataclasses import replace
 

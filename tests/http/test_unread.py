@@ -1,5 +1,3 @@
-"""Answers that were sent to their ends wait for their clients for a while, and are only so many."""
-
 import gc
 import os
 import tracemalloc

@@ -67,7 +67,6 @@ class Started:
         return Ended(self.process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
     def kill_all(self) -> None:
-        """Nothing of it runs afterwards."""
         for child in self._family.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -123,7 +122,6 @@ def wait_for(condition, limit_s: float) -> float:
 
 
 def text_of_one_node(prompt: str, tokens: int) -> str:
-    """Returns the demo model's greedy answer by one node."""
     ended = run_command(
         "run", "--model", "demo", "--raw", "--prompt", prompt, "--max-tokens", tokens, "--temperature", 0,
         "--threads", 1,

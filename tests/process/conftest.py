@@ -21,7 +21,6 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tpiedge() -> Callable[..., Ended]:
-    """Run `tpiedge ARGUMENTS...` to its end."""
     return run_command
 
 
@@ -62,7 +61,6 @@ def generate(tpiedge: Callable[..., Ended]) -> Callable[..., dict]:
 
 @pytest.fixture
 def start():
-    """Start `tpiedge ARGUMENTS...`; whatever is left of it at the end of the test is killed."""
     started: list[Started] = []
 
     def begin(*arguments: object) -> Started:

@@ -50,7 +50,6 @@ class Fault:
 
     @property
     def met(self) -> bool:
-        """Whether the process is in it."""
         return _stuck(self._path).exists()
 
     @contextlib.contextmanager

@@ -1,5 +1,3 @@
-"""The chat on a real terminal: what is typed, pasted, called back and stopped."""
-
 import json
 import os
 import time

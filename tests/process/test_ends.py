@@ -1,5 +1,3 @@
-"""The death of any process ends the others quickly, with the reason in one line."""
-
 import os
 import signal
 import time

@@ -64,7 +64,6 @@ def assert_prompt_logprobs(scores, found):
 
 
 def assert_covered(record, nodes, units, total):
-    """The nodes' intervals, in the order of ranks, are a partition."""
     assert [node["rank"] for node in record["nodes"]] == list(range(nodes))
     at = 0
     for node in record["nodes"]:

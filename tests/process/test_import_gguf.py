@@ -1,5 +1,3 @@
-"""GGUF files and quantised checkpoints by the command: imported, run, refused."""
-
 import json
 
 from tests.process.gguf_of_checkpoint import write_gguf_of

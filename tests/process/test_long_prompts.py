@@ -41,8 +41,6 @@ def prompt(model, length, max_tokens):
 
 @pytest.fixture(scope="module")
 def whole(wide_model):
-    """Everything in memory, one token: by length of the prompt."""
-
     @functools.cache
     def run(length):
         with pytest.MonkeyPatch.context() as environment:

@@ -7,7 +7,6 @@ PROMPT = ("--model", "demo", "--prompt-ids", "5,6,7,8,9", "--max-tokens", 12, "-
 
 @pytest.fixture(scope="module")
 def whole() -> dict:
-    """The answers of 1 and 3 nodes with everything in memory."""
     return {}
 
 

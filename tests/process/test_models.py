@@ -1,5 +1,3 @@
-"""The command pulls a model from a hub, answers with it, and empties the disk."""
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,5 +1,3 @@
-"""Packs by the command: written, run from, read back; and text through a whole cluster."""
-
 import json
 
 import pytest

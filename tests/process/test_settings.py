@@ -1,5 +1,3 @@
-"""Settings from a file and the environment reach the work, and shells load their scripts."""
-
 import json
 import os
 import shutil

@@ -43,7 +43,6 @@ class Client:
         del self.parts[max(0, len(self.parts) - lost) :]
 
     def listen(self, *, grace_over: bool) -> None:
-        """Reads what has come. `grace_over`: the master may say that nothing serves."""
         for event in read(self.pending):
             self.law(self.end is None, "nothing follows the end of an answer", event)
             match event:

@@ -84,8 +84,6 @@ class Cluster(Story):
         self.served = replace(SERVED, sequences=setup.parallel, kv_head_bytes=1024.0)
         super().__init__(self.served, setup.queue_limit)
 
-    # --- laws
-
     def law(self, holds: bool, law: str, *details: object) -> None:
         if not holds:
             raise LawBroken(law, details, self.clock.now())
@@ -168,8 +166,6 @@ class Cluster(Story):
         if order is None or not order.done() or order.exception() is not None:
             return False
         return name in self.machines and self.machines[name].nonce == self.drain_nonce[name]
-
-    # --- how it runs
 
     def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments:
         """Gives all that are large enough equal parts; each makes a token quicker."""
@@ -259,8 +255,6 @@ class Cluster(Story):
         ready = all(isinstance(one, SimulatedNode) and one.serves for one in peers)
         self.beats += 1
         return bool(peers) and ready and not root.halted and self.beats % self.beats_a_step == 0
-
-    # --- events
 
     def join(self, worker: int) -> None:  # type: ignore[override]
         name = f"w-{worker}"
@@ -482,8 +476,6 @@ class Cluster(Story):
             client.resumed(self.master.resume(client.request, client.parts))
         with patch.object(threading.Thread, "start"):  # the story takes the control thread's turns
             self.master.start(self.last_epoch + 1)
-
-    # --- the end
 
     def heal(self) -> None:
         self.refuse_processes(False)

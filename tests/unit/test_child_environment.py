@@ -1,5 +1,3 @@
-"""Processes that read what others wrote get what they need of the environment, and no secret."""
-
 import subprocess
 import time
 from collections.abc import Callable

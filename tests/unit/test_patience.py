@@ -1,5 +1,3 @@
-"""Deadlines of tests grow with the load of the machine."""
-
 import time
 from dataclasses import dataclass
 

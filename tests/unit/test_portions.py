@@ -1,5 +1,3 @@
-"""Portions of what is divided among clients."""
-
 from collections import Counter
 
 import pytest

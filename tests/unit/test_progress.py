@@ -1,5 +1,3 @@
-"""Progress of long work: a live line on a terminal, else a plain line now and then."""
-
 import sys
 
 import pytest

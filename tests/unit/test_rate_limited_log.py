@@ -1,5 +1,3 @@
-"""Few lines however many warnings, and none is forgotten."""
-
 import logging
 
 import pytest

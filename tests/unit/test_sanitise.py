@@ -1,5 +1,3 @@
-"""Text of strangers is short and harmless, whatever it was."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""A skipped test names its need, fails where that is required, and is told once at the end."""
-
 import ast
 import subprocess
 import sys

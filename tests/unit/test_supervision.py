@@ -1,5 +1,3 @@
-"""Threads that fail, each in a process that is watched over or not."""
-
 import logging
 import sys
 import threading

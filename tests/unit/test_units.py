@@ -1,5 +1,3 @@
-"""Sizes, times and counts as people read them."""
-
 import re
 from collections.abc import Callable
 from math import inf, nan

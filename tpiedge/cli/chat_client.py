@@ -50,7 +50,6 @@ def chat(
     cache: Path | None,
     **options: float | None,
 ) -> None:
-    """Talk to a running master."""
     if as_json and prompt is None:
         raise UserError("--json needs --prompt")
     with master_at(url, state, api_key, trust_of(tls_ca, tls_fingerprint)) as master:

@@ -18,8 +18,7 @@ from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
 
-ANSWER_TOKENS = 2048
-"""The usual limit of an answer: some models never stop."""
+ANSWER_TOKENS = 2048  # the usual limit of an answer: some models never stop
 
 _HELP = """\
 Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one message.
@@ -67,7 +66,6 @@ class Speaker(Protocol):
 
 
 def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages for the model, the system prompt first."""
     if isinstance(messages, str):
         messages = [_message("user", messages)]
     return [*([] if system is None else [_message("system", system)]), *messages]
@@ -219,8 +217,7 @@ def _tell(line: str) -> None:
 
 
 class WordWrap:
-    """Wraps words for a terminal of `columns`; `cells` is a character's width. The last column stays free: a cursor
-    that waits there could not be moved back."""
+    """Wraps words. The last column stays free: a cursor that waits there could not be moved back."""
 
     def __init__(self, columns: int, cells: Callable[[str], int]) -> None:
         self._limit = max(columns - 1, 1)
@@ -257,8 +254,6 @@ class WordWrap:
 
 
 class Screen:
-    """Shows one answer; on a terminal its words are wrapped."""
-
     def __init__(self) -> None:
         self.begun = False
         self._wrap: WordWrap | None = None
@@ -273,8 +268,6 @@ class Screen:
 
 
 class Pipe:
-    """Standard input that is not a terminal: a message is a line."""
-
     interactive = False
 
     def read(self) -> str | None:
@@ -322,8 +315,7 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """The next message; None after Ctrl-D, or Ctrl-C twice on an empty line: the first may have been meant for an
-        answer."""
+        """Returns the next message; None after Ctrl-D, or a second Ctrl-C: the first may have been for an answer."""
         interrupts = 0
         while True:
             try:

@@ -23,7 +23,6 @@ from tpiedge.host.addresses import CONTROL_PORT, parse_address
 @json_option
 @cache_option
 def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
-    """Check this computer and its network, within ten seconds; nothing is changed."""
     findings = computer.examine(_checks(connect, cache or user_cache_path("tpiedge")), 9.0)
     if as_json:
         worst = max((finding.verdict for finding in findings), key=get_args(CheckResult).index)

@@ -89,7 +89,6 @@ for _name, (_path, _line) in VERBS.items():
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what SHELL needs: `source <(tpiedge completion bash)`."""
     kind = get_completion_class(shell)
     if kind is None:
         raise InternalError(f"click has no completion for {shell}")

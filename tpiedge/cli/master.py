@@ -44,7 +44,6 @@ def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that converts the option's value with `read`, which may raise UserError."""
     return lambda _context, _option, value: read(value, *more)
 
 
@@ -169,7 +168,6 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 @options.state_option
 @options.cache_option
 def master(model_name: str, **given: Any) -> None:
-    """Serve MODEL with this machine and the workers that join it."""
     check_address_space(LEAST_TO_COMPUTE)
     limits = MemoryLimits(given["memory"])
     flags = SimpleNamespace(

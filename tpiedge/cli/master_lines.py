@@ -44,7 +44,6 @@ def lan_address(listen: Address) -> Address:
 
 
 def url_for_others(http: Address, url: str) -> str:
-    """The URL for other computers. `url` is the one for this computer."""
     return url if http.host not in _ANYWHERE else f"{url.partition('://')[0]}://{lan_address(http)}"
 
 
@@ -102,8 +101,7 @@ def watch(
     pending: Callable[[], Sequence[Pending]],
     say: Callable[[str], None],
 ) -> None:
-    """Says each change and each waiting worker until the user ends it. Raises the failure of the control thread or
-    another one."""
+    """Says changes and waiting workers until the user ends it. Raises the failure of another thread."""
     show, callers, freed = Changes(say), Callers(say), FreedMemory()
     while running.failed is None:
         supervisor.check()

@@ -51,8 +51,7 @@ from tpiedge.transport.endpoint import CONTROL, FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 
-RECORDS = "answers"
-"""Name of the answers' folder in the master's."""
+RECORDS = "answers"  # name of the answers' folder in the master's
 
 ANYWHERE = "0.0.0.0"
 
@@ -180,8 +179,7 @@ def master_parts(
 def _placement(
     flags: SimpleNamespace, model: PreparedModel, rank_zero: RankZero, kv_tokens: int, folder: Path
 ) -> NodePlacement:
-    """Measures this machine and describes the model. Raises UserError for impossible shares, OutOfMemory if no worker
-    helps."""
+    """Measures this machine. Raises UserError for impossible shares, OutOfMemory if no worker helps."""
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model, kv_tokens, sanitised_line(model.public_name, 200))

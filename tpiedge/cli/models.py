@@ -129,7 +129,6 @@ def _nbytes(blob: BlobSpec, precision: Precision) -> int:
 @click.option("--all", "with_aliases", is_flag=True, help="Also the aliases of models that can be pulled.")
 @_usual_options
 def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
-    """List the models that were pulled and the packs in the cache, by the names that every verb takes."""
     pulled, packs = HubCache(cache).pulled(), catalogue.stored_packs(cache)
     offered = list(aliases().values()) if with_aliases else []
     if as_json:
@@ -167,7 +166,6 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
 @click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
 @_usual_options
 def show(model_name: str, as_json: bool, cache: Path | None) -> None:
-    """Say what is known of MODEL: shape, size, terms, where it lies."""
     card = _card(model_name, cache)
     if as_json:
         click.echo(json.dumps(card))

@@ -25,7 +25,6 @@ _ANSWER_S: Final = 3.0
 
 
 def check_announcing(address: Address) -> None:
-    """Raises UserError if a master at this address cannot be announced."""
     _check_installed("--announce")
     host = address.host
     if not host.replace(".", "").isdecimal() or host.startswith("127."):  # a name, or IPv6

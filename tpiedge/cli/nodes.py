@@ -35,7 +35,6 @@ _usual_options = together(json_option, state_option)
 @_usual_options
 @click.pass_context
 def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | None) -> None:
-    """Show who has which share of the model, and why; let workers in, drain them, try them again, shut them out."""
     if context.invoked_subcommand is None:
         _show(everybody, as_json, state)
 

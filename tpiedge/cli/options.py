@@ -87,8 +87,6 @@ class CompletedName(click.types.StringParamType):
 
 
 class Parsed(click.ParamType[Any]):
-    """A text for `read`, whose UserError becomes the option's error."""
-
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
         self._read = read
@@ -153,7 +151,6 @@ def value_words(words: str, error: click.ClickException) -> str:
 
 
 def is_default(name: str) -> bool:
-    """Whether neither the command line nor settings give this parameter."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
 
 

@@ -63,7 +63,6 @@ _result_options = together(
 def pack(
     model_name: str | None, preset_name: str | None, distinct_layers: int | None, seed: int, **flags: Any
 ) -> None:
-    """Write MODEL (or a random model of a real shape) in the form that nodes read."""
 
     def storage_of(usual: Precision, tied: bool) -> Storage:
         layers, embedding, head = (
@@ -169,7 +168,6 @@ def import_gguf(
 @click.argument("out", type=Location())
 @cache_option
 def unpack(model_name: str, out: Path, cache: Path | None) -> None:
-    """Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32."""
     path = the_pack_of(model_name, cache)
     found = Pack.open(path)
     files = export_safetensors(found, out)

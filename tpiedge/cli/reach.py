@@ -25,15 +25,12 @@ _DEFAULT_URL = "http://127.0.0.1:8080"
 _RETRY_S = 0.5
 #: The last events of Anthropic's streams and of Responses, which have no [DONE].
 _LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
-#: As `api/transcript.py` says it.
-_READING = re.compile(r"reading [0-9]+ of [0-9]+ tokens(, [0-9]+ s left)?")
+_READING = re.compile(r"reading [0-9]+ of [0-9]+ tokens(, [0-9]+ s left)?")  # as `api/transcript.py` says it
 _Tell = Callable[[str], None]
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
 
 
 class HttpRefusal(Exception):
-    """A status other than 200; `data` is the beginning of the body."""
-
     def __init__(self, status: int, data: bytes) -> None:
         super().__init__(f"HTTP status {status}")
         self.status = status
@@ -48,8 +45,7 @@ class HttpRefusal(Exception):
 
 @dataclass(eq=False)
 class AnswerStream:
-    """An answer to `body`, posted to `path`. `note` gets pauses and broken connections, `progress` how far the prompt
-    is read."""
+    """An answer to `body`. `note` gets pauses and broken connections, `progress` the prompt's reading."""
 
     _http: httpx.Client
     _path: str
@@ -145,8 +141,7 @@ class MasterClient:
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust`: None for this computer's CAs. `own`: the master is this computer's, so its ResourceErrors are
-        ours."""
+        """`trust`: None for this computer's CAs. `own`: a ResourceError of the master is this computer's."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"

@@ -85,7 +85,6 @@ _testbed_option = option(
 def run(
     model_name: str, nodes: int, prompt: str | None, system: str | None, as_json: bool, **flags: Any
 ) -> None:
-    """Answer a prompt with a cluster of local processes."""
     # Before packing, which may take long.
     given = flags["prompt_ids"]
     ids = None if given is None else token_ids(given)
@@ -184,8 +183,7 @@ def _emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Yields each node's trace file, by rank; empty without `path`. Joins them at the end, also after an error. Raises
-    UserError or DiskFull, never in place of the block's own error."""
+    """Yields trace files by rank and joins them at the end. An error of the block goes before UserError, DiskFull."""
     if path is None:
         yield ()
         return
@@ -221,7 +219,6 @@ def demo(
     testbed_name: str | None,
     cache: Path | None,
 ) -> None:
-    """Watch three nodes of unequal shares answer together with the bundled model."""
     testbed = _emulated(testbed_name, None)
     nodes = 3 if testbed is None else min(3, len(testbed.speeds))
     model = prepare(DEMO, precision, compute, cache)

@@ -23,8 +23,7 @@ def _write(text: str) -> None:
 
 
 class Scribe(logging.Handler):
-    """A log handler for any thread; only `finish` waits. It drops lines beyond _MOST_WAITING, and those that cannot be
-    written."""
+    """A log handler that never waits but in `finish`; drops lines beyond _MOST_WAITING."""
 
     def __init__(self, write: Callable[[str], None] = _write) -> None:
         super().__init__()

@@ -25,12 +25,10 @@ from tpiedge.cli.options import Location, value_words
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
-COMMON = ("cache", "state", "log-level")
-"""Flags that [common] and TPIEDGE_CACHE set for all verbs."""
+COMMON = ("cache", "state", "log-level")  # flags that [common] and TPIEDGE_CACHE set for all verbs
 _META = __name__
 _MOST_BYTES = 1 << 20
-#: tomllib takes ten seconds for a dotted key of 30,000 parts.
-_MOST_DOTS = 2048
+_MOST_DOTS = 2048  # tomllib takes ten seconds for a dotted key of 30,000 parts
 _UNCONFIGURED = ("config", "completion")
 
 Verbs = Mapping[str, click.Command]
@@ -65,26 +63,25 @@ class SettingsFile:
 
 
 class _Late(click.Command):
-    """A verb that is not imported yet."""
-
     def __init__(self, name: str, path: str, line: str) -> None:
         super().__init__(name, help=line)
         self.path = path
 
 
 class ConfiguredGroup(ListingGroup):
-    """The root group: imports a verb when it runs, adds --config and --log-level to it, and tells the origin of refused
-    values."""
+    """Imports a verb when it runs, adds --config and --log-level, and tells the origin of refused values."""
 
     def add_late(self, name: str, path: str, line: str) -> None:
-        """Adds the command at MODULE:COMMAND; `line` is its short help."""
+        """Adds the command at MODULE:COMMAND; `line` is its short help, and its help if it has none."""
         super().add_command(_Late(name, path, line))
 
     def load(self, *names: str) -> None:
         for name in names or tuple(self.commands):
             late = self.commands.get(name)
             if isinstance(late, _Late):
-                self.add_command(pkgutil.resolve_name(late.path), name)
+                command: click.Command = pkgutil.resolve_name(late.path)
+                command.help = command.help or late.help
+                self.add_command(command, name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -266,7 +263,7 @@ def effective(
     """The checked settings of a command by key. Raises UserError with the first bad one's origin."""
     file = find_settings(given, os.environ)
     if file is not None:
-        first = _first(table)
+        first = table.partition(".")[0]
         others = {*root.commands} - {first} if isinstance(root, click.Group) else ()
         for problem in problems(file, verbs_of(root, [first]), others):
             raise UserError(problem)
@@ -274,10 +271,6 @@ def effective(
     for problem in refused(command, settings):
         raise UserError(problem)
     return settings
-
-
-def _first(table: str) -> str:
-    return table.partition(".")[0]
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
@@ -329,10 +322,9 @@ def _text(value: object) -> str:
 
 
 def problems(file: SettingsFile, verbs: Verbs, others: Collection[str] = ()) -> Iterator[str]:
-    """A line for each unknown table and key: its place, and the most similar known one. Tables of `others`, which are
-    verbs too, are not looked into."""
+    """Yields a line for each unknown table and key, with its place. Tables of `others` are not checked."""
     for table, entries in file.tables.items():
-        if _first(table) in others:
+        if table.partition(".")[0] in others:
             continue
         known: Collection[str] = COMMON if table == "common" else ()
         if table in verbs:

@@ -83,7 +83,6 @@ def _look(state: Path | None) -> PictureJson:
 
 @contextlib.contextmanager
 def well_formed() -> Iterator[None]:
-    """Raises UserError if the block meets an answer of another form."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -143,7 +142,6 @@ def picture_lines(picture: PictureJson, today: date) -> Iterator[str]:
 
 
 def named(name: str, host: str | None) -> str:
-    """The host name with the peer name, which `revoke` takes."""
     return sanitised(f"{name} ({host})" if host not in (None, "", name) else name)
 
 

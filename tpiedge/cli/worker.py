@@ -194,7 +194,6 @@ class _Joining:
 def worker(
     connect: str | None, token: str | None, token_file: Path | None, wait_s: float, **given: Any
 ) -> None:
-    """Join a master and compute a share of its model."""
     check_descriptors()
     check_address_space(LEAST_TO_COMPUTE)
     with serving_until_stopped(_BEFORE) as scribe:

@@ -77,8 +77,7 @@ class Communicator:
         self._begun.clear()
 
     def next_plan(self) -> StepPlan | LeavePages:
-        """Waits for the next plan, however long the cluster is idle. Drops messages of earlier steps. Clears
-        `cancelled`."""
+        """Waits, perhaps for long, for the next plan. Drops messages of earlier steps. Clears `cancelled`."""
         raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:

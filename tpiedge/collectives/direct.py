@@ -75,8 +75,7 @@ class AllReduce:
     def _sum(
         self, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Sums every rank's part, in `out` unless too narrow. `blames` as of OrderedSum, None: unchecked. Sets
-        `cancel`."""
+        """Sums all parts, in `out` unless too narrow. `blames`: see OrderedSum; None: unchecked. Sets `cancel`."""
         channel, what = self.channel, self.what
         with np.errstate(over="ignore", invalid="ignore"):
             total = OrderedSum(own, out, channel.rank)
@@ -144,8 +143,7 @@ def cut(array: Summable, count: int) -> list[Summable]:
 
 
 def check_slices(slices: Sequence[Summable], what: object) -> None:
-    """Raises ProtocolError where a slice of the sum is not finite. Only the rank that summed it could tell whose part
-    it was."""
+    """Raises ProtocolError if a slice is not finite; only the rank that summed it could tell whose part it was."""
     with np.errstate(over="ignore", invalid="ignore"):
         for owner, part in enumerate(slices):
             if not is_finite(part):

@@ -1,5 +1,4 @@
-"""The communicator of several ranks. Plans, broadcasts and gathers go over rank 0's links; the plan names the
-collective."""
+"""The communicator of several ranks; the plan names the collective, all else goes over rank 0's links."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -23,8 +22,7 @@ COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh,
 
 
 class Group(Communicator):
-    """Owns nothing: the caller closes `endpoint`. `linked`: every rank has a link to every other, so there is a
-    choice."""
+    """The caller closes `endpoint`. `linked`: every rank has a link to every other, so there is a choice."""
 
     def __init__(
         self,

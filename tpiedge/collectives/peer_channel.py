@@ -3,7 +3,7 @@
 A message that speaks for another rank, or that its rank never sends, ends the wait. Liveness is asked every 50 ms.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
 from typing import Final
 
 from tpiedge.collectives.codec import Shape, read_array
@@ -35,8 +35,6 @@ _BURST: Final = 4096
 DataMessage = StepPlan | LeavePages | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
 """Kind, step, block, chunk, hop, rank of the sender."""
-_Sorted = tuple[_Key | None, Envelope]
-"""A message and its key; None where it is too late."""
 
 
 def node_name(rank: int) -> str:
@@ -102,27 +100,17 @@ class PeerChannel:
     ) -> Iterator[tuple[int, Summable | None, Message]]:
         """Yields one message of `kind` from each of `ranks`, as they arrive: rank, tensor (`read_array`), message. A
         list has the shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
-        missing = set(ranks)
-        place = (kind, *tag, hop)
-        early = [rank for rank in ranks if (*place, rank) in self._held] if self._held else []
+        missing: dict[_Key, int] = {(kind, *tag, hop, rank): rank for rank in ranks}
         while missing:
-            if early:
-                rank = early.pop()
-                envelope = self._held.pop((*place, rank))
-            else:
-                received = self._receive(what)
-                if received is None or (key := received[0]) is None:
-                    # A peer may send late messages without end.
-                    for rank in sorted(missing):
-                        self._liveness.check(rank, str(what))
-                    continue
-                rank, envelope = key[-1], received[1]
-                if key[:-1] != place or rank not in missing:
-                    self._hold(key, envelope)
-                    continue
-            missing.discard(rank)
-            expected = shape[rank] if isinstance(shape, list) else shape
-            yield rank, read_array(envelope, rank, expected, wire), envelope.message
+            here = next((key for key in self._held if key in missing), None)
+            if here is not None:
+                rank, envelope = missing.pop(here), self._held.pop(here)
+                expected = shape[rank] if isinstance(shape, list) else shape
+                yield rank, read_array(envelope, rank, expected, wire), envelope.message
+            elif not self._receive(what, missing):
+                # A peer may send late messages without end.
+                for rank in sorted(missing.values()):
+                    self._liveness.check(rank, str(what))
 
     def next_plan(self) -> StepPlan | LeavePages:
         """Waits for rank 0's next plan, however long it is idle."""
@@ -134,24 +122,20 @@ class PeerChannel:
                 assert isinstance(plan, StepPlan | LeavePages)
                 self.begin(plan.step)
                 return plan
-            received = self._receive(what)
-            if received is None or received[0] is None:
+            if not self._receive(what):
                 for peer in sorted(self.needed):
                     self._liveness.check_idle(peer, what)
-            else:
-                self._hold(received[0], received[1])
 
     def take_in(self, what: str) -> None:
         """Receives what has come already, so that it does not pile up. Does not wait."""
         for _ in range(_BURST):
-            received = self._receive(what, 0.0)
-            if received is None:
+            if self._receive(what, timeout_s=0.0) is None:
                 return
-            if received[0] is not None:
-                self._hold(received[0], received[1])
 
-    def _receive(self, what: object, timeout_s: float = _SLICE_S) -> _Sorted | None:
-        """Returns None without a message, or if a link broke that no step needs."""
+    def _receive(
+        self, what: object, awaited: Container[_Key] = (), timeout_s: float = _SLICE_S
+    ) -> bool | None:
+        """Holds one message; False if it is too late, None without one or if a link broke that no step needs."""
         try:
             envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:
@@ -162,7 +146,17 @@ class PeerChannel:
             raise PeerLost(rank, str(what), f"its connection {error.broke}") from error
         except MalformedMessage as error:
             raise Misconduct(self._rank(error.peer), str(error)) from error
-        return None if envelope is None else (self._key(envelope), envelope)
+        if envelope is None:
+            return None
+        key = self._key(envelope)
+        if key is None:
+            return False
+        if key in self._held:
+            raise Misconduct(key[-1], f"node {key[-1]} sent {envelope.message} twice")
+        self._held[key] = envelope
+        if key not in awaited:
+            self._check_ahead(key[-1])
+        return True
 
     def _key(self, envelope: Envelope) -> _Key | None:
         """Returns None, and counts, if the message is too late."""
@@ -185,11 +179,7 @@ class PeerChannel:
         block, chunk, hop = (int(getattr(message, field, 0)) for field in ("block", "chunk", "hop"))
         return type(message), message.step, block, chunk, hop, rank
 
-    def _hold(self, key: _Key, envelope: Envelope) -> None:
-        rank = key[-1]
-        if key in self._held:
-            raise Misconduct(rank, f"node {rank} sent {envelope.message} twice")
-        self._held[key] = envelope
+    def _check_ahead(self, rank: int) -> None:
         ahead = [held.tensor for (*_, sender), held in self._held.items() if sender == rank]
         nbytes = sum(tensor.nbytes for tensor in ahead if tensor is not None)
         if len(ahead) > MAX_HELD or nbytes > MAX_HELD_BYTES:

@@ -17,7 +17,7 @@ from typing import Final
 from tpiedge.engine.drafting import NO_GUESS, Guess, PromptLookup, allot
 from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.kv.pages import KVRoom, PagePool
+from tpiedge.kv.pages import PagePool
 from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
@@ -58,18 +58,10 @@ class Batch:
 
 
 class Batcher:
-    """Plans steps of at most `step_tokens` of `sequences`, `speculate` of each drafted. The caller measures `cost`.
-    `room` limits the memory of pages where weights could use it."""
+    """Plans steps of at most `step_tokens` of `sequences`, `speculate` of each drafted. The caller measures `cost`."""
 
-    def __init__(
-        self,
-        pool: PagePool,
-        step_tokens: int,
-        sequences: int = 1,
-        speculate: int = 0,
-        room: KVRoom | None = None,
-    ) -> None:
-        self._pool, self._room, self.cost = pool, room, StepCost()
+    def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
+        self._pool, self.cost = pool, StepCost()
         self._step_tokens, self._sequences, self._speculate = step_tokens, sequences, speculate
         self._waiting: deque[RunningSequence] = deque()
         self._running: list[RunningSequence] = []
@@ -157,9 +149,7 @@ class Batcher:
         pieces = self._pieces()
         if not pieces:
             return None
-        if self._room is not None:
-            needed = sum(self._pool.pages_of(len(sequence.ids)) for sequence in self._running)
-            self._pool.shrink(self._room.ask(needed))
+        self._pool.fit(len(sequence.ids) for sequence in self._running)
         tables = tuple(change for piece in pieces if (change := _change(piece.sequence)) is not None)
         left = max(0, MAX_PAGES - sum(len(change.pages) for change in tables))
         segments = tuple(Segment(one.sequence.slot, one.start, len(one.ids), one.wanted) for one in pieces)

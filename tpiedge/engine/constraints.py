@@ -1,5 +1,4 @@
-"""The constraints of rank 0's requests, and how long steps wait for masks: a step of several requests at most `_PART`
-of its computation or `_LEAST_S`, a lone answer as long as a cancellation may."""
+"""The constraints of rank 0's requests, and how long steps wait for their masks."""
 
 import logging
 import time
@@ -128,6 +127,7 @@ class LateConstraint:
 
 AnswerConstraint = Constraint | LateConstraint
 
+#: A step of several requests waits for this part of its computation, or the least time; a lone answer may wait longer.
 _PART: Final = 0.1
 _LEAST_S: Final = 0.001
 _LONE_S: Final = 0.05

@@ -22,6 +22,7 @@ from tpiedge.kernels.attention_block import FusedAttention, FusedLayers
 from tpiedge.kernels.elementwise import rms_norm, rope, tables
 from tpiedge.kernels.ffn import FusedFFN, ffn
 from tpiedge.kernels.grid import Grid
+from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
@@ -59,21 +60,11 @@ def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, T
 
 
 def kv_cache(
-    config: ModelConfig,
-    share: NodeShare,
-    kv: KVPrecision,
-    slots: int,
-    capacity_tokens: int,
+    config: ModelConfig, share: NodeShare, kv: KVPrecision, slots: int, capacity_tokens: int
 ) -> KVCache:
     """Raises OutOfMemory."""
-    return KVCache(
-        num_layers=config.num_layers,
-        kv_heads=len(kv_share(share.attention, config.group_size)),
-        head_dim=config.head_dim,
-        slots=slots,
-        capacity=capacity_tokens,
-        precision=kv,
-    )
+    heads, stored = len(kv_share(share.attention, config.group_size)), KVFormat(kv, config.head_dim)
+    return KVCache(config.num_layers, heads, stored, slots=slots, capacity=capacity_tokens)
 
 
 class Engine:

@@ -27,7 +27,7 @@ from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.engine.steps import StepCancelled, StepLimits
 from tpiedge.errors import UserError
-from tpiedge.kv.pages import KVRoom, PagePool
+from tpiedge.kv.pages import PagePool
 from tpiedge.units import counted
 from tpiedge.wire.control import AnswerPart, Compiled, Failed, Finished, Halt, StepSpans
 from tpiedge.wire.data import LeavePages, StepPlan
@@ -72,14 +72,9 @@ class Leader:
         self._recording_wanted = False
         #: Prompts in the step under way: (request, first position, how many).
         self._read: tuple[tuple[str, int, int], ...] = ()
-        self._pool = PagePool(cache.pages, cache.format.page_positions, secrets.token_bytes(32))
-        self._batcher = Batcher(
-            self._pool,
-            self._limits.step_tokens,
-            serving.sequences,
-            serving.speculate,
-            KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
-        )
+        positions, key = cache.format.page_positions, secrets.token_bytes(32)
+        self._pool = PagePool(cache.pages, positions, key, serving.grain_pages)
+        self._batcher = Batcher(self._pool, self._limits.step_tokens, serving.sequences, serving.speculate)
         self._waits = MaskWaits()
         self._drawing = Drawing(serving.epoch, engine, self._batcher, self._waits)
         self._live: dict[str, LiveRequest] = {}

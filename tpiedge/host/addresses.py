@@ -163,8 +163,7 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Returns the address of `endpoint` for another node: at `control_address` if rank 0 listens everywhere, and on its
-    interface for a link-local address."""
+    """Returns `endpoint` for another node: at `control_address` if it listens everywhere, or with its zone."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"

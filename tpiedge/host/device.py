@@ -39,8 +39,7 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Returns the usable physical cores, at least one: hardware threads of a core share its vector unit, and a thread
-    beyond a quota makes the others wait."""
+    """Returns the usable physical cores, at least one: a core has one vector unit; quotas make threads wait."""
     allowed = None
     if hasattr(os, "sched_getaffinity"):
         topology = root / "sys/devices/system/cpu"
@@ -67,8 +66,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 class MemoryLimits:
-    """Reads the limits of this process's groups at each `usable_bytes`, without a lock, in a millisecond. A group that
-    the process joins later counts as empty."""
+    """Reads the limits of this process's groups, without a lock. A group that it joins later counts as empty."""
 
     def __init__(self, asked_bytes: int | None = None, root: Path = Path("/")) -> None:
         """`asked_bytes`: --memory; None: the default."""
@@ -87,8 +85,7 @@ class MemoryLimits:
         return f"--memory gives {asked}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """Returns the smaller of --memory and the smallest limit; without --memory, the default part of the memory that
-        others left below the limits."""
+        """Returns the smaller of --memory and any limit; without --memory, the default part of what others left."""
         with contextlib.suppress(OSError):  # no descriptor is left for another look
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}

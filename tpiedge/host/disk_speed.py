@@ -22,8 +22,7 @@ class DiskSpeed:
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Writes for a third of `seconds`, at most `nbytes`, then reads for the rest. Only a single slow chunk exceeds
-    `seconds`. Raises OSError if no chunk fits."""
+    """Writes up to `nbytes` in a third of `seconds`, then reads; a slow chunk takes longer. OSError: none fits."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:

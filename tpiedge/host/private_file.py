@@ -67,8 +67,7 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
 
 
 def read_private(path: Path) -> dict[str, object] | None:
-    """Returns the JSON object in `path`; None without a file. Raises UserError as `private_bytes`, and for other
-    contents."""
+    """Returns the JSON object in `path`; None without a file. Raises UserError, also for other contents."""
     try:
         data = private_bytes(path)
     except FileNotFoundError:
@@ -85,8 +84,7 @@ def read_private(path: Path) -> dict[str, object] | None:
 
 
 def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
-    """Returns the file's contents. Raises FileNotFoundError; UserError if others may read it, it has more than `most`
-    bytes, or it cannot be read."""
+    """Raises FileNotFoundError; UserError if others may read the file, or it exceeds `most` or is unreadable."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -20,8 +20,7 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Raises this process's limits as far as allowed; that of open files to 10,240, as macOS grants no more and some
-    programs close as many at their start."""
+    """Raises the limits as far as allowed; open files to 10,240, the most of macOS: some programs close them all."""
     endless = resource.RLIM_INFINITY
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)

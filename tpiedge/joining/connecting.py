@@ -41,8 +41,7 @@ def open_link(
     secret: str = "",
 ) -> ZmqSpoke:
     """Connects to the master at the first of the host's addresses that has it, each in `timeout_s`; the caller closes
-    the link. Errors call the address `shown`. A token's `secret` gives a place. UserError: trying again is of no
-    use."""
+    the link. Errors call the address `shown`. A token's `secret` gives a place. UserError: trying again is futile."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):

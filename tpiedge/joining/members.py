@@ -74,8 +74,7 @@ class MemberTable:
         return Counter(token for token in tokens if token)
 
     def admit(self, member: KnownWorker) -> "MemberTable":
-        """Returns the table with `member` in place of its key's entry, whose spent token is kept. Raises UserError for
-        a revoked key."""
+        """Replaces the entry of the key, whose spent token is kept. Raises UserError for a revoked key."""
         if self.is_revoked(member.key):
             raise UserError(f"the key of {member.name} was revoked: {NEW_KEY}")
         known = self.member(member.key)
@@ -137,8 +136,7 @@ class MemberJournal:
     def join(
         self, member: KnownWorker, judge: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Admits `member` if `judge(uses spent of each token)` says "ok", with its token's id. Raises UserError for a
-        revoked key."""
+        """Admits `member` if `judge(spent uses by token)` says "ok". Raises UserError for a revoked key."""
         with locked(self._path):
             table = self._read()
             outcome, token = judge(table.spent)

@@ -81,8 +81,7 @@ class PairingMaster:
         self._visitors.pop(name, None)
 
     def approve(self, code: str, now: float) -> tuple[Pending, Verdict]:
-        """Returns the worker that shows `code`, and its Verdict for after its admission. Raises UserError. Takes up to
-        half a second."""
+        """Returns the worker that shows `code`, and its later Verdict, within half a second. Raises UserError."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")

@@ -84,8 +84,7 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token as the master knows it. Times are seconds since 1970; `left` None: unlimited. In the file, `left` is the
-    initial number."""
+    """A token at the master. Times: seconds since 1970. `left` None: unlimited; in the file, the initial number."""
 
     id: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
@@ -159,8 +158,7 @@ class TokenStore:
             self._write(kept)
 
     def judge(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Judges the secret, given each token's spent uses; also returns its token's id or "". MemberJournal.join
-        spends."""
+        """Judges the secret, given each token's spent uses; also returns its token's id or "". Spends nothing."""
         self.start()
         return _judged(_less(self._read(), spent), secret, self._now())
 
@@ -171,8 +169,7 @@ class TokenStore:
         return "ok"
 
     def takes(self, ticket: str, name: str) -> bool:
-        """Whether a living token made the ticket of the worker `name`, for one thread; False if the files cannot be
-        read."""
+        """Whether a living token made the ticket of `name`, for one thread; False if the files cannot be read."""
         try:
             records = self._unspent()
         except TpiedgeError as error:

@@ -66,8 +66,7 @@ def attention_pages(
 def append_pages(
     k_TKd: Tensor, v_TKd: Tensor, spans: Spans, layout: PageLayout, pool: Pool | None = None
 ) -> None:
-    """Stores f32 keys and values at the spans' positions in the cache's precision; native and torch write the same
-    bytes."""
+    """Stores f32 keys and values in the cache's precision; native and torch write the same bytes."""
     spans.check_pages(layout)
     for name, x_TKd in (("keys", k_TKd), ("values", v_TKd)):
         shape = spans.tokens, layout.kv_heads, layout.format.width

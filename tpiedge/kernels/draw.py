@@ -25,8 +25,7 @@ Masses = NDArray[np.int64]
 _LOG2_E: Final = 1 / 0.6931471805599453
 _LN2_HIGH: Final = float.fromhex("0x1.62e42feep-1")
 _LN2_LOW: Final = float.fromhex("0x1.a39ef35793c76p-33")
-_LEAST: Final = -64.0
-"""Exponents from here down have mass 0."""
+_LEAST: Final = -64.0  # exponents from here down have mass 0
 _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
 """Taylor coefficients of e**r, the last first: exact to 2**-46 for |r| <= ln 2 / 2."""
 

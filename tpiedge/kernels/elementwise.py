@@ -74,8 +74,7 @@ def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
 
 
 def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies, times `scale`. Angles are f32, as in
-    Hugging Face, and below 2**27."""
+    """cos and sin [T, r] f32, times `scale`, for r/2 frequencies. Angles are f32, below 2**27."""
     positions_T1, inv_freq = positions_T.to(torch.float32)[:, None], inv_freq.to(torch.float32)
     cos_Tr, sin_Tr = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
     for first in range(0, len(positions_T), _ROWS):

@@ -18,13 +18,11 @@ from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
 #: For gate and up. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
 SCRATCH_BYTES = 8 << 20
-#: For the rows after the norm.
-NORMED_BYTES = 2 << 20
+NORMED_BYTES = 2 << 20  # for the rows after the norm
 
 _ROWS = 16  # rows of a tile of torch's and the native kernels
 
-Biases = tuple[Tensor | None, Tensor | None]
-"""Biases of gate and up, [F] each."""
+Biases = tuple[Tensor | None, Tensor | None]  # biases of gate and up, [F] each
 
 
 def ffn(
@@ -91,8 +89,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Rows of each mini-sequence: a multiple of 16 within SCRATCH_BYTES and NORMED_BYTES, or 16. bf16 products exist in
-    both precisions for a moment."""
+    """Rows of each mini-sequence, multiples of 16. bf16 products exist in both precisions for a moment."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)
@@ -100,8 +97,7 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
 
 
 class FusedFFN:
-    """A block of quantised matrices (gate, up, down), packed once, which must not move. Raises ValueError for what does
-    not fit together."""
+    """A block of quantised (gate, up, down), which must not move. Raises ValueError for a misfit."""
 
     def __init__(
         self,

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
-#: What becomes of a sum one of whose parts is no number, or out of all range.
-NOT_A_NUMBER: Final = -(1 << 63)
-#: What else a sum may be in 64 bits, in magnitude.
-MOST: Final = 1 << 56
+NOT_A_NUMBER: Final = -(1 << 63)  # what becomes of a sum one of whose parts is no number, or out of all range
+MOST: Final = 1 << 56  # what else a sum may be in 64 bits, in magnitude
 
 _INT32: Final = (1 << 31) - 1
 

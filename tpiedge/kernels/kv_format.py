@@ -12,8 +12,7 @@ from tpiedge.wire.fields import Compute, KVPrecision
 
 KV_GROUP = 32
 
-KEYS = 64
-"""Keys of an aligned block of attention, which must not straddle pages."""
+KEYS = 64  # keys of an aligned block of attention, which must not straddle pages
 _NUMBER_BYTES = {"f32": 4, "bf16": 2}
 
 _ALIGN = 4096
@@ -43,7 +42,6 @@ class KVFormat:
 
     @cached_property
     def row_nbytes(self) -> int:
-        """Bytes of one position's keys or values of a head."""
         if not self.quantised:
             return self.width * _NUMBER_BYTES[self.precision]
         return self.scales_nbytes + -(-self.width * self.bits // 8)

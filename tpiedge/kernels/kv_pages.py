@@ -65,7 +65,6 @@ class PageLayout:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of a KV head's part."""
         return whole(2 * self.value_bytes)
 
     @property
@@ -75,8 +74,7 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Successive positions of one sequence from `start` on. `table`: addresses of its pages from position 0 to at least
-    the last."""
+    """Positions of a sequence from `start` on. `table`: addresses of its pages from position 0 on."""
 
     tokens: int
     start: int

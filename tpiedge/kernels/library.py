@@ -16,8 +16,7 @@ from tpiedge.kernels.shared_library import ISAS, KernelLibrary
 NATIVE_TOKENS: Final = 16
 # The most products of one call (native/interface.cpp).
 MAX_PRODUCTS: Final = 4
-#: The window of attention that sees all earlier positions.
-NO_WINDOW: Final = 1 << 62
+NO_WINDOW: Final = 1 << 62  # the window of attention that sees all earlier positions
 F32_BYTES: Final = 4
 
 # One weight of a product: w, y, is bf16, stride, rows.
@@ -30,8 +29,7 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads that compute together with the caller; calls of several threads wait for each other. Functions
-    access raw memory: this package's modules check what they pass."""
+    """Native threads beside the caller; calls wait for each other. Functions access raw memory: callers check."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll

@@ -95,8 +95,7 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """x @ w: row-parallel matrices, one row per input feature. [T, O], contiguous: f32, or for a quantised matrix
-        sums of `grid`, which it needs."""
+        """x @ w, one row per input feature. [T, O], contiguous: f32, or quantised sums of `grid`."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):
@@ -172,8 +171,7 @@ def check_weight(w: Weight, input_dim: int) -> None:
 
 
 def _multiply_by_torch(x_TI: Tensor, w: Tensor, arithmetic: Arithmetic, *, transposed: bool) -> Tensor:
-    """x @ w.T where `transposed`, else x @ w, in f32. BF16 arithmetic with bf16 weights rounds the result to bf16,
-    too."""
+    """x @ w.T where `transposed`, else x @ w, in f32. BF16 arithmetic with bf16 weights rounds the result."""
     w_IO = w.t() if transposed else w
     if arithmetic is Arithmetic.BF16:
         if w.dtype is torch.bfloat16:

@@ -12,12 +12,9 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-PANEL = 16
-"""Outputs of a panel."""
-GROUP = 32
-"""Inputs that share a scale."""
-OFFSETS = {8: 128, 4: 8}
-"""The code of a zero weight, by bits."""
+PANEL = 16  # outputs of a panel
+GROUP = 32  # inputs that share a scale
+OFFSETS = {8: 128, 4: 8}  # the code of a zero weight, by bits
 
 _STEP = 8
 _LINE_BYTES = 64

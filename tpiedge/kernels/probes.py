@@ -32,8 +32,7 @@ class Probes:
         return threads * part / _together([functools.partial(read, start, part) for start in starts])
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
-        """Multiplications and additions of f32, or of 8-bit into 32-bit numbers. Takes about `seconds`, at first twice
-        that."""
+        """Multiplications and additions of f32 or 8-bit numbers. Takes `seconds`, at first twice that."""
         if int8 not in self._rounds_per_s:
             rounds, taken_s = _ROUNDS, 0.0
             while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:

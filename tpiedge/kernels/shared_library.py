@@ -11,8 +11,7 @@ import numpy as np
 
 from tpiedge.native_code import Signatures, find_library, load_library
 
-#: As in native/interface.cpp.
-ABI = 11
+ABI = 11  # as in native/interface.cpp
 
 _TYPES = {
     **{"i": ctypes.c_int, "n": ctypes.c_int64, "u": ctypes.c_uint32, "U": ctypes.c_uint64},
@@ -53,10 +52,8 @@ SIGNATURES: Signatures = {
 
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
-#: What computes without native kernels.
-NO_ISA = "torch"
-#: Columns of an attention head; torch computes wider ones (native/kv.h).
-MAX_HEAD_WIDTH = 256
+NO_ISA = "torch"  # what computes without native kernels
+MAX_HEAD_WIDTH = 256  # columns of an attention head; torch computes wider ones (native/kv.h)
 
 _INSTALL = "install a C++ compiler and type 'make setup', or install a wheel of tpiedge"
 

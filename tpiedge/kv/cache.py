@@ -11,7 +11,6 @@ from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Span
 from tpiedge.memory.arena import Arena
 from tpiedge.wire.data import Segment, TableChange
-from tpiedge.wire.fields import KVPrecision
 
 
 class KVCache:
@@ -19,16 +18,9 @@ class KVCache:
     Raises OutOfMemory if the system refuses the address space."""
 
     def __init__(
-        self,
-        *,
-        num_layers: int,
-        kv_heads: int,
-        head_dim: int,
-        slots: int,
-        capacity: int,
-        precision: KVPrecision,
+        self, num_layers: int, kv_heads: int, stored: KVFormat, *, slots: int, capacity: int
     ) -> None:
-        self.format = KVFormat(precision, head_dim)
+        self.format = stored
         self.pages = self.format.pages_of(capacity)
         self._num_layers = num_layers
         self._kv_heads = kv_heads

@@ -15,7 +15,7 @@ import hashlib
 import heapq
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from tpiedge.errors import InternalError
@@ -25,12 +25,13 @@ _NAME_BYTES = 16
 
 class PagePool:
     """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, whose nodes compute
-    other bits."""
+    other bits. Memory comes and goes by `grain` pages (0: all keep theirs)."""
 
-    def __init__(self, pages: int, positions: int, key: bytes) -> None:
+    def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
         self.positions = positions
         self._key = key
+        self._grain, self._bound = min(grain, pages), 0
         self._counts = [0] * pages
         #: The name of each page, and the page of each name.
         self._published: dict[int, bytes] = {}
@@ -112,6 +113,18 @@ class PagePool:
             before = self.name_of(before, ids[start : start + self.positions])
             yield before
 
+    def bound(self, needed: int) -> int:
+        """Bounds pages with memory while sequences need `needed`."""
+        enough = min(-(-needed // self._grain) * self._grain, self.pages)
+        if not enough <= self._bound < enough + 2 * self._grain:
+            self._bound = enough
+        return self._bound
+
+    def fit(self, lengths: Iterable[int]) -> None:
+        """Takes memory from pages that sequences with these `lengths` leave spare."""
+        if self._grain:
+            self.shrink(self.bound(sum(map(self.pages_of, lengths))))
+
     def shrink(self, most: int) -> None:
         """Takes memory from pages that are not held until `most` have any."""
         while self.in_memory > most and (self._blank or self._idle):
@@ -143,19 +156,3 @@ class PagePool:
 def usual_grain(pages: int, page_bytes: int) -> int:
     """A sixteenth of the cache, or 4 MiB where that is more, in pages."""
     return max(1, pages // 16, (4 << 20) // max(1, page_bytes))
-
-
-class KVRoom:
-    """Decides how many pages keep memory, by `grain` pages at a time."""
-
-    def __init__(self, pages: int, grain: int) -> None:
-        self._held = 0
-        self._pages = pages
-        self._grain = min(grain, pages)
-
-    def ask(self, needed: int) -> int:
-        """Bounds pages with memory while sequences need `needed`."""
-        enough = min(-(-needed // self._grain) * self._grain, self._pages)
-        if not enough <= self._held < enough + 2 * self._grain:
-            self._held = enough
-        return self._held

@@ -38,8 +38,7 @@ class Place:
 
 
 class Child:
-    """A running `python -m MODULE`. The parent must call `stop`. With `reports` the child writes one line on standard
-    output. Raises ResourceError if it cannot be started."""
+    """A running `python -m MODULE` that needs `stop`; `reports`: it writes one line. Raises ResourceError."""
 
     def __init__(
         self,

@@ -51,8 +51,7 @@ class Measurements:
 
 
 def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
-    """The read speed of `disk`: from `folder`/disk.json if recent, else measured, which blocks. 0 if files cannot be
-    written there."""
+    """Recalls or measures the read speed of `disk`; blocks. 0 if files cannot be written there."""
     path, now = folder / "disk.json", wall_clock()
     known = _recent(path, now)
     figure = known.get("bytes_per_s")
@@ -79,12 +78,10 @@ def _recent(path: Path, now: float) -> dict[str, Any]:
 PART: Final = 0.05
 SETTLED_S: Final = 10.0
 LESS: Final = 0.75
-#: Less than requests wait for machines.
-FIRST_S: Final = 60.0
+FIRST_S: Final = 60.0  # less than requests wait for machines
 AGAIN: Final = 4.0
 LONGEST_S: Final = 24 * 3600.0
-LOOK_S: Final = 2.0
-"""Seconds between two looks at the usable memory."""
+LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
@@ -125,7 +122,6 @@ class MemoryOffer:
         return ""
 
     def ran_out(self, planned: int, usable: int, now: float) -> str:
-        """A node planned with `planned` bytes ran out of memory."""
         planned = planned or self.offered_bytes
         if planned > min(usable, self.offered_bytes):
             most = self._most(usable, now)

@@ -30,8 +30,7 @@ class ForkServer(Child):
         super().__init__(FORK_SERVER_MODULE, order, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
-        """Waits for the measurement until `deadline` (monotonic seconds); then None. Raises PeerError or OutOfMemory if
-        the server ends before."""
+        """Awaits the measurement; None at `deadline` (monotonic seconds). Raises as Child.read_report."""
         line = self.read_report(deadline)
         return None if line is None else from_line(line, NodeReport)
 
@@ -57,8 +56,7 @@ class NodeSlot:
     _server: ForkServer | None = None
     _key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     _child: Child | None = None
-    #: Most memory of the last node by its plan; 0 before the first.
-    _planned_bytes: int = 0
+    _planned_bytes: int = 0  # most memory of the last node by its plan; 0 before the first
     _has_locker: bool = False
 
     def __post_init__(self) -> None:
@@ -96,15 +94,13 @@ class NodeSlot:
         return self._server
 
     def warm_if_possible(self) -> None:
-        """Warms, but logs failures."""
         try:
             self.warm()
         except (OSError, ResourceError) as error:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
-        """Kills an earlier node and starts this one. `planned_bytes`: by the plan the node's most memory, with the
-        process that starts it. Raises ResourceError."""
+        """Kills an earlier node and starts this one; `planned_bytes`: its most memory. Raises ResourceError."""
         self.stop()
         if self._locker is not None:
             bootstrap = replace(bootstrap, locker=str(self._locker), locker_key=self._key)

@@ -36,8 +36,6 @@ _STORAGE_ENDING = re.compile(r"[.-](?:i?q\d\w*|bf16|fp?16|fp?32)$", re.IGNORECAS
 
 @dataclass(frozen=True)
 class FoundModel:
-    """`path` is a pack's or a checkpoint's folder, or a GGUF file."""
-
     kind: Literal["pack", "GGUF file", "checkpoint"]
     path: Path
 
@@ -57,8 +55,7 @@ class StoredPack:
 
 @dataclass(frozen=True)
 class PackLabel:
-    """A pack's local name and its origin ("org/name", a path or ""), in label.json, which is not shipped. Its mtime is
-    the last use."""
+    """A pack's local name and origin ("org/name", a path or ""), in label.json, whose mtime is the last use."""
 
     name: str
     source: str = ""
@@ -159,7 +156,6 @@ def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | 
 
 
 def check_free(pack: Path, wanted: str | None) -> None:
-    """Raises UserError if another pack is called `wanted`."""
     if wanted is not None and wanted.lower() in _taken(pack):
         raise UserError(f"another pack is called {wanted}: tpiedge rm it, or choose another --name")
 

@@ -55,8 +55,7 @@ class LocalCluster:
         self._children: list[Child] = []
         self._server: ForkServer | None = None
         self._broken = False
-        #: Rank 0's Ready, which names the collectives.
-        self.routing: control.Ready | None = None
+        self.routing: control.Ready | None = None  # Rank 0's Ready, which names the collectives
         self._hub = ZmqHub(
             address=f"tcp://{self._places[0].host}:*",
             keys=self._keys,
@@ -80,8 +79,7 @@ class LocalCluster:
         self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
     def start(self, on_loading: ProgressCallback = lambda _done, _total: None) -> None:
-        """Blocks until all nodes have loaded their weights. Raises PeerLost, UserError or ResourceError with everything
-        ended."""
+        """Blocks until all nodes have loaded. Raises PeerLost, UserError or ResourceError with everything ended."""
         try:
             for rank in range(len(self._assignments)):
                 self._children.append(self._spawn(rank))
@@ -126,8 +124,7 @@ class LocalCluster:
         return [answers[rank] for rank in sorted(answers)]
 
     def close(self) -> None:
-        """Ends all nodes; kills them after 3 s, or 0.2 s after a loss: a frozen node delays the error. Blocks.
-        Idempotent."""
+        """Ends all nodes; kills them after 3 s, or 0.2 s after a loss. Blocks. Idempotent."""
         if self._thread.is_alive():
             for rank in range(len(self._children)):
                 self._post(control.Shutdown(_EPOCH), rank)
@@ -227,8 +224,7 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """`ttft_s`: time to the first token; `decode_s`: from there to the last. `tokens_per_step`: tokens per sweep over
-    the model; None if a stop string ended the answer."""
+    """`ttft_s`: until the first token; `decode_s`: to the last. `tokens_per_step`: None after a stop string."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -303,8 +299,7 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """Starts a cluster, which ends with the block. Raises as LocalCluster.start. `places` are those of an open
-    testbed."""
+    """Starts a cluster for the block. Raises as LocalCluster.start. `places` belong to an open testbed."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(

@@ -70,8 +70,7 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """Plans within --memory or this computer's memory, with --shares if given. Raises UserError, OutOfMemory, or
-    ResourceError if a process may map too little."""
+    """Plans within --memory or this computer's. Raises UserError, OutOfMemory, ResourceError."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process

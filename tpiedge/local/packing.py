@@ -10,7 +10,7 @@ from tpiedge.errors import UserError
 from tpiedge.local.catalogue import check_free, name_pack, packs_folder, write_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER, pooling_config
-from tpiedge.model.folder import has_file, list_files, read_bytes, read_json
+from tpiedge.model.folder import TEXT_FILES, has_file, list_files, read_bytes, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_tensors
 from tpiedge.model.source import DEMO, resolve_model
@@ -24,11 +24,6 @@ from tpiedge.pack.process import PackRequest, run_pack_child
 from tpiedge.pack.writer import PackReport
 from tpiedge.progress import ByteProgress
 from tpiedge.units import format_bytes
-
-_FILES = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
-)
 
 Source = Checkpoint | GgufModel
 
@@ -55,8 +50,7 @@ def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
 def pack_model(
     source: Source, storage: Storage, cache: Path | None, out: Path | None = None, name: str | None = None
 ) -> PackedModel:
-    """Packs into the cache, or into `out`, in a child process, with progress; blocks. Raises UserError, DiskFull,
-    ReadFault."""
+    """Packs into `out` or the cache by a child process. Blocks. Raises UserError, DiskFull, ReadFault."""
     spec, target = model_spec(source.config), out or cached_pack(source, storage, cache)
     if isinstance(source, Checkpoint):
         source.check(spec)
@@ -83,7 +77,6 @@ def pack_model(
 
 
 def _keep_text(checkpoint: Checkpoint, storage: Storage, pack: Path) -> Iterator[str]:
-    """Puts the text files beside the weights; yields descriptions of rounded matrices."""
     text = pack / TEXT_FOLDER
     keep_text_files(checkpoint.folder, text)
     if checkpoint.quantisation:
@@ -106,8 +99,7 @@ def run_packing(request: PackRequest, label: str) -> PackReport:
 
 
 def keep_text_files(source: Path, target: Path) -> None:
-    """Copies config, tokenizer and template to the folder `target`."""
-    found = {name: read_bytes(source, name, 64_000_000) for name in _FILES if has_file(source, name)}
+    found = {name: read_bytes(source, name, 64_000_000) for name in TEXT_FILES if has_file(source, name)}
     for inner, suffix in ((ADDITIONAL_TEMPLATES, ".jinja"), (POOLING_FOLDER, POOLING_FILE)):
         for name in list_files(source, inner, suffix):
             found[f"{inner}/{name}"] = read_bytes(source, name, 64_000_000, inner)
@@ -130,7 +122,6 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
 
 
 def _write_text(model: GgufModel, folder: Path) -> Iterator[str]:
-    """Puts the text files beside the weights; yields the reason for a missing tokenizer."""
     made: dict[str, Mapping[str, object]] = {"config.json": model.huggingface}
     if model.generation:
         made["generation_config.json"] = model.generation

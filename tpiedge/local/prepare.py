@@ -120,7 +120,6 @@ class PreparedModel:
 
     @cached_property
     def usual_pooling(self) -> str:
-        """The pooling of embeddings for requests that name none. Raises UserError."""
         return usual_pooling(self._folder)
 
     @cached_property

@@ -80,12 +80,7 @@ class DirectReader(Closable):
     def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-read")
         self._lock = threading.Lock()
-        self._bytes_read = 0
-
-    @property
-    def bytes_read(self) -> int:
-        with self._lock:
-            return self._bytes_read
+        self.bytes_read = 0
 
     def submit(
         self,
@@ -145,4 +140,4 @@ class DirectReader(Closable):
                 raise ReadFault(file.path, offset, len(part), cause)
             done += count
             with self._lock:
-                self._bytes_read += count
+                self.bytes_read += count

@@ -82,7 +82,7 @@ class Sweep:
 
 
 def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
-    layout, group = pack.layout(layer), pack.group_size(layer)
+    layout, group = pack.layout(layer), pack.layout(layer).group_size
     kinds: dict[BlockKind, tuple[str, ...]] = {"attention": ATTENTION_MATRICES, "ffn": FFN_MATRICES}
     for kind, names in kinds.items():
         pieces = []

@@ -185,8 +185,7 @@ class CallReader(ABC):
     # --- the forms
 
     def _envelope(self) -> Waiting[None]:
-        """Reads {"name": ..., "arguments": {...}}, in any order, with anything beside them. An object after the name is
-        reported while it comes."""
+        """Reads {"name": ..., "arguments": {...}} in any order. Reports an object after the name while it comes."""
         held, name, written = self._held, None, None
         yield from held.expect("{")
         mark = ","

@@ -153,8 +153,7 @@ _HEADLESS_ADVICE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`fingerprint` (64 hex digits) changes with the config and the header, size or modification time of a file;
-    `quantisation` is None for plain weights."""
+    """`fingerprint` (64 hex digits) changes with the config and each file's header, size or modification time."""
 
     folder: Path
     config: ModelConfig
@@ -212,8 +211,7 @@ class Checkpoint:
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UserError for a missing tensor, a wrong shape or dtype, or an LM head that differs from the embedding
-        although config.json ties them."""
+        """Raises UserError for a tensor that is missing or of a wrong form, or a tied head with other numbers."""
         for source, shape in sources_of(spec):
             info = self.tensors.get(source)
             if info is None:
@@ -239,7 +237,6 @@ class Checkpoint:
 
 
 def sources_of(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields each tensor's name and shape."""
     for blob in (spec.embedding, *spec.layers, spec.head):
         for matrix in blob.matrices:
             yield matrix.source, matrix.source_shape
@@ -300,8 +297,7 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """Renames the tensors of a model saved without its LM head, which lack a prefix, and a `tied` model's embedding
-    that is stored as the head."""
+    """Adds the prefix that headless models lack; a `tied` embedding may be stored as the head."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:

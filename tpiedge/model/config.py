@@ -283,7 +283,6 @@ def usual_pooling(folder: Path | None) -> str:
 
 
 def pooling_config(kind: str) -> Mapping[str, object]:
-    """Returns the object in the file that names `kind`."""
     if kind not in _MODES.values():
         return {_MODE: kind}
     return {f"{_PREFIX}{mode}": ours == kind for mode, ours in _MODES.items() if mode != ours}

@@ -15,13 +15,17 @@ from tpiedge.pack.files import open_regular
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
+#: Files of a model beside its weights, its templates in a folder, and its pooling.
+TEXT_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+)
 # Bounds the memory of parsing, up to 200 bytes for each value.
 _MAX_COMMAS = 400_000
 
 
 def resolve_file(folder: Path, name: str, inner: str = "") -> Path:
-    """Returns the real path of `folder` / `inner` / `name`; only `inner` is trusted. Raises UserError if the file is
-    missing or lies elsewhere."""
+    """Returns the real path. Only `inner` is trusted. Raises UserError if the file is missing or elsewhere."""
     if not _is_plain(name):
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"

@@ -7,8 +7,7 @@ from collections.abc import Generator
 from typing import Final, TypeVar
 
 T = TypeVar("T")
-Waiting = Generator[None, None, T]
-"""Yields to wait for more text or for its end."""
+Waiting = Generator[None, None, T]  # yields to wait for more text or for its end
 SPACE: Final = " \t\r\n"
 _IN_WORD: Final = frozenset(f"-+.{string.digits}{string.ascii_letters}")
 

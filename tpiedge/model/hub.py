@@ -22,7 +22,7 @@ from typing import Any
 from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.checkpoint import INDEX, SINGLE, weight_map
 from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER, ModelConfig
-from tpiedge.model.folder import read_json
+from tpiedge.model.folder import TEXT_FILES, read_json
 from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.source import HubCache, HubName
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
@@ -37,11 +37,7 @@ _ATTEMPTS = 6  # in a row without progress
 _PAUSE_S = 1.0
 
 _POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"
-_TEXTS = (
-    _POOLING, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.json", "chat_template.jinja", "added_tokens.json", "tokenizer.model",
-    *OLD_FILES, INDEX,
-)  # fmt: skip
+_TEXTS = (_POOLING, *TEXT_FILES, "tokenizer.model", *OLD_FILES, INDEX)
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -65,8 +61,7 @@ class PullReport:
 
 
 def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullReport:
-    """Fetches missing files; `progress` gets (bytes fetched, bytes to fetch). Raises UserError (no such model, gated,
-    unsupported, no safetensors), DiskFull, HubError (offline, broken off)."""
+    """Fetches missing files; `progress` gets (bytes fetched, bytes to fetch). Raises UserError, DiskFull, HubError."""
     found = cache.snapshot(name)
     if found is not None and found.name == name.revision:  # a commit never changes
         return PullReport(found, 0)
@@ -325,8 +320,7 @@ def _reason(error: Exception) -> str:
 def _listing(
     repo: str, commit: str | None, siblings: Iterable[object]
 ) -> tuple[str, Mapping[str, _RemoteFile]]:
-    """Reads the hub's description of a repository, without files in unknown folders. Raises UserError, also for a name
-    that leads out of the repository's folder, which no honest repository has."""
+    """Reads the hub's list of a repository's files. Raises UserError, also for a name that leads out of it."""
     described = {str(getattr(item, "rfilename", "")): item for item in siblings}
     if len(described) > _MAX_FILES:
         raise UserError(

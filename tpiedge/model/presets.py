@@ -111,8 +111,7 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` the name of a preset. The hub gives `gated`
-    files only to accounts that have accepted the licence."""
+    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` a preset; `gated`: the licence comes first."""
 
     name: str
     repo: str

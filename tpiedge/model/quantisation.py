@@ -69,7 +69,6 @@ class Quantisation:
 
 
 def of_old_file(name: str, values: Mapping[str, object]) -> dict[str, object]:
-    """Translates the file `name` of OLD_FILES to the object under QUANTISATION_KEY."""
     renamed = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
     return {"quant_method": OLD_FILES[name], **renamed}
 

@@ -86,8 +86,8 @@ class RopeConfig:
 
 @functools.lru_cache(maxsize=64)  # every step asks for them
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
-    """Returns (inverse frequencies, f32 [head_dim / 2], read-only; factor on cos and sin). "dynamic" changes nothing,
-    as models are used within `max_positions`."""
+    """Returns (inverse frequencies, f32 [head_dim / 2], read-only; factor on cos and sin). "dynamic" changes nothing:
+    models are used within `max_positions`."""
     if rope.kind in ("default", "dynamic"):
         return _inverse(_powers(rope.theta, head_dim)), 1.0
     if rope.kind == "linear":

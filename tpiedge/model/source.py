@@ -28,8 +28,7 @@ DEMO = "demo"
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path:
-    """Returns the folder of "demo", a folder with config.json, or the snapshot in `cache` of an alias or
-    "org/name[@revision]". Raises UserError."""
+    """Finds "demo", a folder with config.json, an alias or "org/name[@revision]". Raises UserError."""
     if name == DEMO:
         return Path(__file__).parent / "demo"
     folder = Path(name)
@@ -122,8 +121,6 @@ def folder_label(folder: Path) -> str:
 
 
 class HubCache:
-    """The models below `cache` / "hub"."""
-
     def __init__(self, cache: Path | None = None) -> None:
         self.folder = cache_folder(cache) / "hub"
 
@@ -155,14 +152,12 @@ class HubCache:
                     found += (Pulled(name, folder, _bytes_of(folder)) for name in names)
         return found
 
-    def remove(self, repo: str) -> int:
-        """Deletes all revisions of `repo`; returns the bytes of its files. Raises UserError during a pull."""
+    def remove(self, repo: str) -> None:
+        """Deletes all revisions of `repo`. Raises UserError during a pull."""
         entry = self.entry(repo)
         with lock_target(entry, _LOCK_S):
-            nbytes = sum(path.stat().st_size for path in (entry / "blobs").glob("*") if path.is_file())
             shutil.rmtree(entry / "refs", ignore_errors=True)
             shutil.rmtree(entry)
-        return nbytes
 
 
 def _bytes_of(folder: Path) -> int:

@@ -14,7 +14,6 @@ _FINAL_NORM = "model.norm.weight"
 
 
 def model_spec(config: ModelConfig) -> ModelSpec:
-    """Returns the layout of `config` with the tensor names of its Hugging Face checkpoint."""
     vocabulary = (config.vocab_size, config.hidden_size, TILE_ROWS)
     head = () if config.tie_word_embeddings else (MatrixSpec("head", HEAD, *vocabulary),)
     return ModelSpec(

@@ -31,8 +31,7 @@ Thinking = Literal["", "marked", "begun"]
 _OPEN_THOUGHT: Final = "<think>"
 _CLOSE_THOUGHT: Final = "</think>"
 THOUGHT_MARKS: Final = (_OPEN_THOUGHT, _CLOSE_THOUGHT)
-NO_THOUGHTS: Final = f"{_CLOSE_THOUGHT}\n\n"
-"""Ends the reasoning that a prompt has opened."""
+NO_THOUGHTS: Final = f"{_CLOSE_THOUGHT}\n\n"  # ends the reasoning that a prompt has opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,6 @@ def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
 
 
 class SpeechReader(CallReader):
-    """Reads one answer."""
-
     def __init__(self, form: SpeechForm) -> None:
         super().__init__(form.calls, form.tools, form.several)
         self._marks = CALL_MARKS[form.calls] if form.calls else None
@@ -93,8 +90,7 @@ class SpeechReader(CallReader):
         return said
 
     def feed_whole(self, text: str, last: str | None = None) -> Iterator[SpokenText | CallEnded]:
-        """Yields texts, and calls when they end. A broken call is text, or nothing if the answer was cut or must be
-        calls."""
+        """Yields texts and whole calls. A broken call is text, or nothing if the answer was cut or must be calls."""
         for said in self.feed(text, last):
             if isinstance(said, CallEnded) and said.broken:
                 if not (self._cut or self._required):

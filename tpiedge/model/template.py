@@ -33,16 +33,14 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes: arguments as a JSON text instead of an object; null or empty content beside
-    calls."""
+    """The forms that a template takes: arguments as a JSON text; null or empty content beside calls."""
 
     text_arguments: bool = False
     null_content: bool = False
     empty_content: bool = True
 
 
-CALLS_AS_OBJECTS: Final = TemplateHabits()
-"""The habits of most templates, and the default."""
+CALLS_AS_OBJECTS: Final = TemplateHabits()  # the habits of most templates, and the default
 _BEST: Final = 3
 
 
@@ -115,8 +113,7 @@ class ChatTemplate:
 
     @staticmethod
     def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
-        """Reads `chat_template.jinja` and `additional_chat_templates`, `tokenizer_config.json`, or
-        `chat_template.json`. Raises UserError."""
+        """Reads the template files, tokenizer_config.json, or chat_template.json. Raises UserError."""
         templates = _templates_of(folder)
         if not templates:
             raise UserError(
@@ -159,7 +156,6 @@ class ChatTemplate:
             raise kind(f"the model's chat template failed: {sanitised_line(error, 320)}") from None
 
     def habits(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateHabits:
-        """Returns the habits of the template for chats with or without tools; cached."""
         source = self.source(tools=tools is not None)
         if source not in self._habits:
             self._habits[source] = _habits_of(self.render, tools=tools is not None)

@@ -148,7 +148,6 @@ class LoadedTokenizer:
         return LoadedTokenizer(Tokenizer.from_buffer(data))
 
     def added(self) -> list[tuple[int, str, dict[str, bool]]]:
-        """Returns the id, text and flags of added tokens."""
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
         own = self._backend.get_added_tokens_decoder()
         return [
@@ -285,7 +284,6 @@ def _render(job: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Any:
-    """Compiles in the environment of transformers, which templates expect."""
     from datetime import datetime
 
     from jinja2.exceptions import TemplateError

@@ -39,8 +39,7 @@ class TooManyTokens(Exception):
 
 
 class Tokenizer:
-    """`special_tokens` maps "bos_token", "eos_token", ... to their text; `vocabulary` maps the text of every token to
-    its id."""
+    """`special_tokens` maps "bos_token", ... to texts, `vocabulary` the text of every token to its id."""
 
     def __init__(
         self,
@@ -281,8 +280,7 @@ class TextWriter:
         after: Sequence[int] = (),
         marks: Sequence[str] = (),
     ) -> None:
-        """`after` are the tokens before this text, `marks` special tokens that are shown. Raises UserError for an empty
-        stop string."""
+        """`after`: tokens before this text; `marks`: special tokens to show. Raises UserError for an empty stop."""
         if not all(stops):
             raise UserError("a stop string is empty; leave it out")
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()

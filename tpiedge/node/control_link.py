@@ -38,8 +38,7 @@ class ClusterLiveness:
         self._broken: dict[int, float] = {}
 
     def watch(self, links: Mapping[int, LinkMonitor], patience_s: float) -> None:
-        """Also loses ranks whose links stay broken for `patience_s`: until then the master's word on which machine is
-        cut off says more."""
+        """Also loses ranks with links broken for `patience_s`: until then the master knows better who is cut off."""
         self._links, self._patience_s = links, patience_s
 
     def heard_master(self) -> None:

@@ -91,7 +91,6 @@ class TensorLinks:
         return self._resources.enter_context(spoke)
 
     def joined(self, spokes: Mapping[int, ZmqSpoke]) -> Endpoint:
-        """Joins the hub, if any, and the usable `spokes`."""
         named = {node_name(peer): spoke for peer, spoke in spokes.items()}
         return ZmqMesh(node_name(self._rank), self._hub, named)
 
@@ -100,8 +99,7 @@ _LINK_S: Final = 5.0
 #: Four of libzmq's attempts of 3 s, each of which fails if two packets in a row are lost.
 _RANK_0_LINK_S: Final = 15.0
 _SLICE_S: Final = 0.1
-#: Times the master's timeout for a machine that is cut off.
-_PATIENCE: Final = 2
+_PATIENCE: Final = 2  # times the master's timeout for a machine that is cut off
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ class DataPlane:
 
     @property
     def traffic(self) -> tuple[int, int, int, int]:
-        """Bytes sent and received, late messages dropped, and messages and connections refused that no honest node
-        makes. For any thread."""
+        """Bytes sent and received, late messages, and messages and connections refused. For any thread."""
         group = self.communicator
         if self.endpoint is None or not isinstance(group, Group):
             return 0, 0, 0, 0
@@ -132,8 +129,7 @@ def join_data_plane(
     await_connect: Callable[[], Connect],
     resources: ExitStack,
 ) -> DataPlane:
-    """`listening` tells the master this node's address, `await_connect` waits for the others'. Raises PeerLost,
-    ProtocolError, UserError."""
+    """`listening` tells the master this node's address. Raises PeerLost, ProtocolError, UserError."""
     size = len(assign.nodes)
     if size == 1:
         return DataPlane(Communicator())

@@ -23,14 +23,12 @@ from tpiedge.wire.fields import Message
 from tpiedge.wire.probing import LinkSpeed, Probing
 
 _SLICE_S: Final = 0.05
-#: Until all nodes are there: the slowest may still be starting.
-_START_S: Final = 180.0
+_START_S: Final = 180.0  # until all nodes are there: the slowest may still be starting
 #: One node's turn, and more for each link to a rank above 0.
 _TURN_S: Final = 60.0
 _PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
-#: Answered to one node in one survey; an honest one sends 11.
-_MOST_PROBES: Final = 32
+_MOST_PROBES: Final = 32  # answered to one node in one survey; an honest one sends 11
 _SILENT: Final = "it does not answer"
 
 
@@ -47,8 +45,7 @@ class LinkSurvey:
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Takes part until the end. `reached`: lower ranks with a link to this one. Returns facts on rank 0. Raises
-        PeerLost, ProtocolError."""
+        """Returns facts on rank 0. `reached`: lower ranks with a link. Raises PeerLost, ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()

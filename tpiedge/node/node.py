@@ -75,8 +75,7 @@ class Node:
         #: Bytes loaded, of how many, until the node is ready; and bytes that the carrier has moved.
         self._loaded: tuple[int, int] | None = 0, 0
         self._carried_bytes = 0
-        #: The step's messages for the master.
-        self._drawn: list[c.AnswerPart] = []
+        self._drawn: list[c.AnswerPart] = []  # the step's messages for the master
         self._resources = ExitStack()
         own, key = control_name(bootstrap.rank, bootstrap.epoch), bootstrap.master_key
         control = ZmqSpoke(

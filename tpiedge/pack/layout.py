@@ -233,6 +233,17 @@ class BlobLayout:
         }
 
     @cached_property
+    def group_size(self) -> int:
+        """Query heads per KV head of a layer. Raises UserError unless the heads divide evenly."""
+        try:
+            queries, keys = self.matrix("q").units, self.matrix("k").units
+        except KeyError:
+            raise UserError("pack layout: a layer lacks its matrices q and k; pack again") from None
+        if queries % keys:
+            raise UserError(f"pack layout: {queries} query heads for {keys} KV heads; pack again")
+        return queries // keys
+
+    @cached_property
     def _matrix_by_name(self) -> Mapping[str, MatrixLayout]:
         return {matrix.name: matrix for matrix in self.matrices}
 
@@ -248,17 +259,6 @@ def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
     raise UserError(
         f"matrix {name!r} is not one of a layer's: {', '.join(ATTENTION_MATRICES + FFN_MATRICES)}"
     )
-
-
-def group_size(layout: BlobLayout) -> int:
-    """Query heads per KV head of a layer. Raises UserError unless the heads divide evenly."""
-    try:
-        queries, keys = layout.matrix("q").units, layout.matrix("k").units
-    except KeyError:
-        raise UserError("pack layout: a layer lacks its matrices q and k; pack again") from None
-    if queries % keys:
-        raise UserError(f"pack layout: {queries} query heads for {keys} KV heads; pack again")
-    return queries // keys
 
 
 @dataclass(frozen=True)

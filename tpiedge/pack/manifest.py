@@ -118,7 +118,8 @@ def load_manifest(pack: Path) -> Manifest:
     try:
         return _parse(json.loads(data))
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {sanitised_line(error, 200)}: pack again") from None
+        known = " (f32, bf16, q8 or q4)" if "`$.precision" in str(error) else ""
+        raise UserError(f"{path}: {sanitised_line(error, 200)}{known}: pack again") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): pack again") from None
     except UserError as error:

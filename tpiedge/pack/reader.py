@@ -13,7 +13,7 @@ from pathlib import Path
 from tpiedge.errors import IntegrityError, UserError
 from tpiedge.pack.files import OpenFile, try_flock
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import BlobLayout, HashedRange, group_size, share_of_matrix
+from tpiedge.pack.layout import BlobLayout, HashedRange, share_of_matrix
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import BlobKey, BlobSpec, Precision
@@ -106,15 +106,12 @@ class Pack:
         blob = self.blob_id(key)
         return HashTable.load(self.path / BLOB_FOLDER / f"{blob}.hashes", self.layout(key), blob)
 
-    def group_size(self, layer: int) -> int:
-        return group_size(self.layout(layer))
-
     def share_ranges(self, layer: int, share: NodeShare) -> Iterator[HashedRange]:
         """The ranges of a layer that a node of `share` needs, in order."""
         layout = self.layout(layer)
         yield from layout.vector_ranges()
         for matrix in layout.matrices:
-            units = share_of_matrix(matrix.name, share, self.group_size(layer))
+            units = share_of_matrix(matrix.name, share, layout.group_size)
             yield from matrix.ranges(units.start, units.stop)
 
     def share_bytes(self, layer: int, share: NodeShare) -> int:

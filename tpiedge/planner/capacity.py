@@ -51,8 +51,7 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """The fastest set of machines that holds the model, with at least `min_workers` workers; `weights` (--shares, one
-    per machine) override."""
+    """The fastest set that holds the model, with at least `min_workers`; `weights` (--shares) override it."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(
@@ -257,8 +256,7 @@ def why_in(
 def why_out(
     model: ModelFacts, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
 ) -> SpareReason:
-    """Explains why a machine has no part, though `workers` could have one. `seconds` per token: the least with the
-    machine, and without it."""
+    """Explains why a machine has no part. `seconds` per token: the least with it, and those without it."""
     small = too_small(model, machine)
     if small is not None:
         return small

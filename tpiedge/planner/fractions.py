@@ -86,8 +86,7 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Fractions that sum to 1 with which the slowest node is fastest, and its time, which whole units cannot beat. None
-    if the nodes cannot hold the model."""
+    """Fractions of 1 with which the slowest node is fastest, and its time, a lower bound; None if room lacks."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)

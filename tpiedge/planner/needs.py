@@ -120,8 +120,7 @@ class Infeasible:
 
 
 def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
-    """Bytes of the parts of a model whose layers all have the first's shape. `kv`: the KV cache's precision for heads
-    of `head_dim` numbers."""
+    """Bytes of a model whose layers are all like the first. `kv`: the KV cache's precision of `head_dim` numbers."""
     layer, stored = pack.layout(0), KVFormat(kv, head_dim)
     first = {one: layer.matrix(one).unit_nbytes(0) for one in ("q", "k", "v", "o", "gate", "up", "down")}
     last = {one: layer.matrix(one).unit_nbytes(layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
@@ -165,8 +164,7 @@ def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """Bytes of each nonempty matrix of the share by block: q, k, v, o; gate, up, down; on rank 0 a tile of the LM
-    head."""
+    """Bytes of the share's nonempty matrices: q, k, v, o; gate, up, down; on rank 0 a tile of the LM head."""
     heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
     (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles

@@ -171,44 +171,41 @@ def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> flo
     ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):
-        load, after = _Load(phase, nbytes, message_s, facts), list(ready)
-        for hop in phase:
-            link = facts.link(hop.source, hop.target)
+        port_bytes, work_s = _loads(phase, nbytes, message_s, facts)
+        after = list(ready)
+        for source, target, part in phase:
+            link = facts.link(source, target)
             if link is None:
                 return None
-            left = ready[hop.source] + load.message_s(hop, link)  # then its sender goes on
-            after[hop.source] = max(after[hop.source], left)
-            after[hop.target] = max(after[hop.target], left + link.one_way_latency_s)
+            ports = facts.ports(source, target)
+            busy_s = [port_bytes[port] / facts.port_rates.get(port, inf) for port in ports]
+            transfer_s = max(nbytes * part / (link.bytes_per_s or inf), *busy_s)
+            work = work_s[source, "out"] + work_s[target, "in"]
+            left = ready[source] + (transfer_s + work + facts.costs.wake_s)  # then its sender goes on
+            after[source] = max(after[source], left)
+            after[target] = max(after[target], left + link.one_way_latency_s)
         ready = after
     return max(ready)
 
 
-class _Load:
-    def __init__(self, phase: Sequence[Hop], nbytes: int, message_s: float, facts: NetworkFacts) -> None:
-        self._nbytes = nbytes
-        self._facts = facts
-        self._port_bytes: defaultdict[_PortSide, float] = defaultdict(float)
-        self._rank_s: defaultdict[tuple[int, str], float] = defaultdict(float)
-        self._host_s: defaultdict[tuple[Host, str], float] = defaultdict(float)
-        for source, target, part in phase:
-            for port in facts.ports(source, target):
-                self._port_bytes[port] += nbytes * part
-            work_s = message_s + nbytes * part * facts.costs.byte_s
-            for rank, side in ((source, "out"), (target, "in")):
-                self._rank_s[rank, side] += work_s
-                self._host_s[facts.hosts[rank], side] += work_s
-
-    def message_s(self, hop: Hop, link: PairFacts) -> float:
-        source, target, part = hop
-        ports = self._facts.ports(source, target)
-        busy_s = [self._port_bytes[port] / self._facts.port_rates.get(port, inf) for port in ports]
-        transfer_s = max(self._nbytes * part / (link.bytes_per_s or inf), *busy_s)
-        work_s = self._work_s(source, "out") + self._work_s(target, "in")
-        return transfer_s + work_s + self._facts.costs.wake_s
-
-    def _work_s(self, rank: int, side: str) -> float:
-        host = self._facts.hosts[rank]
-        return max(self._rank_s[rank, side], self._host_s[host, side] / self._facts.cores.get(host, 1))
+def _loads(
+    phase: Sequence[Hop], nbytes: int, message_s: float, facts: NetworkFacts
+) -> tuple[Mapping[_PortSide, float], Mapping[tuple[int, str], float]]:
+    """Returns a phase's bytes through each port, and the seconds of work for each rank's messages."""
+    port_bytes: defaultdict[_PortSide, float] = defaultdict(float)
+    rank_s: defaultdict[tuple[int, str], float] = defaultdict(float)
+    host_s: defaultdict[tuple[Host, str], float] = defaultdict(float)
+    for source, target, part in phase:
+        for port in facts.ports(source, target):
+            port_bytes[port] += nbytes * part
+        hop_s = message_s + nbytes * part * facts.costs.byte_s
+        for rank, side in ((source, "out"), (target, "in")):
+            rank_s[rank, side] += hop_s
+            host_s[facts.hosts[rank], side] += hop_s
+    for (rank, side), alone_s in rank_s.items():
+        host = facts.hosts[rank]
+        rank_s[rank, side] = max(alone_s, host_s[host, side] / facts.cores.get(host, 1))
+    return port_bytes, rank_s
 
 
 def are_linked(size: int, collective: CollectiveChoice) -> bool:

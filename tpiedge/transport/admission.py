@@ -115,8 +115,7 @@ class Admission:
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """Drops and counts what `name` still sends, and keeps its key and `key` out, as guests too, until admitted
-        again."""
+        """Drops what `name` still sends; keeps its key and `key` out, as guests too, until they are admitted."""
         with self._lock:
             guest = self._guests.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]

@@ -78,9 +78,8 @@ class Arrived(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One connection. The hub's owner adds received wire bytes to `taken`, and sets `route` and `name` at the
-    introduction. `flooded`: it was cut for what it sent. `left`: bytes that waited at the last look. `until`: a
-    stranger's end."""
+    """One connection. The owner adds received wire bytes to `taken`, and sets `route` and `name` at the introduction.
+    `flooded`: cut for what it sent. `left`: bytes waiting at the last look. `until`: a stranger's end."""
 
     address: str = ""
     route: bytes = b""

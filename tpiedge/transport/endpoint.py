@@ -52,8 +52,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew, perhaps by a restarted process: messages may be lost. `broke`
-    says so for a sentence about the connection."""
+    """The connection of `peer` broke and was made anew: messages may be lost. `broke` says so within a sentence."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -145,12 +144,12 @@ def read_frame(sender: str, frame: Buffer, plane: Plane) -> Envelope:
 
 def _check_tensor(message: Message, count: int | None, plane: Plane) -> None:
     header = tensor_of(message)
-    if header is None or count is None:
-        if header is not None:
-            raise ProtocolError("a tensor header without its tensor")
-        if count is not None:
-            raise ProtocolError("a tensor without its header")
+    if header is None and count is not None:
+        raise ProtocolError("a tensor without its header")
+    if header is None:
         return
+    if count is None:
+        raise ProtocolError("a tensor header without its tensor")
     if header.nbytes > plane.tensor_limit:
         raise ProtocolError(
             f"tensor of {header.nbytes} bytes; a message holds at most {plane.tensor_limit} here"
@@ -186,8 +185,7 @@ class Endpoint:
         timeout_s: float | None = None,
     ) -> None:
         """Encodes a message once and sends it to each peer, waiting up to `timeout_s` (None: SEND_TIMEOUT_S) for each.
-        Unreachable names the first that did not take it; later ones did not get it. After ProtocolError nothing was
-        sent."""
+        Unreachable names the first that did not take it; later ones get nothing. ProtocolError: nothing was sent."""
         self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:

@@ -98,7 +98,7 @@ class ZmqMesh(Endpoint):
                 return 0
             sent = native.run(place, tensor)
             if sent >= 0:
-                native.count_sent(sent)
+                self.counters.bytes_sent += sent * native.frame_bytes
                 if sent and native.sums:  # the parts of all peers are in the sum
                     native.count_received()
                 native.put_back()
@@ -107,7 +107,7 @@ class ZmqMesh(Endpoint):
                 native.close()
                 return sent
             self._keeper = None if sent == DONE else native
-            native.count_sent()
+            self.counters.bytes_sent += native.peers * native.frame_bytes
             native.count_received()
             return DONE
 

@@ -6,7 +6,7 @@ stops without a loss, and `recv_frame` returns first what was received and not u
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -99,6 +99,7 @@ class NativeReducer:
         self.handle: int | None = None
         self.sums: Final = exchange.combine is Combine.SUM
         self._links = links
+        self.peers: Final = len(links)
         self._by_socket = {link.underlying: link for link in links}
         self._flows: list[Flow] = []
         self._wire_bytes = curve_bytes(self.frame_bytes)
@@ -130,17 +131,16 @@ class NativeReducer:
         """Runs as `Reduce`. Returns less than DONE if done and `received` has more, for the next run or for Python."""
         return int(self._run(self.handle, place, tensor))
 
-    def received(self) -> Iterator[tuple[int, bytes, ReceivedFrame]]:
-        """Yields socket, route and frame of what was received and not used, in order of arrival. Only the last message
+    def received(self) -> list[tuple[int, bytes, ReceivedFrame]]:
+        """Takes out what was received and not used: socket, route and frame, in order of arrival. Only the last message
         can have more frames; they are still in the socket."""
-        view = View()
+        view, found = View(), []
         for index in range(self._dll.tpiedge_reducer_received(self.handle)):
             self._dll.tpiedge_reducer_view(self.handle, index, ctypes.byref(view))
-            yield view.socket, ctypes.string_at(view.route, view.route_bytes), ReceivedFrame(view)
-
-    def count_sent(self, count: int | None = None) -> None:
-        for link in self._links[:count]:
-            link.counters.bytes_sent += self.frame_bytes
+            route = ctypes.string_at(view.route, view.route_bytes)
+            found.append((view.socket, route, ReceivedFrame(view)))
+        self._dll.tpiedge_reducer_release(self.handle)
+        return found
 
     def count_received(self) -> None:
         for link in self._links:
@@ -152,10 +152,6 @@ class NativeReducer:
         """Gives what was received and not used to the links, whose `recv_frame` returns it first."""
         for socket, route, frame in self.received():
             self._by_socket[socket].put_back(route, frame)
-        self.release()
-
-    def release(self) -> None:
-        self._dll.tpiedge_reducer_release(self.handle)
 
     def close(self) -> None:
         """Idempotent; may be opened again."""

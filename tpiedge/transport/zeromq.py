@@ -119,8 +119,7 @@ class ZmqHub(ZmqEndpoint):
             return route is not None and not self._closed and self._stands(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of `name`, which is admitted no more: at once, or, after `farewell` as the last message,
-        within the next calls of `recv`."""
+        """Ends the connection of `name`, admitted no more: at once, or in later calls of `recv`, after `farewell`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -263,8 +262,7 @@ _LOOK_S = 0.2
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address` with the public key `server_key`, and again after every break. A stranger shows
-    `ticket` for a place there."""
+    """Connects to the hub at `address`, and again after every break. A stranger shows `ticket` for a place there."""
 
     def __init__(
         self,

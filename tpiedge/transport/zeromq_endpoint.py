@@ -179,8 +179,7 @@ class ZmqEndpoint(Endpoint):
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing must be sent or received first. This and the next three are for native all-reduces, which
-        hold the lock."""
+        """Whether nothing must be sent or received before a native all-reduce, which holds the lock."""
         return not (self._closed or self._posted or self._held)
 
     @property
@@ -198,8 +197,7 @@ class ZmqEndpoint(Endpoint):
             self._held.append(item)
 
     def wake(self) -> None:
-        """Ends the wait in `recv` under way on a prompt plane, or else the next one, as if its time were up. For any
-        thread."""
+        """Ends the present wait in `recv` on a prompt plane, else the next one, as if its time were up. Any thread."""
         self._woken = True
         self._wakeup.ring()
 
@@ -286,8 +284,7 @@ class ZmqEndpoint(Endpoint):
             self._wakeup.silence()
 
     def _take(self, flags: int) -> Item | None:
-        """Returns the owner's next message; None without one (`flags`: within 20 ms), or after so many others that it
-        must look at the time."""
+        """Returns the owner's next message; None without one (`flags`: within 20 ms), or after 100 others."""
         for _ in range(100):
             try:
                 item = self._receive(flags)

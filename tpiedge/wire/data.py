@@ -26,8 +26,7 @@ class Segment(f.Wire, frozen=True):
 
 
 class TableChange(f.Wire, frozen=True):
-    """A sequence's pages before the step: the first `kept` of its slot's table stay, `pages` follow, and `filled`
-    positions of them hold keys and values."""
+    """A slot's table before the step: `kept` pages stay, `pages` follow; `filled` positions have keys and values."""
 
     slot: f.U32
     kept: f.U32

@@ -104,8 +104,7 @@ class Spawned(f.NodeMessage, frozen=True, tag=99):
 
 
 class NodeEnded(f.EpochMessage, frozen=True, tag=100):
-    """Agent to master: the epoch has no node here. `kind`: the error class if preparing failed, "" if the process
-    ended."""
+    """Agent to master: no node runs here. `kind`: the error class if preparing failed, "" if the process ended."""
 
     kind: f.Name
     cause: f.Text
@@ -131,8 +130,7 @@ class Leaving(f.EpochMessage, frozen=True, tag=109):
 
 
 class MasterPulse(f.EpochMessage, frozen=True, tag=103):
-    """Master to agent, regularly: the state of the cluster in a word. `busy`: a request runs or waits, or a plan is
-    prepared."""
+    """Master to agent, regularly: the cluster's state. `busy`: a request runs or waits, or a plan is prepared."""
 
     state: f.Name
     busy: bool
@@ -148,8 +146,7 @@ class Stock(f.EpochMessage, frozen=True, tag=111):
 
 
 class Stocked(f.EpochMessage, frozen=True, tag=112):
-    """Agent to master: `held_bytes` of the pack are on its disk. `complete`: all that Stock wants; `why` it will not
-    be, or ""."""
+    """Agent to master: its disk has `held_bytes` of the pack. `complete`: all of Stock; `why` it cannot be, or ""."""
 
     number: f.U32
     held_bytes: f.U64

@@ -86,9 +86,8 @@ WirePrecision = Literal["f32", "bf16", "int8"]
 SpareKind = Literal[
     "slower", "too small", "no room", "shares", "too many", "excluded", "drained", "fetching", "no plan"
 ]
-"""Why a machine has no part in the plan: answers would be slower, or hardly faster; its memory holds no share at all;
-no share fits its memory or disk, or it lacks native kernels; --shares has nothing for it; there are too many machines;
-it has failed; it is drained; its weights take long to come; there is no plan."""
+"""Why a machine has no part in the plan. slower: or hardly faster; too small: its memory holds no share; no room: no
+share fits its disk or memory, or it lacks native kernels; excluded: it failed; fetching: its weights take long."""
 Pin = Literal["none", "auto", "all"]
 
 
@@ -105,8 +104,7 @@ class NodeMessage(EpochMessage, frozen=True):
 
 
 class WeightMemory(Wire, frozen=True):
-    """Memory for a node's weights: all, or `nbytes`, of which `ring_bytes` (0: the node chooses) are for streaming.
-    `direct`: read past the page cache."""
+    """Memory for weights (all, or `nbytes`), `ring_bytes` (0: chosen) to stream. `direct`: past the page cache."""
 
     nbytes: U64
     ring_bytes: U64

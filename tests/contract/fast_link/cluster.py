@@ -126,7 +126,6 @@ class Cluster:
         return [calls.get()[0] for _ in range(calls.qsize())]
 
     def patient(self, rank: int) -> None:
-        """Have the fast calls of `rank` wait for as long as the test does."""
         for socket in self.sockets(rank):
             socket.rcvtimeo = int(WAIT_S * 1000)
 
@@ -142,8 +141,6 @@ class Cluster:
 
 
 class Ear:
-    """Knows how many messages the native side has received, all ranks together."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._heard = threading.Semaphore(0)
         library = native_library.transport_library()

@@ -8,19 +8,10 @@ import pytest
 from tpiedge.api.limits import Limits
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
+from tpiedge.lab.bench import serve_run
 from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress, Streams
-from tpiedge.lab.bench.serve_run import (
-    LongPrompt,
-    RandomPrompts,
-    ServeLoad,
-    ServeWish,
-    ask_alone,
-    by_clients,
-    measure_long_prompt,
-    measure_server,
-)
 
-PROMPTS = RandomPrompts(2048, 0, 0)
+PROMPTS = serve_run.RandomPrompts(2048, 0, 0)
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def prompts(count, tokens=8):
 def test_each_client_asks_again_when_its_answer_has_ended(service, streams):
     service.script = script = Script(held=2)
     asked = prompts(6)
-    answers = by_clients(streams, asked, 5, 2)
+    answers = serve_run.by_clients(streams, asked, 5, 2)
     assert [(answer.error, len(answer.token_s), answer.prompt_tokens) for answer in answers] == [
         ("", 5, 8)
     ] * 6
@@ -86,7 +77,7 @@ def test_refused_requests_are_errors_and_the_others_go_on(service, streams):
         generation.finish()
 
     service.script = script
-    answers = by_clients(streams, prompts(4), 1, 1)
+    answers = serve_run.by_clients(streams, prompts(4), 1, 1)
     assert [bool(answer.error) for answer in answers] == [True, False, False, False]
     assert "not this one" in answers[0].error
 
@@ -97,10 +88,10 @@ def test_where_nobody_listens_every_request_fails(serve):
     measured = MeasuredServer.at(address)
     server.close()
     with Streams(measured, MonotonicClock()) as streams:
-        answers = by_clients(streams, prompts(3), 1, 2)
+        answers = serve_run.by_clients(streams, prompts(3), 1, 2)
         assert [answer.error for answer in answers] == ["no server answers: Connection refused"] * 3
         with pytest.raises(PeerError, match="no server answers"):
-            ask_alone(streams, PROMPTS.of(8))
+            serve_run.ask_alone(streams, PROMPTS.of(8))
     with pytest.raises(PeerError, match=r"no server answers at 127.0.0.1:\d+/v1/models"):
         MeasuredServer.at(address)
 
@@ -139,8 +130,10 @@ def test_a_long_prompt_beside_others(service, streams):
 
     service.script = script
     endless = (PROMPTS.of(8) for _ in iter(int, 1))
-    wanted = LongPrompt(PROMPTS.of(64), PROMPTS.of(64), endless, answer_tokens=200, settled_tokens=10)
-    found = measure_long_prompt(streams, wanted)
+    wanted = serve_run.LongPrompt(
+        PROMPTS.of(64), PROMPTS.of(64), endless, answer_tokens=200, settled_tokens=10
+    )
+    found = serve_run.measure_long_prompt(streams, wanted)
     for thread in others:
         thread.join(20)
     assert len(others) >= 3  # one that ends before the long prompt is read is followed by another one
@@ -152,7 +145,7 @@ def test_a_long_prompt_beside_others(service, streams):
 
 def wish(**changes):
     values = {
-        "loads": (ServeLoad(1), ServeLoad(2), ServeLoad(None, 100.0)),
+        "loads": (serve_run.ServeLoad(1), serve_run.ServeLoad(2), serve_run.ServeLoad(None, 100.0)),
         "requests": 3,
         "prompt_tokens": 8,
         "tokens": 4,
@@ -163,14 +156,14 @@ def wish(**changes):
         "repeats": 2,
         "seed": 0,
     }
-    return ServeWish(**(values | changes))
+    return serve_run.ServeWish(**(values | changes))
 
 
 def test_the_record_of_all_repeats(service, address):
     service.script = script = Script()
     said = []
     started = time.monotonic()
-    record = measure_server(MeasuredServer.at(address), 2048, wish(), said.append)
+    record = serve_run.measure_server(MeasuredServer.at(address), 2048, wish(), said.append)
     assert time.monotonic() - started < 20
     assert [(load["concurrency"], load["rate_per_s"]) for load in record["loads"]] == [
         *((1, None), (2, None), (None, 100.0))

@@ -22,5 +22,4 @@ def url(serve):
 
 @pytest.fixture
 def words(service):
-    """The tokens of a text."""
     return lambda text: service.tokenizer.encode(text, add_special=False)

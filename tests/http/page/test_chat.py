@@ -1,5 +1,3 @@
-"""What a person does in the page's chat: asks, reads along, stops, asks otherwise, comes again."""
-
 import json
 
 import httpx

@@ -31,7 +31,6 @@ def server(service, serve):
 
 @pytest.fixture
 def view(browser, server):
-    """Open, with the key typed."""
     browser.open(server.url)
     browser.click("Cluster")
     browser.click("Type the key")
@@ -84,7 +83,6 @@ def test_nothing_keeps_people_from_using_it(view, service, dark, touch):
 
 
 def ask(view, service):
-    """The page's own chat asks something, which runs."""
     view.run("location.hash = '#chat'")
     view.wait(lambda: view.see("#message"))
     view.say("Hello")

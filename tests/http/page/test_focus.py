@@ -8,7 +8,6 @@ from tests.http.conftest import answers
 
 @pytest.fixture
 def page(browser, service, url):
-    """With one answer."""
     answers(service, "One.")
     browser.open(url)
     browser.say("Say something")

@@ -1,5 +1,3 @@
-"""Text that wants to be more than text, in an answer, a question or a title, does nothing."""
-
 import pytest
 
 from tests.http.conftest import answers

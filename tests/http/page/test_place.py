@@ -1,5 +1,3 @@
-"""The reader's place in the page: what is seen of a talk."""
-
 import pytest
 
 from tests.http.conftest import answers
@@ -9,7 +7,6 @@ LONG = "\n\n".join(f"{number}. word" for number in range(1, 61))
 
 @pytest.fixture
 def talk(browser, service, url):
-    """Two long answers."""
     service.max_sequence = 4096
     answers(service, LONG)
     browser.open(url)

@@ -1,5 +1,3 @@
-"""A server that ends, goes silent, cannot be reached for a while, or comes back with another model."""
-
 import pytest
 
 from tpiedge.api.limits import Limits
@@ -27,8 +25,6 @@ def recording(serve, tmp_path):
 
 @pytest.fixture
 def begun(browser, service, words):
-    """An answer of which two words are shown."""
-
     def begin(url):
         browser.open(url)
         browser.say("Go")

@@ -1,5 +1,3 @@
-"""A browser that lets the page store nothing, or no more."""
-
 from tests.http.conftest import answers
 
 

@@ -1,5 +1,3 @@
-"""Two tabs of one browser: each shows what the other does, and neither undoes it."""
-
 import pytest
 
 from tests.http.conftest import answers

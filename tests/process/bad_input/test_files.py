@@ -1,5 +1,3 @@
-"""Checkpoints, packs and disks that cannot be used."""
-
 import json
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""Flags that cannot be meant."""
-
 import pytest
 
 from tests.process.bad_input.refusal import run_model

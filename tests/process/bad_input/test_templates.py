@@ -1,5 +1,3 @@
-"""Chat templates that are hostile, broken or missing."""
-
 import re
 import shutil
 

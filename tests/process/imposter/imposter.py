@@ -22,23 +22,10 @@ from tpiedge.planner.network import listens
 from tpiedge.transport.endpoint import CONTROL, TENSOR, Envelope, Plane, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire import epochs
 from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import Assign, Connect, Heartbeat, Hello, Ready
 from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, StepPlan, Survey
-from tpiedge.wire.epochs import (
-    AgentPulse,
-    AskOffer,
-    Capacity,
-    Echo,
-    Launch,
-    NodeEnded,
-    Offer,
-    Prepare,
-    Prepared,
-    Probe,
-    Release,
-    Spawned,
-)
 from tpiedge.wire.fields import Keeping, TensorHeader
 
 #: Bytes of weights per second, of everybody else: so slow that links cost nothing beside it.
@@ -56,7 +43,7 @@ _LAST_BLOCK = 11
 class Node:
     """The imposter's part of an epoch."""
 
-    prepare: Prepare
+    prepare: epochs.Prepare
     keys: CurveKeys = field(default_factory=CurveKeys.generate)
     control: ZmqSpoke | None = None
     assign: Assign | None = None
@@ -180,9 +167,9 @@ class Imposter:
             self._link.send(message, timeout_s=0.5)
 
     def _say_offer(self) -> None:
-        speed = Capacity(1, _CLAIMED, _CLAIMED)
+        speed = epochs.Capacity(1, _CLAIMED, _CLAIMED)
         self._say(
-            Offer(
+            epochs.Offer(
                 0,
                 self.name,
                 self.name,
@@ -201,7 +188,7 @@ class Imposter:
         )
 
     def _beat(self) -> None:
-        self._say(AgentPulse(0))
+        self._say(epochs.AgentPulse(0))
         node = self._node
         if node is not None and node.control is not None:
             with contextlib.suppress(Unreachable):
@@ -209,21 +196,21 @@ class Imposter:
 
     def _hear(self, envelope: Envelope) -> None:
         match envelope.message:
-            case AskOffer():
+            case epochs.AskOffer():
                 self._say_offer()
-            case Probe(number=number, answer_bytes=count):
-                self._say(Echo(0, number, bytes(count)))
-            case Prepare() as order:
+            case epochs.Probe(number=number, answer_bytes=count):
+                self._say(epochs.Echo(0, number, bytes(count)))
+            case epochs.Prepare() as order:
                 self._drop_node()
                 self._node = Node(order)
-                self._say(Prepared(order.epoch, self._node.keys.public))
-            case Launch(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
-                self._say(Spawned(epoch, self._node.rank, os.getpid()))
+                self._say(epochs.Prepared(order.epoch, self._node.keys.public))
+            case epochs.Launch(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
+                self._say(epochs.Spawned(epoch, self._node.rank, os.getpid()))
                 self._node.control = self._spoke(self._node, CONTROL, control_name(self._node.rank, epoch))
                 self._node.control.send(Hello(epoch, self._node.rank, 1, PROTOCOL, __version__, 1, "cpu"))
-            case Release(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
+            case epochs.Release(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
                 self._drop_node()
-                self._say(NodeEnded(epoch, "", "the master released it"))
+                self._say(epochs.NodeEnded(epoch, "", "the master released it"))
 
     def _spoke(
         self, node: Node, plane: Plane, name: str, address: str = "", key: str = "", hub_name: str = "hub"
@@ -255,8 +242,8 @@ class Imposter:
     def _compute(self, node: Node) -> None:
         envelope = node.tensors.recv(0.02)
         match envelope.message if envelope is not None else None:
-            case Probe(number=number, answer_bytes=count):
-                node.tensors.send(Echo(node.epoch, number, bytes(count)))
+            case epochs.Probe(number=number, answer_bytes=count):
+                node.tensors.send(epochs.Echo(node.epoch, number, bytes(count)))
             case Survey(turn=turn) if turn == node.rank:
                 if self.on_survey is not None:
                     act, self.on_survey = self.on_survey, None

@@ -22,7 +22,6 @@ LAYERS = 6
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """(the record of a streaming run, its trace file)"""
     path = tmp_path_factory.mktemp("trace") / "t.json"
     ended = run_command(*RUN, "--trace", path)
     assert ended.status == 0, ended.err
@@ -138,7 +137,6 @@ def test_by_default_the_picture_is_of_three_typical_steps_and_the_figures_of_all
 
 
 def endless(start, model, trace):
-    """A run that has begun to answer, and is long from the end."""
     command = start(
         "run", "--model", model, "--nodes", 2, "--threads", 1, "--raw", "--prompt", "ba be bi",
         "--max-tokens", 20_000, "--ignore-eos", "--trace", trace,

@@ -38,7 +38,6 @@ def fetched(status: dict) -> float:
 
 
 def held_bytes(worker: Worker) -> int:
-    """Returns the verified bytes on the worker's disk. Takes no lock: its owner may be frozen."""
     (folder,) = (worker.cache / "shards" / "packs").iterdir()
     pack = Pack.open(folder)
     copy = ShardCopy(pack, folder.name, FileLock(folder / "in-use"))

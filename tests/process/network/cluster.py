@@ -10,8 +10,6 @@ from tpiedge.host.addresses import Address
 
 
 class NetworkCluster(Serving):
-    """A cluster whose master runs on the machine of the tests."""
-
     def __init__(self, folder: Path, namespaces: Namespaces, *options: object, **more: object) -> None:
         super().__init__(folder, *options, **more)
         self.namespaces = namespaces

@@ -77,8 +77,6 @@ class Namespaces:
         assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}{stdin}"
         return ended.stdout
 
-    # --- faults, each for as long as its block
-
     @contextlib.contextmanager
     def dropping(self, name: str, *, sent: bool = True, received: bool = True) -> Iterator[None]:
         """Has the bridge drop packets of the machine silently."""
@@ -97,7 +95,6 @@ class Namespaces:
 
     @contextlib.contextmanager
     def parted(self, one: str, other: str) -> Iterator[None]:
-        """The bridge swallows what these two machines send each other; all else passes."""
         ways = ((one, other), (other, one))
         rules = "\n".join(f'iifname "{a}" oifname "{b}" meta protocol ip drop;' for a, b in ways)
         with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):

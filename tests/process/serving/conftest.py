@@ -35,7 +35,6 @@ def expected(_session_cache) -> str:
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Serving]]:
-    """Make a cluster with options of `tpiedge master`; ended, and looked after, at the end of the module."""
     made: list[Serving] = []
 
     def make(*options: object, **more: object) -> Serving:
@@ -71,7 +70,6 @@ def group() -> Iterator[MemoryGroup]:
 
 @pytest.fixture(scope="module")
 def cluster(clusters: Callable[..., Serving]) -> Serving:
-    """The master and one worker, where a module does not say otherwise."""
     cluster = clusters("--min-workers", 1)
     cluster.start_master()
     cluster.start_worker("ann")

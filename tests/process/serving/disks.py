@@ -31,8 +31,6 @@ class FailingDisk:
         self.folder = folder
         self._device = device
 
-    # --- faults, each for as long as its block
-
     @contextlib.contextmanager
     def failing_from(self, path: Path, offset: int) -> Iterator[None]:
         """Fails reads and writes of the disk from this byte of the file on. A writer may hang if the file system needs
@@ -47,7 +45,6 @@ class FailingDisk:
 
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
-        """There is no room for anything."""
         filler = self.folder / _FILLER
         try:
             with filler.open("wb", buffering=0) as file:
@@ -61,7 +58,6 @@ class FailingDisk:
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """Blocks every write until the end of the block."""
         _run("fsfreeze", "--freeze", self.folder)
         try:
             yield
@@ -79,7 +75,6 @@ class FailingDisk:
 
 @contextlib.contextmanager
 def mounted_disk(folder: Path, image: Path, size: int = _SIZE) -> Iterator[FailingDisk]:
-    """Yields a disk of `size` bytes in the sparse file `image`. Raises NoDisk."""
     _need_root_and("mkfs.ext4", "losetup")
     with image.open("wb") as file:
         file.truncate(size)

@@ -124,7 +124,6 @@ class Worker:
 
     @property
     def process(self) -> Process:
-        """The one that was started last."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process
 
@@ -134,7 +133,6 @@ class Worker:
 
     @property
     def node(self) -> psutil.Process:
-        """The node that the fork server of this worker forked last."""
         (server,) = self.agent.children()
         return max(server.children(), key=lambda child: child.create_time())
 

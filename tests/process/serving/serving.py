@@ -56,7 +56,6 @@ def free_ports() -> int:
 
 
 def unfinished(stream: Iterable[Completion]) -> Iterator[str]:
-    """The pieces of an answer that must break off: none of them says that it is the last."""
     for chunk in stream:
         assert chunk.choices[0].finish_reason is None
         yield chunk.choices[0].text
@@ -106,8 +105,6 @@ class Serving:
         self._http = httpx.Client(trust_env=False, timeout=_ANSWER_S)
         measured(self.state / "master", bytes_per_s)
 
-    # --- starting
-
     def start_master(self, *, wait: bool = True) -> Process:
         """Returns once it answers, or at once."""
         cache = ["--cache", self.cache] if self.cache else []
@@ -140,16 +137,12 @@ class Serving:
         return worker
 
     def token(self, expires_s: float = 3600.0) -> str:
-        """Creates a token as `tpiedge token create` does."""
         folder = self.state / "master"
         _, secret = TokenStore(folder).create(expires_s)
         return JoinToken(load_or_create_keys(folder).public, secret, self.address).text
 
-    # --- seeing
-
     @property
     def master(self) -> Process:
-        """The one that was started last."""
         assert self._master is not None, "the master was never started"
         return self._master
 
@@ -168,11 +161,9 @@ class Serving:
         return read_private(self.state / "master" / "admin.json")
 
     def status(self) -> dict:
-        """Returns the data of `tpiedge nodes` without a process."""
         return self.administer("GET", "nodes").raise_for_status().json()
 
     def picture(self) -> dict:
-        """Returns the data of `tpiedge top`."""
         return self.administer("GET", "cluster").raise_for_status().json()
 
     @property
@@ -245,8 +236,6 @@ class Serving:
             f"--- {path.name}\n{path.read_text(errors='replace')}" for path in self.folder.glob("*.log")
         )
 
-    # --- asking
-
     @contextlib.contextmanager
     def client(self) -> Iterator[openai.OpenAI]:
         with openai.OpenAI(
@@ -256,7 +245,6 @@ class Serving:
             yield client
 
     def ask(self, prompt: str, max_tokens: int) -> str:
-        """The likeliest text."""
         with self.client() as client:
             answer = client.completions.create(
                 model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0
@@ -265,7 +253,6 @@ class Serving:
 
     @contextlib.contextmanager
     def streaming(self, prompt: str, max_tokens: int) -> Iterator[Streaming]:
-        """A long answer, which has begun."""
         with self.client() as client:
             stream = Streaming(client, self.model, prompt, max_tokens)
             try:
@@ -287,8 +274,6 @@ class Serving:
         workers = [self.workers[host].node for host in serving if host in self.workers]
         with crawling([self.rank_zero(), *workers]):
             yield
-
-    # --- ending
 
     def close(self) -> None:
         family = [child for process in self._everything for child in process.children()]

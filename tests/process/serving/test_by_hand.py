@@ -1,5 +1,3 @@
-"""Three terminals and a person who copies a line: the way to a cluster that the manual describes."""
-
 import os
 import shlex
 import signal
@@ -18,7 +16,6 @@ START_S = 40
 
 @pytest.fixture
 def terminal(tmp_path: Path):
-    """Open a terminal on a machine of that name and type `tpiedge ARGUMENTS...` there."""
     opened: list[pexpect.spawn] = []
 
     def open_one(machine: str, *arguments: str) -> pexpect.spawn:

@@ -1,5 +1,3 @@
-"""The time of day jumps by an hour, in both directions, without any effect on master and workers."""
-
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +19,6 @@ _WITHIN_S = 60.0
 
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory: pytest.TempPathFactory) -> WallClock:
-    """The clock of all processes of the cluster."""
     reason = why_no_shim()
     if reason is not None:
         pytest.skip(reason)
@@ -44,7 +41,6 @@ def _right_again(clock: WallClock) -> Iterator[None]:
 
 
 def masters_lead_s(cluster: Serving) -> float:
-    """Returns by how much the master's clock is ahead."""
     return parsedate_to_datetime(cluster.ready().headers["Date"]).timestamp() - time.time()
 
 

@@ -25,7 +25,6 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
 
 
 def blobs(worker: Worker) -> list[Path]:
-    """Returns the files of layers, the largest part on disk first."""
     found = [path for path in (worker.cache / "shards" / "blobs").iterdir() if len(path.name) == 64]
     return sorted(found, key=lambda path: path.stat().st_blocks, reverse=True)
 

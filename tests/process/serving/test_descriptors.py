@@ -1,5 +1,3 @@
-"""Processes that may open few files, and strangers who open as many connections as they can."""
-
 import contextlib
 import socket
 import sys
@@ -26,7 +24,6 @@ _FEW_LINES = 40
 
 @pytest.fixture(scope="module")
 def cluster(clusters: Callable[..., Serving]) -> Serving:
-    """A master alone."""
     cluster = clusters("--min-workers", 1)
     cluster.descriptors = (_SOFT, _HARD)
     cluster.start_master()

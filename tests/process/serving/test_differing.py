@@ -81,7 +81,6 @@ def pack_of_noise(folder: Path) -> Pack:
 
 
 def keep(store: ShardStore, pack: Pack) -> None:
-    """Have all layers of `pack` in `store`."""
     manifest = manifest_bytes(pack.path)
     store.adopt_manifest(manifest, pack_id(manifest))
     with store.open(pack_id(manifest)) as copy:

@@ -1,5 +1,3 @@
-"""A worker that is taken out of the plan while an answer runs, so that its machine can be switched off."""
-
 import json
 import re
 

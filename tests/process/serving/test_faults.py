@@ -30,7 +30,6 @@ def crash_node(cluster: Serving, victim: Worker) -> Callable[[], object]:
 
 
 def freeze(cluster: Serving, victim: Worker) -> Callable[[], object]:
-    """Suspends the machine, as a closed lid does."""
     machine = victim.agent, victim.node
     return lambda: [process.suspend() for process in machine]
 
@@ -50,7 +49,6 @@ def cluster(clusters) -> Serving:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Serving) -> str:
-    """The long answer without a fault."""
     cluster.wait_ready(3)
     return cluster.whole("Once", LONG)
 

@@ -1,5 +1,3 @@
-"""Refused workers get one line and an exit status, and the cluster serves on."""
-
 import re
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Clients that leave, in every way: the work ends, and no process keeps anything of them."""
-
 import contextlib
 import itertools
 import json
@@ -76,7 +74,6 @@ def leave(cluster: Serving, count: int) -> None:
 
 
 def held(processes: list[psutil.Process]) -> list[int]:
-    """Descriptors and threads."""
     return [count for process in processes for count in (process.num_fds(), process.num_threads())]
 
 

@@ -1,5 +1,3 @@
-"""Processes that may map little, on machines without shared memory."""
-
 import os
 import sys
 from collections.abc import Callable

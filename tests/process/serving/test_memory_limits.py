@@ -50,7 +50,6 @@ os.killpg(0, signal.SIGKILL)
 
 @pytest.fixture(scope="module")
 def cluster(clusters) -> Serving:
-    """The master and one worker."""
     options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", KV_TOKENS)
     cluster = clusters(*options)
     cluster.start_master()

@@ -1,6 +1,3 @@
-"""Many clients at once get their own exact answers; one that leaves does not disturb the others, a loss makes them
-wait."""
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,5 +1,3 @@
-"""The master ends and comes back: its workers wait for it, and what they hold is not shipped again."""
-
 import re
 import signal
 

@@ -1,5 +1,3 @@
-"""Real masters with TLS."""
-
 import re
 import shutil
 import ssl

@@ -21,7 +21,6 @@ def cluster(slow_trio: Serving) -> Serving:
 
 
 def until(cluster: Serving, holds: Callable[[dict], bool], limit_s: float = START_S) -> dict:
-    """The first picture that it holds of."""
     deadline = time.monotonic() + limit_s
     while not holds(picture := cluster.picture()):
         assert time.monotonic() < deadline, f"not within {limit_s} s: {picture}\n{cluster.logs()}"

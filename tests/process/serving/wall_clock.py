@@ -18,7 +18,6 @@ def why_no_shim() -> str | None:
 
 
 def build_shim(folder: Path) -> Path:
-    """The library of wall_clock.c, in `folder`."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)))
     library = folder / "wall_clock.so"
     source = Path(__file__).with_name("wall_clock.c")

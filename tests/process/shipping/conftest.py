@@ -164,5 +164,4 @@ def start_worker(master: Master, tmp_path: Path) -> Iterator[Callable[..., subpr
 
 @pytest.fixture
 def whole() -> NodeShare:
-    """Everything of every layer."""
     return NodeShare(Share(0, HEADS), Share(0, TILES))

@@ -1,5 +1,3 @@
-"""Which form an answer must have, in the words of several servers."""
-
 import importlib.util
 
 import pytest

@@ -1,5 +1,3 @@
-"""The picture of the cluster, look by look."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -46,13 +44,11 @@ def status(*nodes: NodeStatus, tokens: int = 0, ready: bool = True, epoch: int =
 
 
 def after(stats: Stats, steps: int, **seconds: float) -> Stats:
-    """`seconds` more of each counter in so many steps more."""
     more = {name: getattr(stats, name) + value for name, value in seconds.items()}
     return structs.replace(stats, steps=stats.steps + steps, **more)  # type: ignore[arg-type]
 
 
 def counted(node: NodeStatus, spent_s: float, steps: int, **more: float) -> NodeStatus:
-    """Whose counters grew by so much in so many seconds."""
     return replace(node, counted=Counted(after(STATS, steps, **more), STATS, spent_s))
 
 

@@ -1,5 +1,3 @@
-"""A client that does not read is dropped."""
-
 import asyncio
 
 import pytest

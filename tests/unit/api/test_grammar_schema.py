@@ -1,5 +1,3 @@
-"""What grammars hold of JSON schemas: objects are closed, references resolved, and nothing is left out silently."""
-
 import json
 from typing import Any
 

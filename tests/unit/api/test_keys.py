@@ -1,5 +1,3 @@
-"""The keys of clients: what a file of them may hold, and that it counts as soon as it changes."""
-
 import logging
 
 import pytest

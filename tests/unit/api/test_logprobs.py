@@ -1,5 +1,3 @@
-"""Log probabilities as clients see them: tokens written as they stand in a text, and where in the answer they begin."""
-
 import pytest
 
 from tests.unit.model.vocabularies import TOKENIZERS

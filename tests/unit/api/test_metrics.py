@@ -1,5 +1,3 @@
-"""What Prometheus reads."""
-
 from dataclasses import fields
 
 import pytest

@@ -1,5 +1,3 @@
-"""The document of the API has every route, and every field that it shows is read."""
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,3 @@
-"""Headers say who asks only where a named proxy wrote them."""
-
 import pytest
 from starlette.datastructures import Headers
 
@@ -50,14 +48,10 @@ def test_through_a_proxy_that_was_not_named_nobody_is_known(host: str, header: t
         ("::ffff:9.9.9.9", "9.9.9.9"),
         ("8.8.8.8, 9.9.9.9", "9.9.9.9"),  # the client wrote the first one
         ("8.8.8.8,9.9.9.9 , 10.1.2.3,127.0.0.1", "9.9.9.9"),  # two more of the named
-        ("9.9.9.9, unknown", None),
-        ("9.9.9.9, unknown, 10.1.2.3", None),
-        ("9.9.9.9,", None),
-        ("", None),
         ("10.1.2.3", "10.1.2.3"),  # a named one asks for itself
         ("10.1.2.4, 10.1.2.3", "10.1.2.3"),  # and cannot say that it is another
-        ("9.9.9.9.9", None),
-        ("9.9.9.9:port", None),
+        *((value, None) for value in ("9.9.9.9, unknown", "9.9.9.9, unknown, 10.1.2.3", "9.9.9.9,", "")),
+        *((value, None) for value in ("9.9.9.9.9", "9.9.9.9:port")),
     ],
 )
 def test_the_last_address_that_is_no_named_proxy_s_is_the_client_s(value: str, expected: str | None) -> None:

@@ -1,5 +1,3 @@
-"""The folder of records: in order, for the owner alone, and no failure of a disk ends an answer."""
-
 import errno
 import os
 import stat

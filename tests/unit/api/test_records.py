@@ -11,24 +11,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tpiedge.answers.record import RecordedEvent, event_line
+from tpiedge.api import records
 from tpiedge.api.asked import Asked, Choice, Reply
-from tpiedge.api.records import (
-    RECORD_VERSION,
-    AcceptedRequest,
-    DamagedRecord,
-    UnknownRecordVersion,
-    accepted_lines,
-    key_mark,
-    marks,
-    read_head,
-    read_record,
-)
 from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 Said = list[RecordedEvent]
-Answer = tuple[AcceptedRequest, Said]
+Answer = tuple[records.AcceptedRequest, Said]
 NAME = "chatcmpl-1"
 REQUEST = GenerationRequest(
     "",
@@ -43,10 +33,10 @@ REQUEST = GenerationRequest(
 REPLY = Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False)
 
 
-def accepted_of(choices: Sequence[Choice], count: int = 1) -> AcceptedRequest:
+def accepted_of(choices: Sequence[Choice], count: int = 1) -> records.AcceptedRequest:
     """`count` of each."""
     asked = Asked(tuple(choices), REPLY, (), count)
-    return AcceptedRequest.of(asked, NAME, 1_700_000_000, "babbler", "pack-1", b"secret")
+    return records.AcceptedRequest.of(asked, NAME, 1_700_000_000, "babbler", "pack-1", b"secret")
 
 
 ACCEPTED = accepted_of([Choice(REQUEST)])
@@ -74,7 +64,9 @@ contents = st.one_of(
 )
 
 
-def said_of(accepted: AcceptedRequest, drawn: list[tuple[int, Token | PromptScores | Finished]]) -> Said:
+def said_of(
+    accepted: records.AcceptedRequest, drawn: list[tuple[int, Token | PromptScores | Finished]]
+) -> Said:
     """Those events, of requests with their names, and of tokens with their numbers."""
     counts: Counter[int] = Counter()
     found = []
@@ -96,8 +88,8 @@ answers = st.one_of(
 )
 
 
-def lines_of(accepted: AcceptedRequest, said: Said) -> list[bytes]:
-    head, request = accepted_lines(accepted).splitlines(keepends=True)
+def lines_of(accepted: records.AcceptedRequest, said: Said) -> list[bytes]:
+    head, request = records.accepted_lines(accepted).splitlines(keepends=True)
     return [head, request, *(event_line(*one) for one in said)]
 
 
@@ -105,12 +97,12 @@ def lines_of(accepted: AcceptedRequest, said: Said) -> list[bytes]:
 def test_what_is_read_is_what_was_written(answer: Answer) -> None:
     accepted, said = answer
     data = b"".join(lines_of(*answer))
-    record = read_record(data)
+    record = records.read_record(data)
     assert record is not None
     assert record.accepted == accepted
     assert record.said == tuple(said)
     assert record.size == len(data)
-    assert read_head(data) == ACCEPTED.pack
+    assert records.read_head(data) == ACCEPTED.pack
 
 
 @given(answers, st.data())
@@ -118,9 +110,9 @@ def test_a_file_that_is_cut_at_any_byte_has_every_whole_line(answer: Answer, dat
     said, lines = answer[1], lines_of(*answer)
     whole = b"".join(lines)
     cut = data.draw(st.integers(0, len(whole)))
-    record = read_record(whole[:cut])
+    record = records.read_record(whole[:cut])
     count = sum(len(b"".join(lines[: number + 1])) <= cut for number in range(len(lines)))
-    assert read_head(whole[:cut]) == (ACCEPTED.pack if count else None)
+    assert records.read_head(whole[:cut]) == (ACCEPTED.pack if count else None)
     if count < 2:
         assert record is None
         return
@@ -138,21 +130,21 @@ def test_any_changed_byte_of_a_whole_line_is_damage(answer: Answer, data: st.Dat
     if end_of_last:  # as if it had been cut
         assert whole[-1:] != b"\n"
         return
-    with pytest.raises(DamagedRecord):
-        read_record(bytes(whole))
+    with pytest.raises(records.DamagedRecord):
+        records.read_record(bytes(whole))
 
 
 def checked(text: bytes) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
-REQUEST_LINE = accepted_lines(ACCEPTED).splitlines(keepends=True)[1]
+REQUEST_LINE = records.accepted_lines(ACCEPTED).splitlines(keepends=True)[1]
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        *((1, text) for text in (b"nothing", b"[]", b"{}", b'{"version":%d}' % RECORD_VERSION)),
+        *((1, text) for text in (b"nothing", b"[]", b"{}", b'{"version":%d}' % records.RECORD_VERSION)),
         *((2, text) for text in (b"nothing", b"[]", b"{}", REQUEST_LINE[9:-1].replace(b'"babbler"', b"7"))),
         *((4, text) for text in (b"-1", b"4294967296", b"1.5", b"true", b'"a"', b"[0]", b"null", b"{}")),
         *((4, text) for text in (b"[1,5,[]]", b"[-1,5,[]]", b"[true,5,[]]", b'[0,5,[["a",0.5]]]')),
@@ -164,36 +156,36 @@ REQUEST_LINE = accepted_lines(ACCEPTED).splitlines(keepends=True)[1]
     ],
 )
 def test_what_no_master_writes_is_damage(line: int, found: bytes) -> None:
-    lines = [*accepted_lines(ACCEPTED).splitlines(keepends=True), checked(b"5"), b""]
+    lines = [*records.accepted_lines(ACCEPTED).splitlines(keepends=True), checked(b"5"), b""]
     lines[line - 1] = checked(found)
-    with pytest.raises(DamagedRecord, match=f"line {line}"):
-        read_record(b"".join(lines))
+    with pytest.raises(records.DamagedRecord, match=f"line {line}"):
+        records.read_record(b"".join(lines))
 
 
 def test_another_version_is_told_from_damage() -> None:
-    assert RECORD_VERSION == 6, "the records below must still be read, or their versions be refused"
+    assert records.RECORD_VERSION == 6, "the records below must still be read, or their versions be refused"
     for version in (b"5", b"7"):
-        for read in (read_head, read_record):
-            with pytest.raises(UnknownRecordVersion, match=version.decode()):
+        for read in (records.read_head, records.read_record):
+            with pytest.raises(records.UnknownRecordVersion, match=version.decode()):
                 read(checked(b'{"version":%b,"more":"whatever"}' % version) + checked(b"{}"))
 
 
 def test_a_prompt_is_recorded_once_however_many_choices_go_on_with_it() -> None:
     one, many = (accepted_of([Choice(replace(REQUEST, prompt_ids=(7,) * 500))], count) for count in (1, 128))
-    assert len(accepted_lines(many)) < len(accepted_lines(one)) + 10
+    assert len(records.accepted_lines(many)) < len(records.accepted_lines(one)) + 10
 
 
 def test_more_choices_than_a_request_may_have_are_damage() -> None:
-    with pytest.raises(DamagedRecord, match="line 2"):
-        read_record(accepted_lines(replace(SEVERAL, each=128)))
+    with pytest.raises(records.DamagedRecord, match="line 2"):
+        records.read_record(records.accepted_lines(replace(SEVERAL, each=128)))
 
 
 def test_a_mark_tells_its_key_and_does_not_show_it() -> None:
-    mark = key_mark(b"secret")
-    assert marks(mark, b"secret")
-    assert not marks(mark, b"secrex")
-    assert not marks(mark, b"")
-    assert mark != key_mark(b"secret"), "salted"
+    mark = records.key_mark(b"secret")
+    assert records.marks(mark, b"secret")
+    assert not records.marks(mark, b"secrex")
+    assert not records.marks(mark, b"")
+    assert mark != records.key_mark(b"secret"), "salted"
     assert "secret" not in mark
-    assert key_mark(b"") == ""
-    assert marks("", b"whatever")
+    assert records.key_mark(b"") == ""
+    assert records.marks("", b"whatever")

@@ -1,5 +1,3 @@
-"""Whatever stands where in a request: it is answered or refused, never a defect."""
-
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -32,7 +30,6 @@ JUNK: Final = st.sampled_from([
 
 
 def bodies() -> dict[str, list[dict[str, Any]]]:
-    """Returns different bodies that clients send, by path."""
     found: dict[str, dict[str, dict[str, Any]]] = {path: {} for path in READERS}
     for path in CORPUS.glob("*.json"):
         for one in json.loads(path.read_text(encoding="utf-8"))["requests"]:

@@ -1,5 +1,3 @@
-"""Tools that a model may call: what a client may say of them, what the template is told, and what an answer must be."""
-
 import json
 
 import jsonschema

@@ -1,5 +1,3 @@
-"""What an answer's events come to: how far its prompt is read, as pings say it."""
-
 import json
 
 import pytest

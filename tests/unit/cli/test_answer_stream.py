@@ -1,5 +1,3 @@
-"""A streamed answer over connections that break: what comes is the whole answer, once."""
-
 from collections.abc import Callable, Iterator
 
 import httpx

@@ -1,5 +1,3 @@
-"""A deletion is confirmed, or it is said why it was not."""
-
 from pathlib import Path
 
 import pytest

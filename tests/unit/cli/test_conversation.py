@@ -1,5 +1,3 @@
-"""A conversation's messages and commands, with a model that says what it is told to."""
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator

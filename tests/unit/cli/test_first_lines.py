@@ -1,5 +1,3 @@
-"""The addresses that a master tells people to type, and the picture of one that a phone reads."""
-
 import pytest
 import segno
 

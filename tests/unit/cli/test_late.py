@@ -1,5 +1,3 @@
-"""Commands that are imported when they are run, and are listed and completed without that."""
-
 import pkgutil
 import sys
 from pathlib import Path
@@ -8,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tpiedge.cli.main import VERBS
+from tpiedge.cli.main import VERBS, cli
 from tpiedge.cli.settings import ConfiguredGroup
 
 VERB = """
@@ -57,4 +55,6 @@ def test_the_line_of_a_verb_is_that_of_its_own_help(name: str) -> None:
     path, line = VERBS[name]
     command: click.Command = pkgutil.resolve_name(f"tpiedge.{path}")
     assert command.name == name
+    assert isinstance(cli, ConfiguredGroup)
+    cli.load(name)
     assert command.get_short_help_str(1000) == line

@@ -1,5 +1,3 @@
-"""Models and testbeds are completed by name, whatever state the cache is in."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""The announced master that a worker joins, and what a master says that cannot be announced."""
-
 import sys
 import threading
 from contextlib import contextmanager

@@ -1,5 +1,3 @@
-"""Lines of commands about a master that refuses them or ends, in one line."""
-
 import httpx
 import pytest
 

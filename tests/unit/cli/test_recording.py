@@ -1,5 +1,3 @@
-"""A trace that fails is told, but never instead of what it was to show."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Defaults of the flags of sampling."""
-
 from typing import Any
 
 import click

@@ -1,5 +1,3 @@
-"""Writing to standard error holds no thread of a service up."""
-
 import errno
 import logging
 import threading

@@ -1,5 +1,3 @@
-"""Settings of verbs: which value counts, what is refused and where it is from; secrets are never shown."""
-
 import json
 import re
 from pathlib import Path

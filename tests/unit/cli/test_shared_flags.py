@@ -1,5 +1,3 @@
-"""Flags of masters and of `run`, and the types that they all have."""
-
 import copy
 import json
 

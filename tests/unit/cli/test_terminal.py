@@ -1,5 +1,3 @@
-"""Answers on a terminal: words are wrapped, and nothing else is written than text."""
-
 import os
 import re
 from types import SimpleNamespace

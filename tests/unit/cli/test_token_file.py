@@ -1,5 +1,3 @@
-"""The token of a master's start: there as long as the master runs; in a file for its owner alone, and waited for."""
-
 import pytest
 from click.testing import CliRunner
 

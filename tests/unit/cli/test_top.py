@@ -1,5 +1,3 @@
-"""`tpiedge top` puts the master's picture into words."""
-
 from datetime import date, datetime
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Errors of a command line in plain words."""
-
 import click
 import pytest
 

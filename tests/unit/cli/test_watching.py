@@ -1,5 +1,3 @@
-"""Lines of a running master, and what it and `tpiedge nodes` say of the way that all-reduces go."""
-
 from dataclasses import asdict, replace
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""A worker waits for a master that it cannot join, and at which of its addresses."""
-
 import math
 import time
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Matrices travel: what rounding keeps, what it may change, and what it must never do."""
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The native side packs as numpy does, to the bit, whatever the values are."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""How a matrix is cut: completely, evenly, and never through what is rounded together."""
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The doctor's judgements, from numbers and texts; its checks run on this computer; a silent check is left behind."""
-
 import http.server
 import socket
 import threading

@@ -1,5 +1,3 @@
-"""What steps consist of: schedules played against a node that remembers which tokens every page holds."""
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.kv.pages import KVRoom, PagePool
+from tpiedge.kv.pages import PagePool
 from tpiedge.wire.data import Segment
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
@@ -97,9 +95,8 @@ class Engine:
         cost: StepCost | None = None,
         model: Model = wandering,
     ) -> None:
-        self.pool = PagePool(pages, size, b"key")
-        room = KVRoom(pages, grain) if grain else None
-        self.batcher = Batcher(self.pool, step_tokens, sequences, speculate, room)
+        self.pool = PagePool(pages, size, b"key", grain)
+        self.batcher = Batcher(self.pool, step_tokens, sequences, speculate)
         self.batcher.cost = self.cost = cost or self.batcher.cost
         self.node = Node(pages, size)
         self.model = model
@@ -201,9 +198,6 @@ def sequences_of(batch: Batch) -> list[RunningSequence]:
     return [piece.sequence for piece in batch.pieces]
 
 
-# --- who runs
-
-
 def test_sequences_begin_in_the_order_in_which_they_came() -> None:
     engine = Engine(sequences=2)
     first, second, third = (engine.add([token] * 5, count) for token, count in ((1, 3), (2, 2), (3, 2)))
@@ -279,9 +273,6 @@ def test_who_keeps_no_prefix_neither_finds_nor_leaves_pages(scores: bool) -> Non
     assert engine.pool.find([*range(9)]) == []
 
 
-# --- what a step computes
-
-
 def test_answers_and_prompts_share_a_step() -> None:
     engine = Engine(64, cost=cost_of((1, 1.0), (32, 4.0), (64, 8.0)))
     first = engine.add([1, 2, 3], 9)
@@ -336,9 +327,6 @@ def test_memory_that_nobody_needs_goes_back() -> None:
     assert engine.step().discarded == ()
 
 
-# --- guesses
-
-
 def flat() -> StepCost:
     return cost_of(*((rows, 1.0) for rows in (1, 2, 4, 8, 16, 32, 64)))
 
@@ -357,8 +345,6 @@ def test_guesses_that_come_true_are_done_at_once() -> None:
     assert one.ids == engine.answer(one)
     assert one.steps < 20
 
-
-# --- everything at once
 
 MODELS = [wandering, repeating, nearly_repeating]
 

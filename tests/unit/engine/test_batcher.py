@@ -1,5 +1,3 @@
-"""The batcher as a machine: requests in, steps out, and every page and slot accounted for."""
-
 from collections.abc import Sequence
 
 from tests.unit.engine.test_batch_schedules import SIZE as PAGE

@@ -1,6 +1,3 @@
-"""What running sequences leave to a batcher of the next epoch: they go on where they were, and every page is accounted
-for, whoever comes for it."""
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The processes of grammars: they end with what they are for, and others go on in their place where they are killed."""
-
 import errno
 import os
 import select

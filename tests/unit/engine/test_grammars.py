@@ -1,5 +1,3 @@
-"""What grammars allow, by the process that knows, for tokenizers of every kind and vocabularies that differ."""
-
 import json
 import select
 import signal

@@ -1,5 +1,3 @@
-"""Scores of a text: as the softmax of all logits says, with one pass over the head's tiles."""
-
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import cast

@@ -1,5 +1,3 @@
-"""What follows the token that opens a call is one of a tool, in every form, and nothing else of an answer changes."""
-
 import itertools
 import json
 import logging

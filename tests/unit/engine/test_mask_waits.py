@@ -1,5 +1,3 @@
-"""How long a step waits for grammars: together, whatever they ask for."""
-
 from collections.abc import Sequence
 
 import pytest

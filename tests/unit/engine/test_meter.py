@@ -1,5 +1,3 @@
-"""What is timed is counted, and recorded where somebody asked for it."""
-
 from pathlib import Path
 
 import pytest

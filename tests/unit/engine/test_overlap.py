@@ -1,5 +1,3 @@
-"""All-reduces of a step's chunks: which are begun and finished when, and that the sums get where they belong."""
-
 import pytest
 import torch
 from hypothesis import given

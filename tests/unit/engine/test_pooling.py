@@ -1,5 +1,3 @@
-"""The mean of hidden states, however they are cut into pieces."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""The sampler: its order of steps, its laws, and agreement with transformers on which tokens survive."""
-
 import hashlib
 import math
 from dataclasses import replace
@@ -69,15 +67,9 @@ class TestFilters:
     @pytest.mark.parametrize(
         "change",
         [
-            {"top_k": 1},
-            {"top_k": 5},
-            {"top_k": 100_000},
-            {"top_p": 0.1},
-            {"top_p": 0.9},
-            {"top_p": 0.999},
-            {"top_p": 1e-9},
-            {"min_p": 0.05},
-            {"min_p": 0.999},
+            *({"top_k": count} for count in (1, 5, 100_000)),
+            *({"top_p": share} for share in (0.1, 0.9, 0.999, 1e-9)),
+            *({"min_p": least} for least in (0.05, 0.999)),
             {"top_k": 40, "top_p": 0.95},
             {"top_k": 40, "top_p": 0.95, "min_p": 0.02, "temperature": 0.7},
             {"top_k": 300, "top_p": 0.8, "min_p": 0.001, "temperature": 2.5},

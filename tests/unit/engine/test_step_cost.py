@@ -1,5 +1,3 @@
-"""What steps take: learnt from measurements that are few, uneven and noisy."""
-
 import random
 
 import pytest

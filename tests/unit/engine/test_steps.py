@@ -1,5 +1,3 @@
-"""Steps cut into chunks: rows and positions, for one sequence and for many."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""Addresses as people and nodes write them, and who has a port."""
-
 import os
 import socket
 import subprocess
@@ -12,18 +10,7 @@ import psutil
 import pytest
 
 from tpiedge.errors import ProtocolError, UserError
-from tpiedge.host.addresses import (
-    Address,
-    check_endpoint,
-    data_endpoint,
-    endpoint_at,
-    holder,
-    listening_address,
-    outgoing_host,
-    parse_address,
-    port_state,
-    resolve,
-)
+from tpiedge.host import addresses
 
 
 def record(address: str, family: int = socket.AF_INET) -> SimpleNamespace:
@@ -50,7 +37,7 @@ def test_the_first_address_that_others_can_reach_where_no_way_leads_out(
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     states = {name: SimpleNamespace(isup=name != "down") for name in interfaces}
     monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    assert outgoing_host() == expected
+    assert addresses.outgoing_host() == expected
 
 
 @pytest.mark.parametrize(
@@ -58,7 +45,7 @@ def test_the_first_address_that_others_can_reach_where_no_way_leads_out(
     ["tcp://127.0.0.1:7071", "tcp://192.168.1.20:65535", "tcp://[::1]:1", "tcp://[fe80::1%eth0]:7071"],
 )
 def test_a_numeric_address_is_believed(endpoint: str) -> None:
-    assert check_endpoint(endpoint) == endpoint
+    assert addresses.check_endpoint(endpoint) == endpoint
 
 
 @pytest.mark.parametrize(
@@ -75,7 +62,7 @@ def test_a_numeric_address_is_believed(endpoint: str) -> None:
 def test_what_is_no_numeric_address_is_refused_in_words(endpoint: str) -> None:
     """No name that somebody else would have to look up, and nothing that a socket reads otherwise."""
     with pytest.raises(ProtocolError, match=r"it says that it listens at .* which is no address"):
-        check_endpoint(endpoint)
+        addresses.check_endpoint(endpoint)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +76,7 @@ def test_what_is_no_numeric_address_is_refused_in_words(endpoint: str) -> None:
 def test_a_node_listens_where_it_reaches_the_master_from_or_for_itself_alone(
     control: str, listens: str
 ) -> None:
-    assert listening_address(control) == listens
+    assert addresses.listening_address(control) == listens
 
 
 @pytest.mark.parametrize(
@@ -103,7 +90,7 @@ def test_a_node_listens_where_it_reaches_the_master_from_or_for_itself_alone(
     ],
 )
 def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -> None:
-    assert data_endpoint(endpoint, control) == expected
+    assert addresses.data_endpoint(endpoint, control) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,7 +103,7 @@ def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -
     ],
 )
 def test_a_node_listens_at_the_address_that_it_speaks_from(source: str, endpoint: str, expected: str) -> None:
-    assert endpoint_at(source, endpoint) == expected
+    assert addresses.endpoint_at(source, endpoint) == expected
 
 
 def test_a_link_local_address_needs_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +111,13 @@ def test_a_link_local_address_needs_its_interface(monkeypatch: pytest.MonkeyPatc
     family = socket.AF_INET6, socket.SOCK_STREAM, 6, ""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(*family, ("fe80::1", 7070, 0, scope))])
     monkeypatch.setattr(socket, "if_indextoname", {4: "eth0"}.__getitem__)
-    address = resolve(parse_address("fe80::1%eth0", 7070))
+    address = addresses.resolve(addresses.parse_address("fe80::1%eth0", 7070))
     assert str(address) == "[fe80::1%eth0]:7070"
     assert address.beside(1).zmq == "tcp://[fe80::1%eth0]:7071"
-    assert parse_address(str(address)) == address
+    assert addresses.parse_address(str(address)) == address
     scope = 0
     with pytest.raises(UserError, match=r"needs an interface: write it like fe80::1%eth0"):
-        resolve(Address("fe80::1", 7070))
+        addresses.resolve(addresses.Address("fe80::1", 7070))
 
 
 LISTENS = """
@@ -164,8 +151,8 @@ def listening(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, int]]]:
 @pytest.mark.parametrize("program", [LISTENS, STARTS], ids=["itself", "its node"])
 def test_a_verb_and_its_node_have_a_port(listening: Callable[[str], tuple[int, int]], program: str) -> None:
     pid, port = listening(program)
-    assert port_state(port, "127.0.0.1") == "in use"
-    assert holder(port) == f"another tpiedge master, pid {pid}"
+    assert addresses.port_state(port, "127.0.0.1") == "in use"
+    assert addresses.holder(port) == f"another tpiedge master, pid {pid}"
 
 
 def test_another_program_has_a_port_or_nobody_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +162,10 @@ def test_another_program_has_a_port_or_nobody_that_is_known(monkeypatch: pytest.
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         own = f"{psutil.Process().name()}, pid {os.getpid()}"
-        assert holder(port) == own
+        assert addresses.holder(port) == own
         monkeypatch.setattr(psutil.Process, "cmdline", denied)
-        assert holder(port) == own
-    assert holder(port) == "another program"
+        assert addresses.holder(port) == own
+    assert addresses.holder(port) == "another program"
 
 
 @pytest.mark.parametrize(
@@ -192,9 +179,9 @@ def test_another_program_has_a_port_or_nobody_that_is_known(monkeypatch: pytest.
     ],
 )
 def test_addresses(text: str, host: str, port: int) -> None:
-    address = parse_address(text, 7070)
-    assert address == Address(host, port)
-    assert parse_address(str(address)) == address
+    address = addresses.parse_address(text, 7070)
+    assert address == addresses.Address(host, port)
+    assert addresses.parse_address(str(address)) == address
 
 
 _NONE = (
@@ -206,4 +193,4 @@ _NONE = (
 @pytest.mark.parametrize("text", _NONE)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(UserError, match="not an address"):
-        parse_address(text, 7070)
+        addresses.parse_address(text, 7070)

@@ -1,5 +1,3 @@
-"""Certificates of the HTTP API: one that is made once, and files that TLS cannot use."""
-
 import hashlib
 import os
 import shutil

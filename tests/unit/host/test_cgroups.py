@@ -1,5 +1,3 @@
-"""Limits of control groups, read from trees as the two versions lay them out."""
-
 from pathlib import Path
 
 import psutil

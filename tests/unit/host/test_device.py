@@ -1,5 +1,3 @@
-"""Defaults for what tpiedge takes of a computer."""
-
 import os
 import subprocess
 import sys

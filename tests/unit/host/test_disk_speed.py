@@ -1,5 +1,3 @@
-"""A disk's measurement: within its time, with numbers that can be, and nothing left behind."""
-
 import pytest
 
 from tests.patience import Meanwhile

@@ -1,5 +1,3 @@
-"""Folders in which other users may change what is read are refused, in one line that says what to type."""
-
 import os
 from pathlib import Path
 

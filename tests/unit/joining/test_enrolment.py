@@ -1,5 +1,3 @@
-"""Who becomes a member: the machine alone, with lists of messages."""
-
 from importlib import metadata
 
 import pytest

@@ -1,5 +1,3 @@
-"""Files that only their owner reads: the key pair, the members, the masters."""
-
 import json
 import os
 import stat

@@ -1,5 +1,3 @@
-"""What is believed of masters that announce themselves: nothing but where to try."""
-
 import ipaddress
 
 import pytest
@@ -33,12 +31,10 @@ def test_a_master_is_found_under_its_name_and_address():
         (["192.168.1.10"], "192.168.1.10"),
         (["8.8.8.8", "10.0.9.1"], "10.0.9.1"),
         (["10.0.9.1", "192.168.1.10"], "10.0.9.1"),
-        (["8.8.8.8"], None),
-        (["127.0.0.1"], None),
-        (["127.8.8.8"], None),
-        (["224.0.0.251"], None),
-        (["0.0.0.0"], None),
-        (["fe80::1"], None),
+        *(
+            ([address], None)
+            for address in ("8.8.8.8", "127.0.0.1", "127.8.8.8", "224.0.0.251", "0.0.0.0", "fe80::1")
+        ),
         (["192.168.1.10\n", "x", ""], None),
         ([], None),
     ],

@@ -1,5 +1,3 @@
-"""Tokens: one word that survives a shell, and a table that lets in exactly as many workers as it should."""
-
 import re
 import shlex
 import stat
@@ -39,8 +37,6 @@ def made(address: Address = ADDRESSES[0]) -> JoinToken:
 
 
 class Now:
-    """A clock that the test sets."""
-
     seconds = T0
 
     def __call__(self) -> float:

@@ -1,5 +1,3 @@
-"""The native CRC-32 is zlib's, whatever the length and the place."""
-
 import zlib
 
 import pytest

@@ -1,5 +1,3 @@
-"""Drawing a token: numpy follows its definition, and the native kernels draw what numpy draws."""
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Mini-sequences: the FFN of any number of tokens in bounded memory, with the same result."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

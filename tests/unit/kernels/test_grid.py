@@ -1,5 +1,3 @@
-"""Integers that count steps of a grid: what parts become, and how their sums meet the residual stream."""
-
 import math
 from collections.abc import Iterator
 from fractions import Fraction

@@ -1,5 +1,3 @@
-"""Pages of the KV cache are whole blocks of attention and whole 4 KiB, with little left over."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""Addresses of keys and values: what does not fit is refused, and what is appended is found where it belongs."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 

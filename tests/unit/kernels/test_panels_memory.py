@@ -1,5 +1,3 @@
-"""Products with quantised matrices for which the system has no memory."""
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 

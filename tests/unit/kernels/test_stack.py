@@ -1,5 +1,3 @@
-"""All layers at once: rows of many sequences have the bits that they have alone."""
-
 import numpy as np
 import pytest
 import torch

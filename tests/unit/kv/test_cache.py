@@ -1,5 +1,3 @@
-"""The KV cache keeps the positions of its pages without holes, and takes from a plan only what the laws allow."""
-
 import mmap
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import torch
 from tests.unit.kernels.test_linear import open_library
 from tpiedge.errors import ProtocolError
 from tpiedge.kernels.attention import append_pages, attention_pages
+from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.kv.cache import KVCache
@@ -23,8 +22,8 @@ CASES = pytest.mark.parametrize(
 
 
 def make(precision: KVPrecision = "f32", **changes: int) -> KVCache:
-    settings = {"num_layers": 2, "kv_heads": 3, "head_dim": 16, "slots": 2, "capacity": 256}
-    return KVCache(precision=precision, **(settings | changes))
+    settings = {"num_layers": 2, "kv_heads": 3, "slots": 2, "capacity": 256}
+    return KVCache(stored=KVFormat(precision, changes.pop("head_dim", 16)), **(settings | changes))
 
 
 def segment(slot: int, start: int, stop: int) -> Segment:

@@ -1,5 +1,3 @@
-"""Pages are in one state each, names stand for tokens, and the least recently used idle page goes first."""
-
 from collections import Counter
 
 import pytest
@@ -8,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tpiedge.errors import InternalError
-from tpiedge.kv.pages import KVRoom, PagePool, usual_grain
+from tpiedge.kv.pages import PagePool, usual_grain
 
 SIZE = 4
 PAGES = 6
@@ -162,19 +160,16 @@ def test_names_depend_on_key_and_all_tokens_before() -> None:
     assert not set(other.names([1, 2, 3, 4, 5, 6, 7, 8])) & set(names)
 
 
-# --- how much memory they keep
-
-
 def test_two_grains_less_give_memory_back() -> None:
-    room = KVRoom(100, 10)
-    assert [room.ask(needed) for needed in (50, 41, 31, 30)] == [50, 50, 50, 30]
+    pool = PagePool(100, SIZE, b"key", 10)
+    assert [pool.bound(needed) for needed in (50, 41, 31, 30)] == [50, 50, 50, 30]
 
 
 @given(st.integers(1, 300), st.integers(1, 400), st.lists(st.integers(0, 300), max_size=30))
 def test_there_is_always_enough_and_never_much_more(pages: int, grain: int, needs: list[int]) -> None:
-    room = KVRoom(pages, grain)
+    pool = PagePool(pages, SIZE, b"key", grain)
     for needed in needs:
-        held = room.ask(min(needed, pages))
+        held = pool.bound(min(needed, pages))
         assert min(needed, pages) <= held <= pages
         assert held < min(needed, pages) + 3 * grain
 

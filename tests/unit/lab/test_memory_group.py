@@ -1,5 +1,3 @@
-"""Control groups with a memory limit: what both versions call things, and that there may be none."""
-
 from pathlib import Path
 
 import pytest

@@ -1,25 +1,14 @@
-"""The part of a trace that is looked at: what `--steps` means, which steps are typical, and its figures."""
-
 from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tpiedge.lab.traces import (
-    Excerpt,
-    NodeSummary,
-    Trace,
-    decode_steps,
-    parse_steps,
-    summarize,
-    typical_excerpt,
-    typical_steps,
-)
+from tpiedge.lab import traces
 from tpiedge.tracing.tracer import TraceEvent
 
 KNOWN = range(1, 101)
 
 
-def trace_of(spent_s: Mapping[int, float], headless: Sequence[int] = ()) -> Trace:
+def trace_of(spent_s: Mapping[int, float], headless: Sequence[int] = ()) -> traces.Trace:
     """Two nodes compute one step after the other; rank 0 ends each with the head, but for the `headless` ones."""
     zero: list[TraceEvent] = []
     one: list[TraceEvent] = []
@@ -31,7 +20,7 @@ def trace_of(spent_s: Mapping[int, float], headless: Sequence[int] = ()) -> Trac
         last = "ffn" if step in headless else "head"
         zero.append(TraceEvent("compute", last, middle_s, end_s, step=step))
         start_s = end_s
-    return Trace({0: tuple(zero), 1: tuple(one)}, {})
+    return traces.Trace({0: tuple(zero), 1: tuple(one)}, {})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +36,7 @@ def trace_of(spent_s: Mapping[int, float], headless: Sequence[int] = ()) -> Trac
     ],
 )
 def test_both_ends_of_a_range_are_in_it(text: str, chosen: tuple[int, ...]) -> None:
-    assert parse_steps(text).of(KNOWN) == chosen
+    assert traces.parse_steps(text).of(KNOWN) == chosen
 
 
 @pytest.mark.parametrize(
@@ -65,17 +54,19 @@ def test_both_ends_of_a_range_are_in_it(text: str, chosen: tuple[int, ...]) -> N
 def test_the_three_steps_in_a_row_that_are_nearest_to_the_median(
     spent_s: list[float], chosen: list[int]
 ) -> None:
-    assert list(typical_steps(dict(enumerate(spent_s, 1)))) == chosen
+    assert list(traces.typical_steps(dict(enumerate(spent_s, 1)))) == chosen
 
 
 def test_the_steps_of_a_long_prompt_are_no_decode_steps() -> None:
     """Only the last of the three that the prompt takes has a head; what comes after it computes its token."""
-    assert decode_steps(trace_of(dict.fromkeys(range(1, 8), 1.0), headless=(1, 2))) == [4, 5, 6, 7]
+    assert traces.decode_steps(trace_of(dict.fromkeys(range(1, 8), 1.0), headless=(1, 2))) == [4, 5, 6, 7]
 
 
 def test_the_prompt_is_not_typical() -> None:
     spent_s = {1: 5.0, 2: 5.0, 3: 5.0, 4: 5.0, 5: 1.0, 6: 1.0, 7: 1.0}
-    assert typical_excerpt(trace_of(spent_s, headless=(1, 2, 3))) == Excerpt(20.0, 23.0, (5, 6, 7))
+    assert traces.typical_excerpt(trace_of(spent_s, headless=(1, 2, 3))) == traces.Excerpt(
+        20.0, 23.0, (5, 6, 7)
+    )
 
 
 EVENTS = (
@@ -88,14 +79,14 @@ EVENTS = (
     TraceEvent("travel", "ffn", 5.0, 7.0, 0, 2),
     TraceEvent("travel", "ffn", 6.5, 7.5, 0, 2),  # at the same time as the other: counts once
 )
-TRACE = Trace({0: EVENTS, 2: (TraceEvent("compute", "ffn", 2.0, 3.0, 0, 2),)}, {0: 7})
+TRACE = traces.Trace({0: EVENTS, 2: (TraceEvent("compute", "ffn", 2.0, 3.0, 0, 2),)}, {0: 7})
 
 
 def test_the_whole_of_a_trace() -> None:
     assert TRACE.end_s == 8.0
     assert TRACE.steps == {1: (1.0, 4.0), 2: (2.0, 8.0)}
-    zero, two = summarize(TRACE, 0.0, 8.0)
-    assert zero == NodeSummary(
+    zero, two = traces.summarize(TRACE, 0.0, 8.0)
+    assert zero == traces.NodeSummary(
         rank=0,
         busy_s={"compute": 4.0, "reduce": 1.0, "load": 6.0, "wait": 1.5, "travel": 2.5},
         load_during_s={"compute": 2.0, "reduce": 1.0, "wait": 1.5},

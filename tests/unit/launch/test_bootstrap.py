@@ -1,5 +1,3 @@
-"""The lines between a node and its parent, and which silences count."""
-
 from dataclasses import replace
 from itertools import pairwise
 

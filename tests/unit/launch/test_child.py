@@ -1,5 +1,3 @@
-"""A child that ends is said why, and one that cannot be ended does not keep its parent."""
-
 import errno
 import fcntl
 import logging

@@ -1,6 +1,3 @@
-"""Measurements are believed for a week, by the same machine; what a machine offers follows its limits and its nodes'
-ends."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

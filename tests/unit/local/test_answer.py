@@ -1,5 +1,3 @@
-"""Events of a cluster as an answer: its tokens, why it ended, and how many tokens a step gave."""
-
 from collections.abc import Generator
 from typing import cast
 

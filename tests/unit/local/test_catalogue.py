@@ -1,5 +1,3 @@
-"""What a model's name means on this computer."""
-
 import errno
 import re
 import shutil

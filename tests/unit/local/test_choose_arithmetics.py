@@ -1,5 +1,3 @@
-"""From the flags to storage and arithmetic."""
-
 import pytest
 
 from tpiedge.errors import UserError

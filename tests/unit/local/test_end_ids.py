@@ -1,5 +1,3 @@
-"""Which tokens end the answers of a model that was opened."""
-
 import json
 from pathlib import Path
 

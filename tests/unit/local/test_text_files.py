@@ -1,5 +1,3 @@
-"""What a pack keeps of a model besides its weights."""
-
 import errno
 import os
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""How long a context is where nobody says."""
-
 from pathlib import Path
 from types import SimpleNamespace
 

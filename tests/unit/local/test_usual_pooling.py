@@ -1,5 +1,3 @@
-"""How embeddings are pooled where nobody says it."""
-
 import json
 from pathlib import Path
 

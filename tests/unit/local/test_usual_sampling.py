@@ -1,5 +1,3 @@
-"""How tokens are drawn where nobody says it."""
-
 import json
 from pathlib import Path
 

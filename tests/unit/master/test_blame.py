@@ -1,5 +1,3 @@
-"""A worker blames another one: which of them the next session leaves out, and what else the master does."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""Grammars are compiled before their requests take a place, so many at a time, and every client has its turn."""
-
 import pytest
 
 from tests.unit.master.test_request_queue import Book, events, finished, token

@@ -1,5 +1,3 @@
-"""What nodes say of themselves: rates, the steps that all recorded, and who is slower than the plan expects."""
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,9 +100,6 @@ def test_whatever_a_worker_says_its_slowdown_is_a_positive_number(said: list[tup
     for ffn_s, steps in said:
         nodes.counters[1] = structs.replace(nodes.counters[1], ffn_s=ffn_s, steps=steps, tokens=steps)
         assert all(one > 0 for found in nodes.window((0.1,)).values() for one in found)
-
-
-# --- in a master
 
 
 class Plans:

@@ -1,5 +1,3 @@
-"""Stories of workers that their user wants to do without: answers go on, or nothing changes."""
-
 from concurrent.futures import Future
 
 import pytest

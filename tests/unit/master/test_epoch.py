@@ -1,5 +1,3 @@
-"""An epoch alone: messages of nodes in, messages to nodes and events out; and the states of its nodes."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

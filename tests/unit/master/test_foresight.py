@@ -1,5 +1,3 @@
-"""What is planned and stocked while nothing is wrong: the foresight alone, and in a master."""
-
 import pytest
 
 from tests.unit.master.players import offer

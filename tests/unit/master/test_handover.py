@@ -1,5 +1,3 @@
-"""Stories of plans that change while requests run: what was computed for them travels, where that is faster."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""What is counted, listed, said and shown of what became of plans and machines."""
-
 import queue
 from dataclasses import replace
 
@@ -78,8 +76,6 @@ def test_plans() -> None:
     ]
 
 
-# --- what is counted
-
 FAILURE = Failure(PeerError("gone"))
 
 
@@ -123,9 +119,6 @@ def test_causes(failure: Failure, breached: bool, cause: LossCause) -> None:
     history.serves(1, 0.0)
     history.lost(failure, (), 1.0, breached=breached)
     assert losses(history) == {cause: 1}
-
-
-# --- what is told to those whose answers pause
 
 
 def said(answering: PendingAnswer) -> list[str]:

@@ -1,5 +1,3 @@
-"""What was said of an answer is said once, and what is asked for afterwards is the rest."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Stories of a master that serves: requests, their order and their ends."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Stories of a master whose attempts fail: who is left out, when it is tried again, what requests are told."""
-
 import itertools
 import re
 from collections.abc import Callable

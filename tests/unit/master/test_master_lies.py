@@ -1,5 +1,3 @@
-"""Stories of a master that is lied to, flooded, or spoken to by those who have no say."""
-
 import itertools
 
 import pytest

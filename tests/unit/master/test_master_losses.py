@@ -1,5 +1,3 @@
-"""Stories of a master that loses nodes and machines: how the request ends, and who serves then."""
-
 from collections.abc import Callable
 
 import pytest
@@ -65,9 +63,6 @@ def test_garbage_loses_its_sender_alone(story: Story, sender: str) -> None:
     assert story.ready
 
 
-# --- whether a request may be at fault
-
-
 def lid_is_closed(story: Story) -> None:
     story.freeze()
     story.wait(5.0)
@@ -128,9 +123,6 @@ def test_a_request_under_which_a_workers_node_hangs_again_and_again_fails(story:
         story.turn()
     assert hangs == GUILTY
     assert "alive but without progress" in str(failure(answering))
-
-
-# --- rank 0 that lives but does not get on
 
 
 def test_rank_0_that_is_stuck_in_a_request_is_lost(story: Story) -> None:

@@ -1,5 +1,3 @@
-"""Stories of a master that has several requests answered at once."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""A master with its thread."""
-
 import threading
 
 import pytest

@@ -1,5 +1,3 @@
-"""Stories of a master whose workers join: who is planned with, and when."""
-
 import re
 
 import pytest
@@ -111,9 +109,6 @@ def test_everybody_hears_of_the_master(story: Story) -> None:
     story.wait(0.5)
     assert agent.heard[-1] == MasterPulse(story.epoch, "serving", busy=False)
     assert story.root.count(Pulse) > 0
-
-
-# --- workers that come and go
 
 
 def cut(story: Story, name: str = "w-1") -> None:

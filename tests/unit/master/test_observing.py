@@ -1,5 +1,3 @@
-"""The master asks nodes for their counters while a client looks at them, and never waits for the answers."""
-
 from tests.unit.master.stories import Story
 from tpiedge.wire.control import AskStats, StepSpans
 

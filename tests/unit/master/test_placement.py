@@ -1,5 +1,3 @@
-"""From who is there to who does what; whatever a worker claims, the answer is a plan or a reason."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""The laws of the requests: every accepted request ends exactly once, in order, in every interleaving of calls."""
-
 import threading
 from collections import Counter, deque
 
@@ -152,9 +150,6 @@ def test_an_answer_that_a_stop_string_makes_whole_is_a_success() -> None:
     assert book.cancelled == ["r-1", "r-1"], "rank 0 stops"
     book.requests.tell(Finished(1, "r-1", "cancel", 3, 1, 0, 1))
     assert book.requests.totals == Totals(finished=1, prompt_tokens=3)
-
-
-# --- an epoch that ends
 
 
 def test_an_answer_is_never_shorter_than_rank_0_says() -> None:

@@ -1,5 +1,3 @@
-"""What is measured of requests, as their readers see it."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

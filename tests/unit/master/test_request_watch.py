@@ -1,5 +1,3 @@
-"""Whether a request gets on, as lists of news and times."""
-
 from msgspec import structs
 
 from tests.unit.master.players import STATS

@@ -1,5 +1,3 @@
-"""The laws of the roster, as lists of events."""
-
 from collections.abc import Callable
 
 import pytest

@@ -1,5 +1,3 @@
-"""One epoch at the master: from its plan to its end, in every order of events."""
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,5 +1,3 @@
-"""Whose request begins next: a client that floods makes nobody wait for longer than its turn."""
-
 from collections import Counter, deque
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a worker is and how long one that failed waits: the table is walked, and stories are lists of (event, state)."""
-
 import itertools
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""When a faster plan takes the place of one that serves: a master that waits until it is worth the pause."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Disks that fail and files that are cut while weights are read: file and offset are named, no number is wrong."""
-
 import os
 from pathlib import Path
 

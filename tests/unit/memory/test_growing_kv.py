@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.kv.pages import KVRoom
+from tpiedge.kv.pages import PagePool
 from tpiedge.memory.residency import Drop, Instruction, Read, Residency, smallest_ring
 from tpiedge.memory.sweep import Placement, SparePins, place
 
@@ -31,7 +31,7 @@ class Device:
         self.budget = room + capacity * layers * POSITION_BYTES
         self.kv_bytes = capacity * layers * POSITION_BYTES
         self.spare = SparePins(sizes, found)
-        self.kv_room = KVRoom(capacity, grain)
+        self.pool = PagePool(capacity, 1, b"key", grain)
         self.pages = 0  # in memory, of one position each
         self.written = [0] * layers
         self.sizes = sizes
@@ -48,7 +48,7 @@ class Device:
         self.read_all()
 
     def step(self, stop: int, reach: int, head: bool) -> None:
-        self.pages = min(max(self.pages, stop), self.kv_room.ask(max(stop, reach)))
+        self.pages = min(max(self.pages, stop), self.pool.bound(max(stop, reach)))
         self.written = [min(written, self.pages) for written in self.written]
         held = self.pages * self.layers * POSITION_BYTES
         self.obey(self.machine.repin(self.spare.placement(self.kv_bytes - held).pinned))

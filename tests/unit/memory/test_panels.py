@@ -1,5 +1,3 @@
-"""Quantised matrices: what a node is given are the panels of the pack, and rows of an embedding come out of them."""
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

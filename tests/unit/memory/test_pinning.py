@@ -1,5 +1,3 @@
-"""The pieces that stay in memory: a table of budgets, and laws for any sizes."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

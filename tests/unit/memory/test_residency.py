@@ -1,5 +1,3 @@
-"""The residency machine: stories as lists of events and instructions, then its laws under any schedule."""
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -233,6 +231,4 @@ class Schedules(RuleBasedStateMachine):
 
 @pytest.mark.fault("P21", "no block is computed before its bytes are there")
 class TestSchedules(Schedules.TestCase):
-    """Random orders."""
-
     settings = settings(max_examples=150, stateful_step_count=50)

@@ -1,5 +1,3 @@
-"""Weights that pass through a ring: the bytes of the file, or an error that names file and place; never old bytes."""
-
 import os
 import threading
 from collections.abc import Callable, Iterator

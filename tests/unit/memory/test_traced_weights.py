@@ -1,5 +1,3 @@
-"""The trace of streamed weights has every read of every piece, and every wait for a block."""
-
 from pathlib import Path
 
 import pytest

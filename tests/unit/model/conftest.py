@@ -26,7 +26,6 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture
 def small_config() -> dict[str, Any]:
-    """The config.json of a tiny llama, to change at will."""
     return json.loads(json.dumps(SMALL))
 
 
@@ -57,6 +56,5 @@ def make_file() -> Callable[..., bytes]:
 
 @pytest.fixture
 def folder(tmp_path: Path, small_config: dict[str, Any]) -> Path:
-    """A folder with a valid config.json and nothing else."""
     (tmp_path / "config.json").write_text(json.dumps(small_config))
     return tmp_path

@@ -156,6 +156,5 @@ def interleaved(rows: Array, head_dim: int) -> Array:
 
 
 def paired_back(rows: Array, head_dim: int) -> Array:
-    """The inverse of `interleaved`."""
     heads = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)

@@ -1,5 +1,3 @@
-"""Prompts of conversations: what templates of several families get, as transformers gives it to them."""
-
 import json
 from typing import Any
 

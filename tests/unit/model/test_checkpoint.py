@@ -1,5 +1,3 @@
-"""Checkpoint folders: whole, sharded, cached, incomplete and hostile."""
-
 import json
 import math
 import os
@@ -26,20 +24,17 @@ def spec(small_config: dict[str, Any]) -> ModelSpec:
 
 @pytest.fixture
 def tensors(spec: ModelSpec) -> Tensors:
-    """What the checkpoint of the small model holds."""
     return {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in sources_of(spec)}
 
 
 @pytest.fixture
 def whole(folder: Path, tensors: Tensors, make_safetensors: Callable[..., bytes]) -> Path:
-    """A folder with one weights file."""
     (folder / "model.safetensors").write_bytes(make_safetensors(tensors))
     return folder
 
 
 @pytest.fixture
 def sharded(folder: Path, tensors: Tensors, make_safetensors: Callable[..., bytes]) -> Path:
-    """A folder with two weights files and their index."""
     names = list(tensors)
     weight_map = {}
     for number, part in enumerate((names[:5], names[5:]), 1):

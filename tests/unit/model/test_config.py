@@ -1,5 +1,3 @@
-"""config.json of every family against transformers' reading of it, and impossible numbers."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -107,49 +105,33 @@ class TestTokenIds:
         assert (config.bos_id, config.eos_ids) == (4, (5, 6))
 
 
-IMPOSSIBLE: list[tuple[str, Any]] = [
-    ("num_hidden_layers", -1),
-    ("num_hidden_layers", 0),
-    ("num_hidden_layers", 10**9),
-    ("num_hidden_layers", True),
-    ("num_hidden_layers", 2.0),
-    ("num_hidden_layers", None),
-    ("hidden_size", 0),
-    ("hidden_size", 2**40),
-    ("hidden_size", 18),
-    ("intermediate_size", -200),
-    ("num_attention_heads", 0),
-    ("num_attention_heads", "4"),
-    ("num_key_value_heads", 3),
-    ("num_key_value_heads", 8),
-    ("head_dim", 3),
-    ("head_dim", 0),
-    ("vocab_size", 2**40),
-    ("vocab_size", float("nan")),
-    ("vocab_size", [1]),
-    ("rms_norm_eps", float("nan")),
-    ("rms_norm_eps", 0),
-    ("rms_norm_eps", float("inf")),
-    ("max_position_embeddings", 2**62),
-    ("hidden_act", "gelu"),
-    ("hidden_act", 3),
-    ("model_type", "gpt2"),
-    ("model_type", None),
-    ("model_type", "llama\n\x1b[31m"),
-    ("torch_dtype", "float8_e4m3fn"),
-    ("tie_word_embeddings", 1),
-    ("attention_bias", "yes"),
-    ("quantization_config", "awq"),
-    ("num_local_experts", 8),
-    ("architectures", ["LlamaForSequenceClassification"]),
-    ("bos_token_id", -1),
-    ("eos_token_id", ["</s>"]),
-    ("eos_token_id", [1] * 100),
-    ("per_layer_config", {}),
-]
+IMPOSSIBLE: dict[str, list[Any]] = {
+    "num_hidden_layers": [-1, 0, 10**9, True, 2.0, None],
+    "hidden_size": [0, 2**40, 18],
+    "intermediate_size": [-200],
+    "num_attention_heads": [0, "4"],
+    "num_key_value_heads": [3, 8],
+    "head_dim": [3, 0],
+    "vocab_size": [2**40, float("nan"), [1]],
+    "rms_norm_eps": [float("nan"), 0, float("inf")],
+    "max_position_embeddings": [2**62],
+    "hidden_act": ["gelu", 3],
+    "model_type": ["gpt2", None, "llama\n\x1b[31m"],
+    "torch_dtype": ["float8_e4m3fn"],
+    "tie_word_embeddings": [1],
+    "attention_bias": ["yes"],
+    "quantization_config": ["awq"],
+    "num_local_experts": [8],
+    "architectures": [["LlamaForSequenceClassification"]],
+    "bos_token_id": [-1],
+    "eos_token_id": [["</s>"], [1] * 100],
+    "per_layer_config": [{}],
+}
 
 
-@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in IMPOSSIBLE.items() for value in values]
+)
 def test_impossible_values_are_refused_in_one_line(
     small_config: dict[str, Any], field: str, value: object
 ) -> None:

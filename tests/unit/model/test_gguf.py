@@ -135,9 +135,6 @@ def test_a_mixture_goes_by_most_of_the_weights(tmp_path: Path) -> None:
     assert mostly.storage(None).layers is Q8
 
 
-# --- the config
-
-
 def config_of(tmp_path: Path, **changes: Any) -> Any:
     return GgufModel.open(TinyGguf(**{"layers": 1, **changes}).write(tmp_path / "f.gguf")).config
 

@@ -40,9 +40,6 @@ def tokenizer_of(folder: Path, values: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer.open(folder)
 
 
-# --- byte-level
-
-
 @pytest.fixture(scope="module")
 def demo_keys() -> dict[str, Any]:
     """The demo model's tokenizer as a file's keys."""
@@ -92,8 +89,6 @@ def test_how_text_is_cut(
     found = BackendTokenizer.from_file(str(tmp_path / "tokenizer.json")).pre_tokenizer.pre_tokenize_str(text)
     assert [text[start:stop] for _, (start, stop) in found] == pieces
 
-
-# --- SentencePiece
 
 _BYTES = [f"<0x{value:02X}>" for value in range(256)]
 _PIECES = ["▁", "a", "b", "n", "▁a", "an", "▁b", "ana", "▁ban", "ban", "na", "▁an", "aa", "▁▁", "ab"]
@@ -164,9 +159,6 @@ def test_special_tokens_of_pieces(tmp_path: Path, piece_keys: dict[str, Any]) ->
     plain = tokenizer_of(tmp_path, piece_keys | {"ggml.add_space_prefix": False, "ggml.add_bos_token": False})
     assert plain.encode("a") == [piece_keys["ggml.tokens"].index("a")]
     assert plain.decode(plain.encode(" a")) == " a"
-
-
-# --- without
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""A model's folder made by a stranger: nothing outside of it is read, no name becomes a path, no code of it runs."""
-
 import json
 import math
 import re

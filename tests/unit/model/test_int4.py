@@ -1,5 +1,3 @@
-"""GPTQ and AWQ checkpoints: the numbers of the published layouts, exactly, also in packs that can hold them."""
-
 import json
 from collections.abc import Mapping
 from contextlib import closing
@@ -23,7 +21,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, Mapping[str, Array]]:
-    """The checkpoint's pack, by default in the precision that suits it, and its numbers as `unpack` writes them."""
     checkpoint = Checkpoint.open(folder)
     assert checkpoint.quantisation is not None
     spec = model_spec(checkpoint.config)

@@ -1,5 +1,3 @@
-"""Tokens that stand beside tokenizer.json, with the ids of transformers; and which tokens end an answer."""
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

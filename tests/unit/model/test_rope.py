@@ -1,6 +1,5 @@
-"""Rope frequencies against transformers, for every kind and many parameters."""
-
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -94,11 +93,7 @@ def test_yarn_without_factor_stretches_to_the_claimed_context() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"rope_theta": 0}, "rope_theta"),
-        ({"rope_theta": float("nan")}, "rope_theta"),
-        ({"rope_theta": float("inf")}, "rope_theta"),
-        ({"rope_theta": True}, "rope_theta"),
-        ({"rope_theta": "big"}, "rope_theta"),
+        *(({"rope_theta": theta}, "rope_theta") for theta in (0, math.nan, math.inf, True, "big")),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         ({"rope_scaling": {"type": "mrope"}}, "default, linear, dynamic, yarn, llama3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),

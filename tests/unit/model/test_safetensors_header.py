@@ -1,5 +1,3 @@
-"""Headers of safetensors files: what the library writes is read, every kind of damage is named."""
-
 import json
 from collections.abc import Callable
 from pathlib import Path

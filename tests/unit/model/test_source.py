@@ -1,5 +1,3 @@
-"""Names that users type for models, and the files of configs/models."""
-
 import re
 from pathlib import Path
 
@@ -15,17 +13,22 @@ from tpiedge.model.source import HubName, parse_hub_name
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("", "give 'demo', a folder"),
-        ("nowhere", "give 'demo', a folder"),
+        *(
+            (name, "give 'demo', a folder")
+            for name in (
+                "",
+                "nowhere",
+                "../name",
+                "org/name@../../x",
+                "a--b/name",
+                "a\0b",
+                "x" * 5000,
+                "a\nb",
+            )
+        ),
         ("org/name", "tpiedge pull org/name"),
         ("org/name@v2", "tpiedge pull org/name@v2"),
         ("llama3.2-1b", r"tpiedge pull llama3\.2-1b"),
-        ("../name", "give 'demo', a folder"),
-        ("org/name@../../x", "give 'demo', a folder"),
-        ("a--b/name", "give 'demo', a folder"),
-        ("a\0b", "give 'demo', a folder"),
-        ("x" * 5000, "give 'demo', a folder"),
-        ("a\nb", "give 'demo', a folder"),
         ("models/missing.GGUF", "no model 'models/missing.GGUF': give"),
     ],
 )

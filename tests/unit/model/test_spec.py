@@ -1,5 +1,3 @@
-"""The layout names exactly the tensors that transformers' own model has, with their shapes."""
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Calls and thoughts in what models write: the forms, what only looks like one, and any cutting into pieces."""
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

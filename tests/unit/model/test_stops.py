@@ -1,5 +1,3 @@
-"""Stop strings: the cut does not depend on how the text arrives."""
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,5 +1,3 @@
-"""Chat templates: the same prompts as transformers, and nothing a hostile template can do."""
-
 import json
 import os
 import re

@@ -1,5 +1,3 @@
-"""Tokenizer and detokenizer over both kinds of vocabulary: byte-level, and Llama 2's with byte fallback."""
-
 import json
 from pathlib import Path
 

@@ -19,7 +19,6 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def byte_level() -> Backend:
-    """As in Llama 3 and Qwen."""
     backend = Backend(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -1,5 +1,3 @@
-"""A node's measurement of itself: within its time, with numbers that can be."""
-
 from dataclasses import dataclass
 
 import pytest
@@ -25,8 +23,6 @@ def one_thread():
 
 @dataclass
 class Clock:
-    """Goes on by as much as each product takes, and by nothing else."""
-
     product_s: float
     now_s: float = 100.0
     products: int = 0

@@ -1,5 +1,3 @@
-"""The engine says no more than the master takes, for as long as there is a link to it."""
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

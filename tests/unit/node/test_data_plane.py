@@ -1,5 +1,3 @@
-"""Nodes join their tensor plane over real sockets: who is linked with whom in the end, and how it ends otherwise."""
-
 import re
 import socket
 import threading

@@ -1,5 +1,3 @@
-"""The survey of the links over real sockets: what honest nodes find out, and what liars and the dead can do to it."""
-
 import contextlib
 import time
 from collections.abc import Callable

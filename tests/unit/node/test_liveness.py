@@ -1,5 +1,3 @@
-"""Every wait is bounded by what is known of the peer, and ends with words."""
-
 import pytest
 
 from tests.fakes.clock import ManualClock

@@ -1,5 +1,3 @@
-"""A node whose trace cannot be written ends as it would have ended."""
-
 import pytest
 
 from tpiedge.launch.bootstrap import NodeBootstrap, Timing

@@ -1,5 +1,3 @@
-"""What a node process imports."""
-
 import subprocess
 import sys
 

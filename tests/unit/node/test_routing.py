@@ -1,5 +1,3 @@
-"""From what the links are like to the collectives that are used, and the words for it."""
-
 from dataclasses import replace
 from itertools import combinations
 

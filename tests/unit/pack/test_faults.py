@@ -1,5 +1,3 @@
-"""Disks that fail, fill up, are read-only or lose files under us: a typed error that says where, never wrong bytes."""
-
 import errno
 import os
 import subprocess
@@ -44,9 +42,6 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int, after: int = 0) 
         return original(*arguments)
 
     monkeypatch.setattr(os, name, wrapped)
-
-
-# --- reading
 
 
 @pytest.mark.parametrize("part", ["manifest", "table", "blob"])
@@ -116,9 +111,6 @@ def test_a_file_cut_under_its_reader_names_the_first_byte_that_is_gone(spec, mak
         source.read(name)
     assert f"at offset 113 of {tmp_path / 'weights'}" in str(caught.value)
     source.close()
-
-
-# --- writing
 
 
 @pytest.mark.parametrize("after", [0, 2])

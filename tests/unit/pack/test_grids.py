@@ -1,5 +1,3 @@
-"""The grids of a pack: steps that are some bits below what an output is expected to be."""
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -15,7 +15,6 @@ from tpiedge.pack.layout import (
     BlobLayout,
     PanelLayout,
     RowLayout,
-    group_size,
     share_of_matrix,
 )
 from tpiedge.pack.reader import Pack
@@ -143,7 +142,7 @@ def test_share_of_a_layer(make_pack: Callable[..., Pack]) -> None:
     pack = make_pack()
     layout = pack.layout(0)
     share = NodeShare(Share(1, 4), Share(1, 2))
-    assert group_size(layout) == 2
+    assert layout.group_size == 2
     held = {name: share_of_matrix(name, share, 2) for name in ("q", "o", "k", "v", "gate", "up", "down")}
     assert held["q"] == held["o"] == Share(1, 4)
     assert held["k"] == held["v"] == Share(0, 2)  # the KV heads that cover query heads 1, 2, 3

@@ -1,5 +1,3 @@
-"""Locks between processes: a pack in use is not deleted, and a link in place of a lock's file is not followed."""
-
 import errno
 import fcntl
 import os

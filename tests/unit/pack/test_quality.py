@@ -1,5 +1,3 @@
-"""quality.json: what quantising did to the numbers of a pack."""
-
 import math
 from collections.abc import Callable
 

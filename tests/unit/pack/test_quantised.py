@@ -1,5 +1,3 @@
-"""Packs in q8 and q4: whatever the pieces they were made of, the bytes are those of their units, one by one."""
-
 import json
 import math
 import re
@@ -85,9 +83,6 @@ def test_another_storage_is_another_pack(tmp_path: Path, spec: ModelSpec) -> Non
     for other in (Storage(Q4, BF16, Q4), Storage(Q4, Q8, Q8), Storage(Q4, BF16, Q8, search=False), Q8):
         with pytest.raises(UserError, match="holds a pack of something else"):
             write_pack(spec, source, other, out)
-
-
-# --- numbers that cannot be quantised
 
 
 class WrongSource(RandomSource):

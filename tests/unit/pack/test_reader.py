@@ -27,7 +27,7 @@ def test_a_pack_tells_what_it_holds(make_pack: MakePack) -> None:
     assert (pack.precision, pack.num_layers, pack.config["hidden_size"]) == (Precision.BF16, 2, 60)
     assert pack.keys == ("embedding", 0, 1, "head")
     assert pack.head_matrix == ("head", "head")
-    assert pack.group_size(0) == 2
+    assert pack.layout(0).group_size == 2
     assert pack.nbytes == sum(pack.blob_path(key).stat().st_size for key in pack.keys)
     with pytest.raises(UserError, match="has layers 0 to 1, not 2"):
         pack.layout(2)
@@ -129,7 +129,10 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
     [
         ({"version": 1}, "a pack of version 1, where q4 has 2: pack again"),
         ({"precision": None}, r"got `null` - at `\$\.precision`"),
-        ({"precisions": {"head": "q3"}}, r"'q3' - at `\$\.precisions\.head`"),
+        (
+            {"precisions": {"head": "q3"}},
+            r"'q3' - at `\$\.precisions\.head` \(f32, bf16, q8 or q4\): pack again",
+        ),
         ({"precisions": {"head": {}}}, r"got `object` - at `\$\.precisions\.head`"),
         ({"precisions": {"layers": "q4"}}, r"unknown field `layers` - at `\$\.precisions`"),
         ({"precisions": ["head"]}, r"got `array` - at `\$\.precisions`"),

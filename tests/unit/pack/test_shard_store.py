@@ -1,5 +1,3 @@
-"""The shard store: only verified bytes count as present, whatever happens in between."""
-
 import os
 import random
 import shutil

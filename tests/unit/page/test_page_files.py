@@ -1,5 +1,3 @@
-"""The files of the page: small, complete, and of others' only what is licensed and unchanged."""
-
 import gzip
 import hashlib
 import json

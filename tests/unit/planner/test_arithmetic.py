@@ -1,5 +1,3 @@
-"""Every precision with every arithmetic: what goes together, and what is said where it does not."""
-
 import pytest
 
 from tpiedge.errors import UserError

@@ -1,5 +1,3 @@
-"""Machines of a plan, their shares and reasons: tables of machines, and laws for any machines."""
-
 import re
 from dataclasses import replace
 from itertools import count

@@ -1,5 +1,3 @@
-"""Keys and values that travel: every new node has its heads, and nothing goes where it is already."""
-
 import itertools
 from collections.abc import Sequence
 

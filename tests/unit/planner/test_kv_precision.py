@@ -1,5 +1,3 @@
-"""The planner counts what the KV cache of each precision reserves, so a longer context fits in the same memory."""
-
 from dataclasses import replace
 
 import pytest
@@ -27,12 +25,6 @@ def test_what_is_planned_is_what_the_cache_reserves(kv: KVPrecision, head_dim: i
     model = facts(kv, head_dim)
     share = NodeShare(Share(0, 3), Share(0, 2))
     need = whole_need(model, 1, share, NodeFacts(1.0))
-    cache = KVCache(
-        num_layers=model.num_layers,
-        kv_heads=len(kv_share(share.attention, model.shape.group_size)),
-        head_dim=head_dim,
-        slots=1,
-        capacity=1000,
-        precision=kv,
-    )
+    heads = len(kv_share(share.attention, model.shape.group_size))
+    cache = KVCache(model.num_layers, heads, KVFormat(kv, head_dim), slots=1, capacity=1000)
     assert need.kv_bytes == cache.reserved_bytes > 0

@@ -1,5 +1,3 @@
-"""Times of all-reduces, in numbers computed by hand, and laws for any network; who is linked with whom."""
-
 from dataclasses import replace
 from itertools import combinations
 from typing import get_args
@@ -8,34 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.planner.network import (
-    TIE,
-    ChosenCollective,
-    Costs,
-    NetworkFacts,
-    PairFacts,
-    are_linked,
-    choose,
-    connects_to,
-    listens,
-    phases,
-    predict,
-)
+from tpiedge.planner import network
 from tpiedge.wire.fields import CollectiveChoice, CollectiveName
 
 MS = 1e-3
-FREE = Costs(0.0, 0.0, 0.0, 0.0)
+FREE = network.Costs(0.0, 0.0, 0.0, 0.0)
 COLLECTIVES = get_args(CollectiveName)
 MBIT300 = 300e6 / 8
 
 
-def alike(size: int, latency_s: float, rate: float | None = None, **more) -> NetworkFacts:
-    links = {pair: PairFacts(latency_s, rate) for pair in combinations(range(size), 2)}
-    return NetworkFacts(links, tuple(range(size)), **more)
+def alike(size: int, latency_s: float, rate: float | None = None, **more) -> network.NetworkFacts:
+    links = {pair: network.PairFacts(latency_s, rate) for pair in combinations(range(size), 2)}
+    return network.NetworkFacts(links, tuple(range(size)), **more)
 
 
-def milliseconds(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float:
-    found = predict(collective, nbytes, facts)
+def milliseconds(collective: CollectiveName, nbytes: int, facts: network.NetworkFacts) -> float:
+    found = network.predict(collective, nbytes, facts)
     assert found is not None
     return found / MS
 
@@ -58,22 +44,22 @@ def test_the_papers_testbed(collective, decode_ms, prefill_ms):
 def test_processing_by_hand():
     """Message of 8000 bytes, each end: 10 + 8 = 18 us, stepwise 30 + 8 = 38, with slices of 1000 bytes 31. Star: 1
     sent, 7 received, and back; mesh: 7 each; two-shot: twice 7 each."""
-    facts = alike(8, 0.0, costs=Costs(message_s=10e-6, byte_s=1e-9, wake_s=5e-6, stepwise_s=30e-6))
-    us = {name: round(predict(name, 8000, facts) * 1e6) for name in COLLECTIVES}
+    facts = alike(8, 0.0, costs=network.Costs(message_s=10e-6, byte_s=1e-9, wake_s=5e-6, stepwise_s=30e-6))
+    us = {name: round(network.predict(name, 8000, facts) * 1e6) for name in COLLECTIVES}
     assert us == {"star": 2 * (8 * 18 + 5), "mesh": 14 * 18 + 5, "two-shot": 2 * (14 * 31 + 5)}
 
 
 def test_the_papers_testbed_wants_the_mesh_to_decode_and_two_shot_to_prefill():
     facts = alike(8, 1 * MS, MBIT300)
-    decode, prefill = choose(8192, facts), choose(1 << 20, facts)
+    decode, prefill = network.choose(8192, facts), network.choose(1 << 20, facts)
     assert (decode.collective, prefill.collective) == ("mesh", "two-shot")
     assert decode.why == "predicted for 8.2 kB: star 5.5 ms, mesh 2.9 ms, two-shot 4.4 ms"
     assert prefill.why == "predicted for 1.0 MB: star 405 ms, mesh 207 ms, two-shot 55 ms"
 
 
-def loopback(size: int, cores: int = 2) -> NetworkFacts:
-    links = {pair: PairFacts(0.0) for pair in combinations(range(size), 2)}
-    return NetworkFacts(links, ("here",) * size, {"here": cores})
+def loopback(size: int, cores: int = 2) -> network.NetworkFacts:
+    links = {pair: network.PairFacts(0.0) for pair in combinations(range(size), 2)}
+    return network.NetworkFacts(links, ("here",) * size, {"here": cores})
 
 
 def test_nodes_of_one_host_share_its_cores():
@@ -82,17 +68,17 @@ def test_nodes_of_one_host_share_its_cores():
     facts = loopback(4)
     assert milliseconds("star", 0, facts) == pytest.approx(2 * (0.025 + 0.020 * (1.5 + 3)))
     assert milliseconds("mesh", 0, facts) == pytest.approx(0.025 + 0.020 * (6 + 6))
-    assert choose(4, facts).collective == "star"
+    assert network.choose(4, facts).collective == "star"
     # With many cores the mesh is the one hop that it should be: 3 sent, 3 received.
     assert milliseconds("mesh", 0, loopback(4, 64)) == pytest.approx(0.025 + 0.020 * 6)
-    assert choose(4, loopback(4, 64)).collective == "mesh"
+    assert network.choose(4, loopback(4, 64)).collective == "mesh"
 
 
 def test_workers_that_cannot_reach_each_other_leave_the_star():
     facts = alike(4, 1 * MS)
     some = replace(facts, links={pair: link for pair, link in facts.links.items() if pair != (2, 3)})
-    found = choose(4, some)
-    assert [predict(name, 4, some) for name in COLLECTIVES[1:]] == [None, None]
+    found = network.choose(4, some)
+    assert [network.predict(name, 4, some) for name in COLLECTIVES[1:]] == [None, None]
     assert (found.collective, found.why) == (
         "star",
         "all goes by node 0: nodes 2 and 3 cannot reach each other",
@@ -109,15 +95,15 @@ def test_workers_that_cannot_reach_each_other_leave_the_star():
     ],
 )
 def test_what_an_echo_costs_is_not_the_links(round_trip_s, bytes_per_s, latency_s, rate):
-    found = PairFacts.measured(round_trip_s, bytes_per_s)
+    found = network.PairFacts.measured(round_trip_s, bytes_per_s)
     assert found.one_way_latency_s == pytest.approx(latency_s, abs=1e-7)
     assert found.bytes_per_s == (rate and pytest.approx(rate))
 
 
 def test_nodes_of_one_host_share_its_port():
     """Ranks 1 and 2 on one machine: 1 MB each leaves by the same port of 10 MB/s. Between them is no port."""
-    far, near = PairFacts(1 * MS, 10e6), PairFacts(0.0)
-    facts = NetworkFacts({(0, 1): far, (0, 2): far, (1, 2): near}, ("a", "b", "b"), costs=FREE)
+    far, near = network.PairFacts(1 * MS, 10e6), network.PairFacts(0.0)
+    facts = network.NetworkFacts({(0, 1): far, (0, 2): far, (1, 2): near}, ("a", "b", "b"), costs=FREE)
     assert milliseconds("star", 10**6, facts) == pytest.approx(2 * (1 + 200))
     assert milliseconds("mesh", 10**6, facts) == pytest.approx(1 + 200)
 
@@ -125,12 +111,12 @@ def test_nodes_of_one_host_share_its_port():
 def test_a_near_tie_goes_to_the_simpler():
     """The star takes 2 ms, the mesh as long as its longest link."""
 
-    def choice(direct_ms: float) -> ChosenCollective:
+    def choice(direct_ms: float) -> network.ChosenCollective:
         links = {(0, 1): 1.0, (0, 2): 1.0, (1, 2): direct_ms}
-        facts = {pair: PairFacts(ms * MS) for pair, ms in links.items()}
-        return choose(4, NetworkFacts(facts, ("a", "b", "c"), costs=FREE))
+        facts = {pair: network.PairFacts(ms * MS) for pair, ms in links.items()}
+        return network.choose(4, network.NetworkFacts(facts, ("a", "b", "c"), costs=FREE))
 
-    near, apart = choice(2 / (1 + TIE) + 0.01), choice(2 / (1 + TIE) - 0.01)
+    near, apart = choice(2 / (1 + network.TIE) + 0.01), choice(2 / (1 + network.TIE) - 0.01)
     assert (near.collective, apart.collective) == ("star", "mesh")
     assert near.why.endswith("; star is the simplest within 5% of the fastest")
     assert "simplest" not in apart.why
@@ -141,14 +127,14 @@ rates = st.none() | st.floats(1e4, 1e10)
 
 
 @st.composite
-def networks(draw) -> NetworkFacts:
+def networks(draw) -> network.NetworkFacts:
     size = draw(st.integers(2, 6))
     pairs = [(a, b) for a in range(size) for b in range(a) if b == 0 or draw(st.booleans())]
     pairs += [pair[::-1] for pair in pairs if draw(st.booleans())]
-    links = {pair: PairFacts(draw(latencies), draw(rates)) for pair in pairs}
+    links = {pair: network.PairFacts(draw(latencies), draw(rates)) for pair in pairs}
     hosts = tuple(draw(st.sampled_from("abcdef")) for _ in range(size))
     cores = draw(st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 8)))
-    return NetworkFacts(links, hosts, cores)
+    return network.NetworkFacts(links, hosts, cores)
 
 
 SLACK = 1 + 1e-9
@@ -157,24 +143,24 @@ nbytes_s = st.integers(0, 1 << 24)
 
 @given(networks(), nbytes_s)
 def test_the_choice_is_never_slower_than_the_star_nor_changes_a_bit(facts, nbytes):
-    found = choose(nbytes, facts)
+    found = network.choose(nbytes, facts)
     assert found.collective in ("star", "mesh", "two-shot")
-    assert predict(found.collective, nbytes, facts) <= predict("star", nbytes, facts) * SLACK
+    assert network.predict(found.collective, nbytes, facts) <= network.predict("star", nbytes, facts) * SLACK
     assert found.why
 
 
 @given(networks(), st.sampled_from(COLLECTIVES), nbytes_s, nbytes_s)
 def test_more_bytes_never_take_less(facts, collective, one, other):
     less, more = sorted((one, other))
-    found = predict(collective, less, facts)
+    found = network.predict(collective, less, facts)
     if found is not None:
-        assert found <= predict(collective, more, facts) * SLACK
+        assert found <= network.predict(collective, more, facts) * SLACK
 
 
-def wifi(costs: Costs = FREE) -> NetworkFacts:
+def wifi(costs: network.Costs = FREE) -> network.NetworkFacts:
     """Two machines on a cable (0.3 ms, 100 MB/s), a third on slow Wi-Fi (4 ms, 5 MB/s) to both."""
-    cable, air = PairFacts(0.3 * MS, 100e6), PairFacts(4 * MS, 5e6)
-    return NetworkFacts({(0, 1): cable, (0, 2): air, (1, 2): air}, ("a", "b", "c"), costs=costs)
+    cable, air = network.PairFacts(0.3 * MS, 100e6), network.PairFacts(4 * MS, 5e6)
+    return network.NetworkFacts({(0, 1): cable, (0, 2): air, (1, 2): air}, ("a", "b", "c"), costs=costs)
 
 
 def test_a_slow_worker_decides():
@@ -182,15 +168,20 @@ def test_a_slow_worker_decides():
     assert milliseconds("star", 10**6, wifi()) == pytest.approx(2 * (4 + 200))
     assert milliseconds("mesh", 10**6, wifi()) == pytest.approx(4 + 400)
     assert milliseconds("two-shot", 10**6, wifi()) == pytest.approx(2 * (4 + 400 / 3))
-    assert [choose(nbytes, wifi(Costs())).collective for nbytes in (8000, 10**6)] == ["mesh", "two-shot"]
+    assert [network.choose(nbytes, wifi(network.Costs())).collective for nbytes in (8000, 10**6)] == [
+        "mesh",
+        "two-shot",
+    ]
 
 
 @given(st.integers(1, 128), st.sampled_from(get_args(CollectiveChoice)))
 def test_those_listen_to_whom_somebody_connects_and_every_pair_has_one_link(size, collective):
-    links = [(other, rank) for rank in range(size) for other in connects_to(rank, size, collective)]
+    links = [(other, rank) for rank in range(size) for other in network.connects_to(rank, size, collective)]
     assert len(set(links)) == len(links)
-    assert {low for low, _ in links} == {rank for rank in range(size) if listens(rank, size, collective)}
-    if are_linked(size, collective):
+    assert {low for low, _ in links} == {
+        rank for rank in range(size) if network.listens(rank, size, collective)
+    }
+    if network.are_linked(size, collective):
         assert set(links) == {(low, high) for high in range(size) for low in range(high)}
     else:
         assert set(links) == {(0, rank) for rank in range(1, size)}
@@ -201,7 +192,7 @@ def test_those_listen_to_whom_somebody_connects_and_every_pair_has_one_link(size
 def test_every_node_hears_of_every_other_and_no_message_is_for_its_sender(collective, size):
     """Slices apart: what a message carries includes all that its sender has heard by then."""
     heard = {rank: {rank} for rank in range(size)}
-    for phase in phases(collective, size):
+    for phase in network.phases(collective, size):
         before = {rank: set(known) for rank, known in heard.items()}
         for hop in phase:
             assert hop.source != hop.target

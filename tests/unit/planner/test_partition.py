@@ -1,5 +1,3 @@
-"""Shares cover every unit once, follow the weights and respect KV-head borders."""
-
 from itertools import pairwise
 
 import pytest

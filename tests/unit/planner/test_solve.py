@@ -1,5 +1,3 @@
-"""The planner: proportional to speed while it fits, water-filled when it does not, and a refusal with numbers."""
-
 from dataclasses import replace
 
 import pytest

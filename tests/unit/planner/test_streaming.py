@@ -16,18 +16,7 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.pack.writer import write_pack
-from tpiedge.planner.needs import (
-    Infeasible,
-    LayerShape,
-    ModelFacts,
-    NodeFacts,
-    NodeNeed,
-    model_facts,
-    node_need,
-    pieces_of_blocks,
-    smallest_bytes,
-    whole_need,
-)
+from tpiedge.planner import needs
 from tpiedge.planner.solve import solve
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.fields import Keeping
@@ -35,8 +24,8 @@ from tpiedge.wire.fields import Keeping
 PIECE = 128 * 1024
 SHARE = NodeShare(Share(0, 4), Share(0, 1))
 # Four layers of a piece each for q, k, v, o, gate, up and down.
-MODEL = ModelFacts(
-    shape=LayerShape(heads=4, kv_heads=4, ffn_tiles=1),
+MODEL = needs.ModelFacts(
+    shape=needs.LayerShape(heads=4, kv_heads=4, ffn_tiles=1),
     num_layers=4,
     query_unit_bytes=(PIECE // 4, PIECE // 4),
     kv_unit_bytes=(PIECE // 4, PIECE // 4),
@@ -48,16 +37,16 @@ MODEL = ModelFacts(
     kv_page_tokens=8,
     capacity_tokens=10,
 )
-NODE = NodeFacts(1.0)
+NODE = needs.NodeFacts(1.0)
 
 
-def fits(pieces: int | None) -> NodeNeed:
+def fits(pieces: int | None) -> needs.NodeNeed:
     """The need of rank 1 with room for so many pieces."""
-    whole = whole_need(MODEL, 1, SHARE, NODE)
+    whole = needs.whole_need(MODEL, 1, SHARE, NODE)
     other = whole.kv_bytes + whole.base_bytes
     limit = None if pieces is None else other + pieces * PIECE
-    need = node_need(MODEL, 1, SHARE, NodeFacts(1.0, limit, disk_bytes_per_s=1.0))
-    assert isinstance(need, NodeNeed), need
+    need = needs.node_need(MODEL, 1, SHARE, needs.NodeFacts(1.0, limit, disk_bytes_per_s=1.0))
+    assert isinstance(need, needs.NodeNeed), need
     return need
 
 
@@ -77,10 +66,10 @@ def test_what_does_not_fit_streams_within_the_limit(pieces: int) -> None:
 
 @pytest.mark.parametrize("keeping", [Keeping(), Keeping("all"), Keeping("none")])
 def test_the_least_is_enough_and_a_byte_less_is_not(keeping: Keeping) -> None:
-    node = NodeFacts(1, disk_bytes_per_s=1, keeping=keeping)
-    least = smallest_bytes(MODEL, 1, SHARE, node)
-    for nbytes, found in ((least, NodeNeed), (least - 1, Infeasible)):
-        assert isinstance(node_need(MODEL, 1, SHARE, replace(node, memory_bytes=nbytes)), found)
+    node = needs.NodeFacts(1, disk_bytes_per_s=1, keeping=keeping)
+    least = needs.smallest_bytes(MODEL, 1, SHARE, node)
+    for nbytes, found in ((least, needs.NodeNeed), (least - 1, needs.Infeasible)):
+        assert isinstance(needs.node_need(MODEL, 1, SHARE, replace(node, memory_bytes=nbytes)), found)
 
 
 def write(
@@ -111,52 +100,54 @@ def write(
 )
 def test_the_planner_s_sizes_are_the_pack_s(tmp_path, precision, heads, kv_heads, ffn, hidden, vocab):
     pack = write(tmp_path / "pack", precision, heads, kv_heads, ffn, hidden, vocab)
-    model = replace(model_facts(pack, head_dim=64, kv="f32"), capacity_tokens=10)
+    model = replace(needs.model_facts(pack, head_dim=64, kv="f32"), capacity_tokens=10)
     assert model.smaller_precision == ("" if precision is Precision.Q4 else "q4")
     tiles = -(-ffn // 128)
     shares = [NodeShare(Share(0, heads), Share(0, tiles)), NodeShare(Share(1, heads), Share(1, tiles))]
     for rank, share in enumerate(shares):
         sizes = Sweep.of(pack, share, rank == 0).sizes
-        kinds = pieces_of_blocks(model, rank, share)
+        kinds = needs.pieces_of_blocks(model, rank, share)
         assert {tuple(sorted(block)) for block in sizes[:2]} == {tuple(sorted(kind)) for kind in kinds[:2]}
         assert max(map(sum, sizes)) == max(map(sum, kinds))
         assert smallest_ring(sizes, frozenset()) == smallest_ring(kinds, frozenset())
         _check_placement(model, rank, share, sizes)
 
 
-def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]) -> None:
+def _check_placement(
+    model: needs.ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]
+) -> None:
     """The node can do what the planner says with every limit, and streams no more."""
     pieces = [size for block in sizes for size in block]
-    least = smallest_bytes(model, rank, share, NODE)
-    whole = whole_need(model, rank, share, NODE).total_bytes
+    least = needs.smallest_bytes(model, rank, share, NODE)
+    whole = needs.whole_need(model, rank, share, NODE).total_bytes
     for limit in range(least, whole, max(1, (whole - least) // 7)):
-        need = node_need(model, rank, share, NodeFacts(1, limit, None, 1))
-        assert isinstance(need, NodeNeed)
+        need = needs.node_need(model, rank, share, needs.NodeFacts(1, limit, None, 1))
+        assert isinstance(need, needs.NodeNeed)
         placement = place(sizes, need.weights.nbytes, "auto", need.weights.ring_bytes or None)
         assert isinstance(placement, Placement)
         assert sum(pieces) - placement.pinned_bytes(pieces) <= need.streamed_bytes + max(pieces)
 
 
 TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
-LARGE = ModelFacts(
-    LayerShape(32, 8, 64), 32, (MIB // 4,) * 2, (MIB,) * 2, TILE, TILE, 4096, GIB, 1024, 16 * MIB
+LARGE = needs.ModelFacts(
+    needs.LayerShape(32, 8, 64), 32, (MIB // 4,) * 2, (MIB,) * 2, TILE, TILE, 4096, GIB, 1024, 16 * MIB
 )
 
 
-def _nodes(count: int) -> st.SearchStrategy[list[NodeFacts]]:
+def _nodes(count: int) -> st.SearchStrategy[list[needs.NodeFacts]]:
     memory = st.none() | st.integers(270 * MIB, 5 * GIB)
     disk = st.none() | st.sampled_from([1e7, 3e8, 2e9])
     keeping = st.sampled_from(
         [Keeping(), Keeping("none"), Keeping("all"), Keeping("auto", 3), Keeping("auto", 0, GIB)]
     )
-    node = st.builds(NodeFacts, st.sampled_from([1e8, 1e9, 2e10]), memory, st.none(), disk, keeping)
+    node = st.builds(needs.NodeFacts, st.sampled_from([1e8, 1e9, 2e10]), memory, st.none(), disk, keeping)
     return st.lists(node, min_size=1, max_size=count)
 
 
 @given(_nodes(4), st.integers(0, 5000))
-def test_a_plan_with_streaming_keeps_every_limit(nodes: list[NodeFacts], tokens: int) -> None:
+def test_a_plan_with_streaming_keeps_every_limit(nodes: list[needs.NodeFacts], tokens: int) -> None:
     plan = solve(replace(LARGE, capacity_tokens=tokens), nodes)
-    if isinstance(plan, Infeasible):
+    if isinstance(plan, needs.Infeasible):
         assert plan.reason
         return
     assert sum(len(share.ffn) for share in plan.shares) == 64

@@ -1,5 +1,3 @@
-"""The answer of a master that cannot read the requested file."""
-
 import queue
 from typing import Any
 

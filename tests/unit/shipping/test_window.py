@@ -1,5 +1,3 @@
-"""Requests under way: their number, their size, their order, and what happens when nothing comes."""
-
 from collections import deque
 from collections.abc import Callable, Iterator
 

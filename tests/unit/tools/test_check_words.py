@@ -1,5 +1,3 @@
-"""The check of words finds what breaks each rule, and nothing else."""
-
 import pytest
 
 from tools.check_words import DENIED_PHRASE, FIRST_WORD, LENGTH, check

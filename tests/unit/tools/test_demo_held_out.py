@@ -1,5 +1,3 @@
-"""The demo model's held-out text is what its tool makes."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Random checkpoints load in transformers, repeat for a seed, and never appear half written."""
-
 import importlib.util
 from pathlib import Path
 

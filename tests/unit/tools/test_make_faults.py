@@ -1,5 +1,3 @@
-"""The catalogue of faults is made of what tests are marked with."""
-
 import importlib.util
 import sys
 from pathlib import Path

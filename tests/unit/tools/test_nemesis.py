@@ -1,5 +1,3 @@
-"""Reports and faults of nemesis, without a cluster."""
-
 from pathlib import Path
 
 from tools.nemesis import figures, nemesis

@@ -1,5 +1,3 @@
-"""A part's tests run when their subject or its imports changed."""
-
 import shutil
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""The parts of the nodes become one file that is there whole or not at all; what is no such file is refused."""
-
 import errno
 import json
 from itertools import pairwise

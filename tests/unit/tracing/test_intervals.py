@@ -1,5 +1,3 @@
-"""Stretches of time: against their meaning point by point."""
-
 from itertools import pairwise
 
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""What is recorded in memory of a fixed size, and what comes back from the file."""
-
 import threading
 from pathlib import Path
 

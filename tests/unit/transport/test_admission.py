@@ -1,5 +1,3 @@
-"""Guests of a hub: few, for a short time, and never instead of a member."""
-
 import os
 import socket
 

@@ -1,5 +1,3 @@
-"""How much of what has come over a connection counts as waiting."""
-
 import os
 import socket
 

@@ -1,5 +1,3 @@
-"""Connections are cut by their descriptors, which may be something else by then."""
-
 import os
 import socket
 import tempfile

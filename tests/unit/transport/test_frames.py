@@ -1,5 +1,3 @@
-"""A message and its tensor, before they become a frame."""
-
 import pytest
 
 from tpiedge.errors import ProtocolError

@@ -156,9 +156,7 @@ class Rank:
         return tuple(self._tensor)
 
     def received(self) -> list[tuple[int, bytes, bytes]]:
-        found = [(socket, route, bytes(frame.buffer)) for socket, route, frame in self._reducer.received()]
-        self._reducer.release()
-        return found
+        return [(socket, route, bytes(frame.buffer)) for socket, route, frame in self._reducer.received()]
 
     def close(self) -> None:
         self._reducer.close()

@@ -1,5 +1,3 @@
-"""Connections of unknown peers: few, and the newest rather than the oldest."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""The codec: what fits, and what belongs to a message."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""What every message looks like in bytes."""
-
 import pytest
 
 from tests.unit.wire.golden import FIXED, MESSAGES, padded

@@ -1,5 +1,3 @@
-"""The link is measured by echoes; what was not asked for changes nothing."""
-
 import pytest
 
 from tpiedge.wire.codec import encode

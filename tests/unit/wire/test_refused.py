@@ -1,5 +1,3 @@
-"""What is no message: the receiver refuses it soon and in little memory, and the sender what the receiver would."""
-
 import time
 import tracemalloc
 from dataclasses import replace
@@ -8,18 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.wire.golden import (
-    GREEDY,
-    HIDDEN,
-    MESSAGES,
-    PARTIAL,
-    REQUEST,
-    SHUTDOWN,
-    TOKEN,
-    flat,
-    partial,
-    raw,
-)
+from tests.unit.wire import golden
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import PROTOCOL, TAGS, decode, encode
 from tpiedge.wire.control import Connect, Generate, Heartbeat, Lost, Ready
@@ -32,14 +19,19 @@ def filled(item: bytes) -> bytes:
     row = b"\xdc\x00\x80" + item * 128
     rows = -(-MAX_CONTROL_HEADER // len(row))
     table = b"".join(b"\xdc\x00\x80" + row * min(rows, 128) for _ in range(-(-rows // 128)))
-    return (b"\x93" + bytes((PROTOCOL, SHUTDOWN)) + b"\xdc\x00\x80" + table)[:MAX_CONTROL_HEADER]
+    return (b"\x93" + bytes((PROTOCOL, golden.SHUTDOWN)) + b"\xdc\x00\x80" + table)[:MAX_CONTROL_HEADER]
 
 
 ODD = "\N{PLAYING CARD ACE OF SPADES}".encode()
-LONG = b"\x97" + bytes((PROTOCOL, TOKEN)) + b"\x01"  # a Token up to its name
+LONG = b"\x97" + bytes((PROTOCOL, golden.TOKEN)) + b"\x01"  # a Token up to its name
 READY = next(tag for tag, kind in TAGS.items() if kind is Ready)
 #: A link of a node's, which has a key that nobody knows, and what is there has a thousand arrays within each other.
-DEEP = raw(PROTOCOL, READY, 1, 1, 1, 0.1, "", "", "", [])[:-1] + b"\x91\x81\xa1x" + b"\x91" * 1000 + b"\xc0"
+DEEP = (
+    golden.raw(PROTOCOL, READY, 1, 1, 1, 0.1, "", "", "", [])[:-1]
+    + b"\x91\x81\xa1x"
+    + b"\x91" * 1000
+    + b"\xc0"
+)
 
 
 @pytest.mark.parametrize(
@@ -47,35 +39,35 @@ DEEP = raw(PROTOCOL, READY, 1, 1, 1, 0.1, "", "", "", [])[:-1] + b"\x91\x81\xa1x
     [
         (b"", "no message"),
         (b"\xc1\x01", "no message"),
-        (flat(PROTOCOL + 1, PARTIAL), f"protocol {PROTOCOL + 1}, this node {PROTOCOL}"),
-        (flat(PROTOCOL, SHUTDOWN), "unknown message tag 47 of the short form"),
-        (flat(PROTOCOL, 250), "unknown message tag 250 of the short form"),
-        (partial()[:-1], "Partial: 63 bytes, not 64"),
-        (partial() + bytes(MAX_CONTROL_HEADER - 64), "Partial: .* bytes, not 64"),
-        (partial(tensor=b"\x00\x01"), "none of f32, bf16"),
-        (partial(tensor=bytes(10) + b"\x01"), "none of f32, bf16"),
-        (partial(tensor=b"\x01\x00\x01"), "shape"),
-        (partial(tensor=b"\x01\x01" + bytes(4) + b"\x01"), "shape"),
-        (partial(tensor=b"\x01\x05" + bytes(20)), "shape"),
-        (flat(PROTOCOL, HIDDEN), "Hidden: the tensor is missing"),
-        (raw(PROTOCOL, PARTIAL, 1, 1, 1, 1, 1, None), "unknown message tag 3"),
-        (raw(PROTOCOL), "no message"),
-        (raw(PROTOCOL + 1, SHUTDOWN, 1), f"protocol {PROTOCOL + 1}, this node {PROTOCOL}"),
-        (raw(PROTOCOL, 250, 1), "unknown message tag"),
-        (raw(PROTOCOL, SHUTDOWN), "Shutdown: not an array of its 1 fields"),
-        (raw(PROTOCOL, SHUTDOWN, 1, 2), "Shutdown: not an array of its 1 fields"),
-        (raw(PROTOCOL, SHUTDOWN, 1) + b"\x00", "trailing"),
-        (raw(PROTOCOL, SHUTDOWN, -1), "Shutdown: Expected `int` >= 0"),
-        (raw(PROTOCOL, SHUTDOWN, 2**32), "Shutdown: Expected `int` <= "),
-        (raw(PROTOCOL, SHUTDOWN, True), "got `bool`"),
-        (raw(PROTOCOL, SHUTDOWN, 1.5), "got `float`"),
-        (raw(PROTOCOL, SHUTDOWN, None), "got `None`"),
-        (raw(PROTOCOL, TOKEN, 1, "r", 0, 5, [[1, float("nan")]]), "Token: Expected `float`"),
-        (raw(PROTOCOL, TOKEN, 1, "r", 0, 5, [[1, float("-inf")]]), "Token: Expected `float`"),
-        (raw(PROTOCOL, TOKEN, 1, "r", 0, 5, [[1, 2.0, 3]]), "length 2, got 3"),
-        (raw(PROTOCOL, TOKEN, 1, "r" * 257, 0, 5, []), "length <= 256"),
-        (raw(PROTOCOL, TOKEN, 1, b"r", 0, 5, []), "got `bytes`"),
-        (raw(PROTOCOL, TOKEN, 1, "r", 0, 5, [])[:-2], "truncated"),
+        (golden.flat(PROTOCOL + 1, golden.PARTIAL), f"protocol {PROTOCOL + 1}, this node {PROTOCOL}"),
+        (golden.flat(PROTOCOL, golden.SHUTDOWN), "unknown message tag 47 of the short form"),
+        (golden.flat(PROTOCOL, 250), "unknown message tag 250 of the short form"),
+        (golden.partial()[:-1], "Partial: 63 bytes, not 64"),
+        (golden.partial() + bytes(MAX_CONTROL_HEADER - 64), "Partial: .* bytes, not 64"),
+        (golden.partial(tensor=b"\x00\x01"), "none of f32, bf16"),
+        (golden.partial(tensor=bytes(10) + b"\x01"), "none of f32, bf16"),
+        (golden.partial(tensor=b"\x01\x00\x01"), "shape"),
+        (golden.partial(tensor=b"\x01\x01" + bytes(4) + b"\x01"), "shape"),
+        (golden.partial(tensor=b"\x01\x05" + bytes(20)), "shape"),
+        (golden.flat(PROTOCOL, golden.HIDDEN), "Hidden: the tensor is missing"),
+        (golden.raw(PROTOCOL, golden.PARTIAL, 1, 1, 1, 1, 1, None), "unknown message tag 3"),
+        (golden.raw(PROTOCOL), "no message"),
+        (golden.raw(PROTOCOL + 1, golden.SHUTDOWN, 1), f"protocol {PROTOCOL + 1}, this node {PROTOCOL}"),
+        (golden.raw(PROTOCOL, 250, 1), "unknown message tag"),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN), "Shutdown: not an array of its 1 fields"),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN, 1, 2), "Shutdown: not an array of its 1 fields"),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN, 1) + b"\x00", "trailing"),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN, -1), "Shutdown: Expected `int` >= 0"),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN, 2**32), "Shutdown: Expected `int` <= "),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN, True), "got `bool`"),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN, 1.5), "got `float`"),
+        (golden.raw(PROTOCOL, golden.SHUTDOWN, None), "got `None`"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, float("nan")]]), "Token: Expected `float`"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, float("-inf")]]), "Token: Expected `float`"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [[1, 2.0, 3]]), "length 2, got 3"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r" * 257, 0, 5, []), "length <= 256"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, b"r", 0, 5, []), "got `bytes`"),
+        (golden.raw(PROTOCOL, golden.TOKEN, 1, "r", 0, 5, [])[:-2], "truncated"),
         (LONG + b"\xa1\xff", "Token: "),
         (LONG + b"\xdb\xff\xff\xff\xff", "truncated"),
         (LONG + b"\xdb\x00\x0f\x00\x00" + ODD + b"x" * 983_036, "length <= 256"),
@@ -109,9 +101,9 @@ def test_refused_soon_and_in_little_memory(data: bytes, cause: str) -> None:
         (Echo(0, 1, bytes(MAX_BLOB + 1)), "length <= 262144"),
         (Lost(1, 1, "\ud800"), "surrogates"),
         (Segment(0, 0, 1, 1), "no message of its own"),
-        (Generate(1, replace(REQUEST, sampling=replace(GREEDY, logit_bias=((1, float("inf")),)))),
+        (Generate(1, replace(golden.REQUEST, sampling=replace(golden.GREEDY, logit_bias=((1, float("inf")),)))),
          "logit_bias"),
-        *((Generate(1, replace(REQUEST, prompt_ids=ids)), "prompt_ids")
+        *((Generate(1, replace(golden.REQUEST, prompt_ids=ids)), "prompt_ids")
           for ids in [(-1,), (2**32,), (True,), (1.5,)]),
         (LinkReport(1, 1, "h", 4, (MeasuredLink(0, float("nan"), 1e9),)), "`float`"),
         (LinkReport(1, 1, "h", 4, (MeasuredLink(0, -0.1, 1e9),)), "`float` >= 0"),
@@ -144,12 +136,12 @@ def test_a_rate_that_would_overflow_a_plan_is_refused_where_it_is_made_and_where
         with pytest.raises(ValueError, match="a rate is 0 or at least 1"):
             make()
     with pytest.raises(ProtocolError, match="a rate is 0 or at least 1"):
-        decode(raw(PROTOCOL, 98, 1, 0, 0, rate))
+        decode(golden.raw(PROTOCOL, 98, 1, 0, 0, rate))
 
 
 @pytest.mark.fault("W2", "a message, or an error that says what is wrong with it")
 @given(
-    source=st.sampled_from([encode(message) for message in MESSAGES]),
+    source=st.sampled_from([encode(message) for message in golden.MESSAGES]),
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8),
     cut=st.floats(0, 1),
 )
@@ -168,7 +160,7 @@ FIELDS = st.recursive(
 
 @given(st.sampled_from(sorted(TAGS)), st.lists(FIELDS, max_size=20))
 def test_any_fields_are_refused_or_valid(tag: int, items: list[object]) -> None:
-    read_again(raw(PROTOCOL, tag, *items))
+    read_again(golden.raw(PROTOCOL, tag, *items))
 
 
 def read_again(data: bytes) -> None:

@@ -1,5 +1,3 @@
-"""A worker's agent between a played master and played processes: every order gets its answer, nothing is left open."""
-
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -270,9 +268,6 @@ def order(epoch: int, threads: int = 2) -> epochs.Prepare:
     return epochs.Prepare(epoch, 1, 2, "pack-1", (0, 4), (4, 8), "f32", threads, 64, 0, 0.3, 1.5, 60.0)
 
 
-# --- what it offers
-
-
 def test_what_was_measured_before_is_offered_at_once(make: Callable[..., Worker]) -> None:
     worker = make()
     found = worker.start()
@@ -288,9 +283,6 @@ def test_what_is_not_known_is_measured_and_kept(make: Callable[..., Worker]) -> 
     assert worker.start().capacity == REPORT.capacity
     assert [server.measure for server in FakeForkServer.made] == [True]
     assert worker.measurements.recall() is not None
-
-
-# --- what its user is told
 
 
 @pytest.mark.parametrize(
@@ -362,9 +354,6 @@ def test_what_a_worker_is_for_is_said_when_it_changes(worker: Worker) -> None:
         "now computing as one of 2 machines",
         "this machine is not needed now: 2 s with it",
     ]
-
-
-# --- the life of an epoch
 
 
 def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
@@ -459,9 +448,6 @@ def test_a_new_order_takes_the_place_of_the_one_before_and_fetches_after_it(work
     assert not worker.fetch.shards[6].closed
 
 
-# --- ends of nodes
-
-
 @pytest.mark.parametrize("when", ["before fetching", "after fetching"])
 @pytest.mark.fault("P14", "a worker whose system starts no process says so, and stays")
 def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
@@ -478,9 +464,6 @@ def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
     assert "cannot start a process" in ended.cause
     monkeypatch.setattr(FakeForkServer, "refused", False)
     worker.launched(6)
-
-
-# --- its memory
 
 
 def test_a_limit_that_is_lowered_is_offered_without_being_asked(worker: Worker) -> None:
@@ -529,9 +512,6 @@ def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_fas
     worker.launched(6)
     worker.prepared(7)
     assert worker.fetch.verified == [False, True, False]
-
-
-# --- what other plans need, and who starts nodes
 
 
 STOCK = epochs.Stock(0, 3, "p1", (((0, 4), (0, 2)),))
@@ -609,9 +589,6 @@ def test_one_fork_server_starts_the_nodes_of_all_epochs_and_another_one_once_it_
     FakeForkServer.made[0].cause = "it ended"
     worker.launched(7)
     assert len(FakeForkServer.made) == 2
-
-
-# --- the master goes and comes
 
 
 def test_a_silent_master_is_waited_for_and_preparing_goes_on(worker: Worker) -> None:

@@ -1,5 +1,3 @@
-"""Work in a thread of its own: its outcome is taken once, or dropped."""
-
 import threading
 
 from tpiedge.errors import PeerError

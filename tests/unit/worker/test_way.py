@@ -1,5 +1,3 @@
-"""The search for a silent master: which answers are believed."""
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

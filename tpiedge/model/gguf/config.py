@@ -73,7 +73,6 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
 
 
 def generation_config(header: GgufHeader) -> dict[str, object]:
-    """Returns the recommended sampling parameters as the object of a generation_config.json."""
     return {name: header.values[key] for name, key in _SAMPLING.items() if header.values.get(key) is not None}
 
 

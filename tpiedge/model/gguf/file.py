@@ -47,8 +47,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`values` has numpy arrays of numbers and lists of texts. `digest` changes with the header and the file's size and
-    modification time."""
+    """`values` has numpy arrays and lists of texts. `digest` changes with header, size or modification time."""
 
     path: Path
     values: Mapping[str, object]

@@ -33,8 +33,7 @@ _BIASED = ("attn_q", "attn_output", "ffn_down")
 
 @dataclass(frozen=True)
 class GgufModel:
-    """`huggingface` is the model's config.json, `generation` its generation_config.json. `fingerprint` changes with the
-    header, size or modification time of the file."""
+    """`huggingface`: its config.json; `fingerprint` changes with the header, size or modification time."""
 
     path: Path
     config: ModelConfig

@@ -68,8 +68,6 @@ class _NoTokenizer(Exception):
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """Texts, types and scores by id."""
-
     tokens: Sequence[str]
     kinds: Sequence[float]
     scores: Sequence[float]
@@ -89,7 +87,6 @@ def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
 
 
 def _templates(header: GgufHeader) -> dict[str, bytes]:
-    """Reads `tokenizer.chat_template` and `tokenizer.chat_template.NAME`."""
     files: dict[str, bytes] = {}
     for key, template in header.values.items():
         kind, _, name = key.partition(_TEMPLATE)
@@ -186,8 +183,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Lists all merges by the scores of their results: SentencePiece merges the pair with the best result, and among
-    equal pairs the leftmost. Raises _NoTokenizer."""
+    """Lists all merges, best result first, as SentencePiece merges. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)

@@ -43,7 +43,6 @@ loss = "0.5 %"
 
 @pytest.fixture
 def three(bed: str, tmp_path: Path) -> str:
-    """The file of three unequal devices; the testbed's name is the fixture `bed`."""
     return written(tmp_path, bed, THREE)
 
 

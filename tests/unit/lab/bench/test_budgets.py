@@ -1,5 +1,3 @@
-"""The least budget is found by trying."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

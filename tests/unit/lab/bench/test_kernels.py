@@ -1,5 +1,3 @@
-"""Cases of `tpiedge bench kernels` and its report."""
-
 import math
 
 import pytest

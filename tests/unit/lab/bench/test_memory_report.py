@@ -1,5 +1,3 @@
-"""Figures of memory runs, computed by hand."""
-
 from typing import Any, cast
 
 import pytest

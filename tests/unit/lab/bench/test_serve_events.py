@@ -1,5 +1,3 @@
-"""The bytes of an answer, cut anywhere, give its tokens and their times."""
-
 import itertools
 import json
 

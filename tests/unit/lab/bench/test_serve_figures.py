@@ -1,5 +1,3 @@
-"""Percentiles, gaps and the rate of full load, computed by hand."""
-
 from tpiedge.lab.bench.serve_figures import (
     RoundFigures,
     TimedAnswer,

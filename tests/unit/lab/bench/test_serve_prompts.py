@@ -1,5 +1,3 @@
-"""Prompts that differ, and requests that arrive at random: the same ones for the same seed."""
-
 import itertools
 import statistics
 

@@ -1,5 +1,3 @@
-"""Agreement and divergence from known probabilities."""
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""The text that a model is measured with: every token but a document's first is scored once, with enough before it."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast

@@ -1,5 +1,3 @@
-"""The strip of all steps above a timeline: its bars and what is written on it."""
-
 from collections.abc import Sequence
 
 import pytest

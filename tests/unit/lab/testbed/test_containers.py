@@ -1,5 +1,3 @@
-"""Bringing containers up and down on an engine that only remembers: what is left, what is refused, what is cleared."""
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-"""Descriptions of testbeds: the whole language, and every way to get it wrong."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Control groups of devices in version 2, on folders that look like a computer's."""
-
 from pathlib import Path
 
 from tpiedge.lab.testbed.isolation import Controllers, GroupUse

@@ -1,5 +1,3 @@
-"""The stored state of a testbed: when it is void, and who may change it."""
-
 import os
 import sys
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Ways between devices: hand-made ones, the shipped scenarios' numbers, and trees of any shape."""
-
 import itertools
 import math
 from pathlib import Path

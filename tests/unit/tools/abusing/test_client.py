@@ -1,5 +1,3 @@
-"""The streaming client of a soak tells every answer that is not exact, and what kind it is."""
-
 import json
 
 import pytest

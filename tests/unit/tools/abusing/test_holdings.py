@@ -1,5 +1,3 @@
-"""Growth of a process's holdings is seen, and what it held before is no leak."""
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Output of the contestants, and the record and table made of it."""
-
 import json
 
 from tools.peers.contestants import Answer, read_llama_bench, read_tpiedge

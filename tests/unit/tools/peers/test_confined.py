@@ -1,5 +1,3 @@
-"""Children in control groups of their own: limited, timed, counted, and gone afterwards."""
-
 import os
 import sys
 from collections.abc import Iterator

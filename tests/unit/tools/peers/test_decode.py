@@ -1,5 +1,3 @@
-"""Output of llama-bench, and the ratio of both sides' speeds."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Streams of both servers: what they come to, and what a comparison that ends early keeps."""
-
 from tools.peers.serve import ServeRound, report_of_streams
 from tpiedge.lab.bench.serve_figures import RoundFigures, TimedAnswer
 
