@@ -204,12 +204,11 @@ class CallReader(ABC):
             elif name in self._tools and held.text.startswith("{"):
                 yield from self._object(name)
                 written = ""
+            elif name in self._tools:
+                self._whole(name, (yield from self._value('"', "n")))
+                written = ""
             else:
-                known = name in self._tools
-                written = yield from (self._value('"', "n") if known else self._value())
-                if known:
-                    self._whole(name, written)
-                    written = ""
+                written = yield from self._value()
             mark = yield from held.expect(",", "}")
         # A call of another tool is read to its end, lest a text within it is taken for a call.
         if name is None:
