@@ -120,15 +120,19 @@ class Epoch:
         self.members[rank].breach = self.members[rank].breach or sanitised_line(cause) or _UNSAID
 
     def ended(self, rank: int, cause: str) -> None:
-        """Loses a node whose process ended; first the node over which rank 0, the master's own, gave up."""
+        """Loses a node whose process ended."""
+        if not self._explained(rank):  # what it said explains more than an exit status
+            self.fail(rank, cause)
+
+    def _explained(self, rank: int) -> bool:
+        """Loses a node that said why it gives up; first the node over which rank 0, the master's own, did."""
         report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):
             self.lose(missed.rank, missed.cause)
-        if report:  # it explains more than an exit status
+        if report:
             self.lose(rank, f"it gave up, because {report}")
-        else:
-            self.fail(rank, cause)
+        return bool(report)
 
     def tick(self, *, excused: bool = False) -> None:
         """Loses silent nodes, unless they are `excused`, and sends every node the progress of all."""
@@ -141,7 +145,7 @@ class Epoch:
                 # While nodes start, more processes than cores import, read and allocate at once, and no request runs.
                 limit_s = timing.timeout_s * (1 if member.state is NodeState.READY else 6)
                 cause = f"silent for {silent_s:.1f} s (killed, frozen or cut off)"
-            if silent_s > limit_s:
+            if silent_s > limit_s and not self._explained(member.rank):
                 self.lose(member.rank, cause)
         for member in self.members:
             if member.asked is not None and now - member.asked >= 60.0:
