@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 NATIVE := $(wildcard $(foreach kind,cpp h inl,tpiedge/*/native/*.$(kind) tpiedge/lab/*/native/*.$(kind)))
 
-.PHONY: setup demo test test-all test-lab check types layers format clean
+.PHONY: setup demo test test-all test-lab check types layers compiled format clean
 
 setup: $(STAMP)
 
@@ -75,7 +75,7 @@ test-lab: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --jobs 2 --output-sync types layers
+	$(MAKE) --jobs 2 --output-sync types layers compiled
 	$(MAKE) test-all
 
 types: $(STAMP)
@@ -84,6 +84,10 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_docs.py
+
+# Otherwise each of pytest's workers would compile all tests.
+compiled: $(STAMP)
+	$(BIN)/python -m pytest --collect-only --quiet >/dev/null
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -55,8 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = item.nodeid.partition("[")[0]
         if _only_in_all(item, seen[function]):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("fault") is None:
-            for mark in (mark for mark, part in PARTS.items() if part.folders & {*function.split("/")[:-1]}):
+        for mark, part in PARTS.items():
+            if item.get_closest_marker("fault") is None and part.folders & {*function.split("/")[:-1]}:
                 item.add_marker(mark)
         seen[function] += 1
     items.sort(key=order)

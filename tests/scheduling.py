@@ -9,7 +9,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-_TOGETHER = ("tests/deploy/", "tests/http/page/", "tests/native/", "tests/process/network/")
+_TOGETHER = ("tests/deploy/", "tests/http/page/", "tests/native/", "tests/process/network/observed/")
 _FIRST = (
     "tests/deploy/",
     "tests/native/",

@@ -184,7 +184,7 @@ def main() -> int:
         if arguments.calls:
             folder = with_opener(folder, Path(stack.enter_context(tempfile.TemporaryDirectory())))
             tokenizer = Tokenizer.open(folder)
-            rows = max(rows, tokenizer.vocab_size)
+            rows = max(rows, len(tokenizer.vocabulary))
         grammars = stack.enter_context(closing(Grammars(folder, rows)))
         bench = Bench(grammars, tokenizer, rows, random.Random(arguments.seed))
         bench.answer({"type": "null"})  # starts the process

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from tpiedge.answers.log import AnswerLog
-from tpiedge.api.asked import Asked, Choice, Reply
+from tpiedge.answers.record import event_line
+from tpiedge.api.asked import Choice, Reply
 from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.master.journal import AnswerEvent
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
 _REPLY = Reply(format="chat", stream=True, include_usage=False, logprobs=None, stops=(), token_ids=False)
-_ASKED = Asked((Choice(GenerationRequest("bench", (1,), 1)),), _REPLY, ())
-_ACCEPTED = AcceptedRequest.of(_ASKED, "bench", 0, "bench", "bench", b"")
+_CHOICE = Choice(GenerationRequest("bench", (1,), 1))
+_ACCEPTED = AcceptedRequest("bench", (_CHOICE,), 1, _REPLY, 0, "bench", "bench")
 _LATE_S = 30.0
 #: As of fast decoding: without a pause the threads would hand over many tokens at a time.
 _GAP_S = 0.0005
@@ -75,7 +76,7 @@ def _write_us(folder: RecordFolder, tokens: int) -> float:
     token = Token(0, "bench", 0, 12_345, ())
     started = time.process_time()
     for _ in range(tokens):
-        file.add(0, token)
+        file.write(event_line(0, token))
     took = time.process_time() - started
     file.delete()
     return took / tokens * 1e6
@@ -88,9 +89,9 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 
 
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
-    generation = _Tokens(tokens)
+    generation: Any = _Tokens(tokens)
     record = None if folder is None else folder.begin(_ACCEPTED)
-    log = AnswerLog(_ACCEPTED.question(_ACCEPTED.choices, None), record, time.monotonic)
+    log = AnswerLog(_ACCEPTED.question(None), record, time.monotonic)
     reader = log.read()
     queue: Any = None  # no choice is left to submit
     log.follow(({0: generation}, {}), queue)

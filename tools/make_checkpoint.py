@@ -58,10 +58,7 @@ def model(config: Config) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec, dtype: str) -> list[TensorEntry]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for blob in (spec.embedding, *spec.layers, spec.head):
-        shapes |= blob.source_shapes
-    return [TensorEntry(name, DTYPES[dtype][0], shape) for name, shape in shapes.items()]
+    return [TensorEntry(name, DTYPES[dtype][0], shape) for name, shape in spec.source_shapes.items()]
 
 
 def chunks(source: RandomSource, tensor: TensorEntry) -> Iterator[memoryview]:

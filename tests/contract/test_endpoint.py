@@ -158,7 +158,7 @@ def send_raw(endpoint: Any, hub: Any, frames: list[bytes]) -> None:
     if isinstance(hub, InProcessHub):
         hub.deliver(endpoint.name, b"".join(frames))
     else:
-        endpoint._socket.send_multipart(frames)
+        endpoint.socket.send_multipart(frames)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_largest_frames_are_bounded_in_memory_and_others_are_served(plane: e
 def flood(spoke: ZmqSpoke, frame: bytes, count: int) -> int:
     for number in range(count):
         try:
-            spoke._socket.send(frame, zmq.NOBLOCK, copy=False)
+            spoke.socket.send(frame, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return number
     return count
@@ -55,7 +55,7 @@ def test_a_message_without_end_ends_the_connection(network, caplog):
         receive(hub)
     parts = 2 * SMALL.backlog_limit // SMALL.frame_limit
     with caplog.at_level(logging.WARNING):
-        flooder._socket.send_multipart([bytes(SMALL.frame_limit)] * parts)
+        flooder.socket.send_multipart([bytes(SMALL.frame_limit)] * parts)
         wait_for(lambda: "cut a connection off" in caplog.text)
     other.send(Shutdown(7))
     *heard, broken = until_reset(hub, flooder)

@@ -11,10 +11,12 @@ from tests.contract.gate import MASTER, Gate
 from tests.contract.test_endpoint import receive
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
+from tpiedge.host.private_file import replace_private
 from tpiedge.joining import connecting
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.identity import peer_name
+from tpiedge.joining.members import MEMBERS_FILE
 from tpiedge.joining.pairing_link import PairingHub, pair
 from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore
 from tpiedge.transport.endpoint import CONTROL
@@ -74,6 +76,16 @@ def test_a_token_lives_from_the_moment_at_which_the_master_s_clock_is_set(tmp_pa
         assert tokens.judge(secret, {})[0] == "ok"
         now += 1.0
         assert tokens.judge(secret, {})[0] == "expired"
+
+
+def test_a_key_in_both_lists_of_the_journal_stays_out(tmp_path: Path) -> None:
+    lists: dict[str, object] = {
+        "members": [{"key": WORKER.public, "host": "pi", "joined": 1.0, "how": "token"}],
+        "revoked": [{"key": WORKER.public, "host": "pi", "when": 2.0}],
+    }
+    replace_private(tmp_path / MEMBERS_FILE, lists)
+    with closing(Gate(tmp_path)) as gate:
+        assert gate.hub.admission.judge(WORKER.public) is None
 
 
 def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:

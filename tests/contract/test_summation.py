@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tpiedge.collectives.summation import LARGEST, NOT_A_NUMBER, F32Array, IntArray, OrderedSum
+from tpiedge.collectives.summation import LARGEST, NOT_A_NUMBER, F32Array, IntArray, check_sum, ordered_sum
 from tpiedge.errors import Misconduct, ProtocolError
 
 SHAPE = (2, 3)
@@ -28,11 +28,8 @@ def part(value: float) -> F32Array:
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
 def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: F32Array) -> None:
     values = {0: 0.1, 1: 1e8, 2: -1e8, 3: 0.3}
-    parts = OrderedSum(part(values[0]), out)
-    for rank in order:
-        parts.put(rank, part(values[rank]))
     expected = ((part(0.1) + part(1e8)) + part(-1e8)) + part(0.3)
-    parts.finish("this")
+    assert ordered_sum({rank: part(values[rank]) for rank in (0, *order)}, out) is out
     assert np.array_equal(out, expected)
 
 
@@ -46,12 +43,9 @@ def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: F
     ],
 )
 def test_who_is_to_blame(values: tuple[float | None, ...], cause: str, out: F32Array) -> None:
-    own, *others = [None if value is None else part(value) for value in values]
-    parts = OrderedSum(own, out)
-    for rank, other in enumerate(others, start=1):
-        parts.put(rank, other)
+    parts = {rank: None if value is None else part(value) for rank, value in enumerate(values)}
     with pytest.raises(ProtocolError, match=cause):
-        parts.finish("this")
+        check_sum(ordered_sum(parts, out), parts, "this")
 
 
 def whole(value: int, wide: bool) -> IntArray:
@@ -66,11 +60,10 @@ def narrow() -> IntArray:
 @pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
 @pytest.mark.parametrize("widths", list(itertools.product((False, True), repeat=3)))
 def test_the_sum_of_integers_is_as_wide_as_the_widest(widths, order, narrow):
-    parts = OrderedSum(None, narrow, 3)
     given = [whole(LARGEST if wide else -7, wide) for wide in widths]
-    for rank in order:
-        parts.put(rank, given[rank])
-    total = parts.finish("this")
+    parts = {3: None} | {rank: given[rank] for rank in order}
+    total = ordered_sum(parts, narrow)
+    check_sum(total, parts, "this")
     assert total.dtype == (np.int64 if any(widths) else np.int32)
     assert (total is narrow) == (not any(widths))
     assert (total == sum(int(one[0, 0]) for one in given)).all()
@@ -81,12 +74,10 @@ def test_the_sum_of_integers_is_as_wide_as_the_widest(widths, order, narrow):
 def test_a_sum_of_integers_has_what_is_no_number_where_a_part_has(value: int, narrow: IntArray) -> None:
     wide = whole(5, True)
     wide[1, 2] = value
-    parts = OrderedSum(whole(1, False), narrow)
-    parts.put(1, wide)
-    parts.put(2, wide)
-    total = parts.complete()
+    parts = {0: whole(1, False), 1: wide, 2: wide}
+    total = ordered_sum(parts, narrow)
     assert total[1, 2] == NOT_A_NUMBER
     assert (total.ravel()[:-1] == 11).all()
     with pytest.raises(Misconduct) as caught:
-        parts.finish("this")
+        check_sum(total, parts, "this")
     assert caught.value.rank == 1

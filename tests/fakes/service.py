@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tpiedge.api.service import ModelInfo
+from tpiedge.api.service import ModelInfo, Service
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
@@ -118,7 +118,7 @@ class FakeGeneration:
             self.finish("cancel")
 
 
-class FakeService:
+class FakeService(Service):
     """`script` gets every accepted generation in the thread that submits it. More than `places` are refused."""
 
     def __init__(
@@ -255,12 +255,10 @@ class FakeService:
     def pending(self) -> list[dict[str, str]]:
         return [{"name": "attic", "address": "192.0.2.7"}]
 
-    def members(self) -> list[dict[str, str]]:
+    def members(self) -> dict[str, list[dict[str, str]]]:
         here = [{"name": node.name, "host": node.host} for node in self._nodes if node.host]
-        return [*here, {"name": "w-89ab", "host": "cellar"}]
-
-    def shut_out(self) -> list[dict[str, str]]:
-        return [{"name": "w-cdef", "host": "thief"}]
+        here.append({"name": "w-89ab", "host": "cellar"})
+        return {"members": here, "revoked": [{"name": "w-cdef", "host": "thief"}]}
 
     def approve(self, code: str) -> str:
         if code != "K7Q2":

@@ -15,8 +15,8 @@ def _gguf(folder: Path) -> Read:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         model = GgufModel.open(path)
-        list(model.losses(model.storage(None)))
-        _ = model.text
+        model.storage(None)
+        model.text()
 
     return read
 

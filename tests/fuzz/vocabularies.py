@@ -18,7 +18,7 @@ _FILE: Final = {
 
 
 def _tokenizer_config(folder: Path) -> Read:
-    from tpiedge.model.template import ChatTemplate, has_template
+    from tpiedge.model.template import ChatTemplate, templates_of
     from tpiedge.model.tokenizer import Tokenizer
 
     (folder / "tokenizer.json").write_text(json.dumps(_FILE))
@@ -26,7 +26,7 @@ def _tokenizer_config(folder: Path) -> Read:
     def read(data: bytes) -> None:
         (folder / "tokenizer_config.json").write_bytes(data)
         tokenizer = Tokenizer.open(folder, here=True)
-        if has_template(folder):
+        if templates_of(folder):
             ChatTemplate.open(folder, tokenizer.special_tokens)
 
     return read

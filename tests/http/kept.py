@@ -20,8 +20,8 @@ class KeptAnswers(AnswerShelf):
 
     def ask(self, asked, name, client):
         """The reader of a new answer."""
-        accepted = AcceptedRequest.of(asked, name, 0, "m", self.records.pack, b"")
-        question = accepted.question(accepted.choices, self.service.tokenizer)
+        accepted = AcceptedRequest(name, asked.prompts, asked.each, asked.reply, 0, "m", self.records.pack)
+        question = accepted.question(self.service.tokenizer)
         return self.accept(question, client, lambda: self.records.begin(accepted))
 
     def api(self, secret, limits=None):

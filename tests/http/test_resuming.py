@@ -14,11 +14,11 @@ from tests.fakes.service import token
 from tests.http.conftest import DEMO, PACK, SECRET, leave_early, wait_until
 from tests.http.kept import KeptAnswers
 from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog
-from tpiedge.answers.record import FoundAnswer
-from tpiedge.api.asked import Asked, Choice, Reply
+from tpiedge.answers.record import FoundAnswer, event_line
+from tpiedge.api.asked import Choice, Reply
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.limits import Limits
-from tpiedge.api.records import AcceptedRequest, RecordFolder
+from tpiedge.api.records import AcceptedRequest, RecordFolder, key_mark
 from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
 from tpiedge.model.call_reader import ReadTool
@@ -73,8 +73,7 @@ def left(folder):
 
 
 def accepted_as(request, reply, key=b"", created=CREATED):
-    asked = Asked((Choice(request),), reply, ())
-    return AcceptedRequest.of(asked, request.id, created, "babbler", PACK, key)
+    return AcceptedRequest(request.id, (Choice(request),), 1, reply, created, "babbler", PACK, key_mark(key))
 
 
 class Left:
@@ -93,7 +92,7 @@ class Left:
         file = RecordFolder(self._folder, PACK).begin(accepted)
         for index, one in enumerate(ids[:told]):
             scores = tuple((one + i, -0.5 - i) for i in range(sampling.logprobs))
-            file.add(0, token(name, index, one, scores))
+            file.write(event_line(0, token(name, index, one, scores)))
         file.keep()
 
         def script(generation):
@@ -398,7 +397,7 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     records = RecordFolder(folder, PACK)
     (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
     told = [(0, Token(0, "r", 0, stop, ()))] if over else []
-    question = accepted.question(accepted.choices, service.tokenizer)
+    question = accepted.question(service.tokenizer)
     found = FoundAnswer(question, records.begin(accepted), told)
     answer = AnswerLog.recovered(found, clock.now, 5.0)
     assert answer.lacking == ([] if over else [0])

@@ -20,7 +20,8 @@ from tests.http.test_resuming import (
     left,
     wait_until,
 )
-from tpiedge.api.asked import Asked, Choice
+from tpiedge.answers.record import event_line
+from tpiedge.api.asked import Choice
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.api.transcript import EchoedPrompt
@@ -49,8 +50,7 @@ def accepted_of(service, reply, *, echo):
         request = GenerationRequest("", ids, 100, sampling, (2,), prompt_scores=echo)
         choices.append(Choice(request, number, echoed))
     name = "chatcmpl-1" if reply.format == "chat" else "cmpl-1"
-    asked = Asked(tuple(choices), reply, (), 2 if echo else 3)
-    return AcceptedRequest.of(asked, name, CREATED, "babbler", PACK, b"")
+    return AcceptedRequest(name, tuple(choices), 2 if echo else 3, reply, CREATED, "babbler", PACK)
 
 
 def events_of(service, accepted):
@@ -96,7 +96,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
     def stream(told, after):
         file = RecordFolder(folder, PACK).begin(accepted)
         for choice, event in events[:told]:
-            file.add(choice, event)
+            file.write(event_line(choice, event))
         file.keep()
         kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
         assert kept.recover_all() == 1

@@ -39,56 +39,57 @@ SLACK_PART, SLACK = 0.02, 10
 
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
-    "loaded by master, worker and node": (41120, 253),
+    "loaded by master, worker and node": (39780, 251),
     # Of these 340 lines hold what lost its only test: a hostile page in a browser, the JavaScript client, a disk that
     # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
-    # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says.
-    "tests": (59970, 542),
+    # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says. 70
+    # hold that a revocation wins, a pack has every range of its layout, and no GGUF file stalls the program.
+    "tests": (60070, 545),
     # Raised for the check of words in docstrings and comments.
     "tools": (13960, 140),
-    "tpiedge": (53260, 316),
+    "tpiedge": (51920, 314),
     "tpiedge, modules of its own": (630, 10),
-    "tpiedge.answers": (760, 5),
-    "tpiedge.api": (6910, 34),
-    "tpiedge.cli": (4740, 27),
-    "tpiedge.collectives": (1050, 8),
+    "tpiedge.answers": (720, 4),
+    "tpiedge.api": (6580, 34),
+    "tpiedge.cli": (4600, 26),
+    "tpiedge.collectives": (1030, 8),
     "tpiedge.doctor": (430, 3),
-    "tpiedge.engine": (3730, 17),
+    "tpiedge.engine": (3720, 17),
     "tpiedge.host": (860, 7),
-    "tpiedge.joining": (1430, 10),
+    "tpiedge.joining": (1390, 10),
     "tpiedge.kernels": (1800, 16),
     "tpiedge.kv": (290, 3),
-    "tpiedge.lab": (8190, 43),
+    "tpiedge.lab": (8180, 43),
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
-    "tpiedge.launch": (670, 5),
-    "tpiedge.local": (1130, 6),
-    "tpiedge.master": (3990, 21),
-    "tpiedge.memory": (1240, 8),
-    "tpiedge.model": (4800, 24),
+    "tpiedge.launch": (660, 5),
+    "tpiedge.local": (1120, 6),
+    "tpiedge.master": (3890, 21),
+    "tpiedge.memory": (1180, 8),
+    "tpiedge.model": (4590, 24),
     "tpiedge.node": (1190, 8),
-    "tpiedge.pack": (3280, 18),
+    "tpiedge.pack": (3160, 18),
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
-    "tpiedge.planner": (1420, 9),
-    "tpiedge.shipping": (560, 4),
+    "tpiedge.planner": (1360, 9),
+    "tpiedge.shipping": (550, 4),
     "tpiedge.tracing": (300, 3),
-    "tpiedge.transport": (2170, 13),
-    "tpiedge.wire": (1190, 9),
-    "tpiedge.worker": (610, 5),
+    "tpiedge.transport": (2040, 13),
+    "tpiedge.wire": (1160, 9),
+    "tpiedge.worker": (590, 5),
 }
 
 #: Anything else.
 COUNTS: Final[Mapping[str, int]] = {
     "numbered laws": 73,
-    "numbers that modules name": 516,
-    "functions with more than 5 parameters": 43,
+    "numbers that modules name": 506,
+    "functions with more than 5 parameters": 40,
     "classes with more than 8 attributes": 89,
     "private names of libraries": 0,
     # `python -m tools.check_words` shows where.
-    "words of docstrings": 49302,
+    "words of docstrings": 48331,
     "docstrings and comments with a denied first word": 92,
     "docstrings and comments with a denied phrase": 45,
-    "docstrings and comments with a length beyond its limit": 17,
+    "docstrings and comments with a length beyond its limit": 18,
 }
 
 

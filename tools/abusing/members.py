@@ -105,7 +105,7 @@ def _ask(target: Target, link: ZmqSpoke, bout: Bout) -> None:
             number += 1
             frame = encode(_fetch(target, bout, number, missing=reads))
             with contextlib.suppress(zmq.Again):
-                link._socket.send(frame, zmq.NOBLOCK)
+                link.socket.send(frame, zmq.NOBLOCK)
                 bout.counts["asked"] += 1
         if reads:
             with contextlib.suppress(TpiedgeError):
@@ -204,7 +204,7 @@ def _member(target: Target, keys: CurveKeys | None = None) -> Iterator[ZmqSpoke]
 def _send(link: ZmqSpoke, *frames: bytes) -> None:
     """Past every check of the sender."""
     with contextlib.suppress(zmq.Again):
-        link._socket.send_multipart(frames, zmq.NOBLOCK)
+        link.socket.send_multipart(frames, zmq.NOBLOCK)
 
 
 def _flood(link: ZmqSpoke) -> None:

@@ -14,27 +14,38 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Final, Literal, Self, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, Protocol, Self, TypeAlias
 
-from tpiedge.answers.generation import Generation, Queue
-from tpiedge.answers.record import FoundAnswer, Question, RecordFile, event_bytes, is_recorded
+from tpiedge.answers.record import TAKEN_UP, FoundAnswer, Question, RecordFile, event_bytes, event_line, line
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
-from tpiedge.master.journal import AnswerEvent, Paused, TakenUp
+from tpiedge.master.journal import AnswerEvent, Paused, PendingAnswer, TakenUp
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.request_times import Reading
-from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.control import AnswerPart, Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
 LEFT_S: Final = 60.0
 BRIEFLY_S: Final = 5.0  # a browser connects again after three
 COLLECTED_WITHIN_S: Final = 600.0
 UNFINISHED_S: Final = 24 * 3600.0
-ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]
-"""An event with the number of its choice."""
-Choices: TypeAlias = tuple[Mapping[int, Generation], Mapping[int, GenerationRequest]]
-"""Submitted and remaining choices, by number."""
+ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]  # with the number of its choice
+#: Submitted and remaining choices, by number.
+Choices: TypeAlias = tuple[Mapping[int, PendingAnswer], Mapping[int, GenerationRequest]]
+
+
+class Queue(Protocol):
+    """Takes requests, like RequestQueue. Thread-safe; nothing blocks."""
+
+    def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> PendingAnswer:
+        """Raises QueueFull, NotServing, or UserError."""
+
+    def postpone(self, count: int, client: str) -> None:
+        """Raises QueueFull."""
+
+    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
+        """Raises NotServing."""
 
 
 class Superseded(TpiedgeError):
@@ -68,14 +79,11 @@ class AnswerLog:
         self.ended = False
         self._record, self.lasting = record, record is not None
         self._now = now
-        self._order = (
-            threading.Lock()
-        )  # held while the record is written, so that it has the order of the log
+        self._order = threading.Lock()  # held while a record is written in the order of the log
         self._lock = threading.Lock()
         self._lacking = set(range(len(question.requests)))
-        #: Choices that were submitted, and that are still to be submitted.
-        self._generations: dict[int, Generation] = {}
-        self._left: deque[tuple[int, GenerationRequest]] = deque()
+        self._generations: dict[int, PendingAnswer] = {}
+        self._left: deque[tuple[int, GenerationRequest]] = deque()  # choices that are to be submitted
         self._queue: Queue
         self._counted = True  # the choices that are left count as waiting
         self._stopped = threading.Event()
@@ -129,8 +137,8 @@ class AnswerLog:
             return limit_s if self._now() - self._unread_since > limit_s else None
 
     def follow(self, choices: Choices, queue: Queue) -> None:
-        """Appends the events of submitted choices and then of the others, which `queue` takes later. To be called once.
-        Raises RuntimeError if the system has no thread left."""
+        """Appends the events of submitted choices, then of those that `queue` takes later. Call it once. Raises
+        RuntimeError if the system has no thread left."""
         with self._lock:
             self._queue, self._generations, self._left = queue, dict(choices[0]), deque(choices[1].items())
             self._attend()
@@ -181,10 +189,7 @@ class AnswerLog:
 
     def delete(self) -> None:
         """Deletes it for its client."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.end(Cancelled("the answer was deleted by its client"))
+        self.interrupt(Cancelled("the answer was deleted by its client"))
         self.end()
 
     def end(self) -> None:
@@ -202,8 +207,8 @@ class AnswerLog:
 
     # --- in its threads
 
-    def _hear(self, choice: int, generation: Generation) -> None:
-        heard: tuple[int, Generation] | None = (choice, generation)
+    def _hear(self, choice: int, generation: PendingAnswer) -> None:
+        heard: tuple[int, PendingAnswer] | None = (choice, generation)
         try:
             while heard is not None:
                 ended = False
@@ -221,7 +226,7 @@ class AnswerLog:
         except BaseException as error:  # handed to the reader
             self._fail(error)
 
-    def _next(self) -> tuple[int, Generation] | None:
+    def _next(self) -> tuple[int, PendingAnswer] | None:
         """Submits a further choice, if any; retries while the queue is full or nothing serves. Raises UserError."""
         again_s = 0.0
         while not self._stopped.wait(again_s):
@@ -250,11 +255,11 @@ class AnswerLog:
                 return True
             if isinstance(event, TakenUp):
                 if not self._taken_up and self._record is not None:  # once, however many choices there are
-                    self._record.take_up()
+                    self._record.write(line(TAKEN_UP))
                 self._taken_up = True
                 return False
-            if self._record is not None and is_recorded(event):
-                self._record.add(choice, event)
+            if self._record is not None:
+                self._record.write(event_line(choice, event))
             ends = self._ends_with(choice, event)
             self._append(choice, event)
             if ends:

@@ -1,7 +1,5 @@
-"""The request of an answer, and the file that records its events.
-
-A line is one write into the page cache: a killed master loses nothing, a power cut the last half minute.
-"""
+"""The request of an answer, and the file that records its events. A line is one write into the page cache: a killed
+master loses nothing, a power cut the last half minute."""
 
 import errno
 import json
@@ -11,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -31,8 +29,8 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request. `name`: the answer's id; `requests`, `stops`: one for each choice, of stop strings perhaps
-    none; `nbytes`: its memory, about; `about`: its owner's data."""
+    """An accepted request. `name`: the answer's id; `requests`, and `stops` if there are any: one for each choice;
+    `nbytes`: its memory, about; `about`: its owner's data."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -43,8 +41,7 @@ class Question:
 
 
 class RecordFile:
-    """The record of one answer, a file to which lines are appended. Thread-safe. If it cannot be written, a warning
-    says so, and the answer goes on unrecorded."""
+    """A file to which lines of one answer are appended. Thread-safe. If that fails, it warns; the answer goes on."""
 
     def __init__(
         self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
@@ -62,16 +59,10 @@ class RecordFile:
     def there(self) -> bool:
         return self._there and not self._doomed
 
-    def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
-        self.write(event_line(choice, event))
-
-    def take_up(self) -> None:
-        self.write(line(TAKEN_UP))
-
     def write(self, lines: bytes) -> None:
-        """Adds lines; if there is no room, deletes the record."""
+        """Adds lines, if any; if there is no room, deletes the record."""
         with self._lock:
-            if self._fd is None or self._doomed:
+            if self._fd is None or self._doomed or not lines:
                 return
             try:
                 if os.write(self._fd, lines) == len(lines):
@@ -142,22 +133,19 @@ def event_bytes(event: AnswerEvent) -> int:
     return 320 + 128 * pairs + 36 * numbers
 
 
-def is_recorded(event: AnswerEvent) -> TypeGuard[Token | PromptScores | Finished]:
-    """Says whether another master needs the event. It continues a cancelled choice."""
-    return isinstance(event, Token | PromptScores) or (
-        isinstance(event, Finished) and event.reason != "cancel"
-    )
-
-
-def event_line(choice: int, event: Token | PromptScores | Finished) -> bytes:
-    """Returns the line: a list that begins with the choice, or a token's number if neither choice nor scores matter."""
-    if isinstance(event, Token):
-        if not (choice or event.logprobs):
-            return _checked(b"%d" % event.token)
-        return line([choice, event.token, event.logprobs])
-    kind = next(name for name, cls in KINDS.items() if isinstance(event, cls))
-    _tag, *fields = msgspec.to_builtins(structs.replace(event, epoch=0))
-    return line([choice, kind, fields])
+def event_line(choice: int, event: AnswerEvent) -> bytes:
+    """Returns the line: a list that begins with the choice, or a token's number if neither choice nor scores matter.
+    Empty if another master does not need the event; it continues a cancelled choice."""
+    match event:
+        case Finished(reason="cancel"):
+            return b""
+        case Token(token=token, logprobs=logprobs):
+            return line([choice, token, logprobs]) if choice or logprobs else _checked(b"%d" % token)
+        case PromptScores() | Finished():
+            kind = next(name for name, cls in KINDS.items() if isinstance(event, cls))
+            _tag, *fields = msgspec.to_builtins(structs.replace(event, epoch=0))
+            return line([choice, kind, fields])
+    return b""
 
 
 def line(value: object) -> bytes:

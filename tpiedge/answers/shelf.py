@@ -1,9 +1,8 @@
 """All answers, and their bounds.
 
 An answer that waits too long for a reader is cancelled (`log.py`). Waiting answers take at most LEFT_BYTES of memory,
-half of it for one client: beyond that the oldest of the largest client goes. MOST_RECOVERED answers of the previous
-master go on, unfinished ones first, then the latest.
-"""
+half of it for one client: beyond that the oldest of the largest client goes. Of the previous master's answers
+MOST_RECOVERED go on, unfinished ones first, then the latest."""
 
 import logging
 import threading
@@ -12,10 +11,10 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Final
 
-from tpiedge.answers.generation import Generation, Queue
-from tpiedge.answers.log import AnswerLog, AnswerReader, Choices, ServerEnds
+from tpiedge.answers.log import AnswerLog, AnswerReader, Choices, Queue, ServerEnds
 from tpiedge.answers.record import FoundAnswer, Question, RecordedEvent, RecordFile
 from tpiedge.errors import UserError
+from tpiedge.master.journal import PendingAnswer
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.portions import too_much
 from tpiedge.units import MIB, counted, format_seconds
@@ -70,13 +69,10 @@ class AnswerShelf:
             ) from None
         return len(resumed)
 
-    def accept(
-        self, question: Question, client: str, record: Callable[[], RecordFile | None]
-    ) -> AnswerReader:
-        """Submits a request; `record` then begins its record. Raises as Queue.submit, or RuntimeError without a thread
-        left."""
+    def accept(self, question: Question, client: str, begin: Callable[[], RecordFile | None]) -> AnswerReader:
+        """Submits a request; `begin` then begins its record. Raises as Queue.submit, RuntimeError without a thread."""
         choices = _first(question.requests, client, self._queue)
-        answer = AnswerLog(question, record(), self._now, client)
+        answer = AnswerLog(question, begin(), self._now, client)
         reader = answer.read()
         try:
             answer.follow(choices, self._queue)
@@ -132,9 +128,8 @@ class AnswerShelf:
                 parts.setdefault(choice, []).append(event)
         requests, lacking = answer.question.requests, answer.lacking
         begun = [choice for number, choice in enumerate(lacking) if number < at_once or choice in parts]
-        generations = {
-            choice: self._queue.resume(requests[choice], parts.get(choice, ())) for choice in begun
-        }
+        resume = self._queue.resume
+        generations = {choice: resume(requests[choice], parts.get(choice, ())) for choice in begun}
         return generations, {choice: requests[choice] for choice in lacking if choice not in generations}
 
     def _add(self, answer: AnswerLog) -> None:
@@ -147,9 +142,8 @@ class AnswerShelf:
 
 
 def _first(requests: Sequence[GenerationRequest], client: str, queue: Queue) -> Choices:
-    """Submits as many of the first choices as have places. Raises as Queue.submit if none has, QueueFull if too many
-    are left."""
-    generations: dict[int, Generation] = {}
+    """Submits as many of the first choices as have places. Raises as Queue.submit, QueueFull if too many are left."""
+    generations: dict[int, PendingAnswer] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):
             try:

@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -48,10 +49,8 @@ class Admin:
             Route("/admin/requests/{id}", self._dismiss, methods=["DELETE"]),
             Route("/admin/nodes", self._nodes, methods=["GET"]),
             self._told("pending", lambda: {"pending": self._service.pending()}),
-            self._told(
-                "members", lambda: {"members": self._service.members(), "revoked": self._service.shut_out()}
-            ),
-            Route("/admin/nodes/drain", self._drain, methods=["POST"]),
+            self._told("members", self._service.members),
+            self._order("drain", "name", "name", self._service.drain),
             self._order("approve", "code", "name", self._service.approve),
             self._order("revoke", "name", "revoked", self._service.revoke),
             self._order("undrain", "name", "name", self._service.undrain),
@@ -80,11 +79,7 @@ class Admin:
         work = self._prediction = asyncio.ensure_future(self._run(lambda: self._service.what_if(without)))
         # Perhaps its failure has no reader left.
         work.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        try:
-            async with asyncio.timeout(_PLAN_S):
-                return JSONResponse(asdict(await asyncio.shield(work)))
-        except TimeoutError:
-            raise NotServing(f"the prediction takes more than {_PLAN_S:.0f} s") from None
+        return JSONResponse(asdict(await _planned(asyncio.shield(work), "the prediction")))
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         """Runs at most two pieces of work at once: two threads are left beside them."""
@@ -102,38 +97,34 @@ class Admin:
         return Response(body, media_type="application/json")
 
     def _told(self, what: str, find: Callable[[], object]) -> Route:
-
         async def endpoint(_request: Request) -> Response:
             return Response(msgspec.json.encode(await self._run(find)), media_type="application/json")
 
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
-    def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str]) -> Route:
-        """Makes the route of an order for one worker, whose name is the answer."""
+    def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str | Future[str]]) -> Route:
+        """Makes the route of an order for one worker, whose name is the answer. `field`: the only one of the body."""
+        table = word_body(field, "")
 
         async def endpoint(request: Request) -> Response:
-            word = await self._word(request, field)
-            return JSONResponse({answered: await self._run(lambda: act(word))})
+            word = await self._intake.done(request, lambda values: BodyFields(values, table).needed(field))
+            found = await self._run(lambda: act(word))
+            if isinstance(found, Future):  # cancelled, it voids the order
+                found = await _planned(
+                    asyncio.wrap_future(found), f"a plan without {word!r}", ": try again later"
+                )
+            return JSONResponse({answered: found})
 
         return Route(f"/admin/nodes/{verb}", endpoint, methods=["POST"])
 
-    async def _drain(self, request: Request) -> Response:
-        name = await self._word(request, "name")
-        ordered = await self._run(lambda: self._service.drain(name))
-        try:
-            async with asyncio.timeout(_PLAN_S):
-                found = await asyncio.wrap_future(ordered)  # cancelled, it voids the order
-        except TimeoutError:
-            raise NotServing(
-                f"a plan without {name!r} takes more than {_PLAN_S:.0f} s: try again later"
-            ) from None
-        return JSONResponse({"name": found})
 
-    async def _word(self, request: Request, key: str) -> str:
-        """Reads the one field of the body."""
-        return await self._intake.done(
-            request, lambda values: BodyFields(values, word_body(key, "")).needed(key)
-        )
+async def _planned(work: Awaitable[_T], what: str, advice: str = "") -> _T:
+    """Raises NotServing where `work` takes long."""
+    try:
+        async with asyncio.timeout(_PLAN_S):
+            return await work
+    except TimeoutError:
+        raise NotServing(f"{what} takes more than {_PLAN_S:.0f} s{advice}") from None
 
 
 def word_body(key: str, description: str) -> t.JsonSchema:

@@ -9,7 +9,7 @@ from tpiedge.api import fields as t
 from tpiedge.api.body import is_deeper
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
+from tpiedge.api.grammar_schema import GrammarSchema, SchemaTooLarge
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.wire.fields import MAX_GRAMMAR
@@ -26,12 +26,11 @@ _NAMED: Final = {
     **_GUIDED, "json_schema": "json", "regex": "regex", "ebnf": "grammar", "regex_pattern": "regex",
     "grammar_string": "grammar",
 }  # fmt: skip
-_STRUCTURED: Final = {kind: kind for kind in ("json", "regex", "choice", "grammar")}
 _PLACES: Final[Sequence[tuple[str, Mapping[str, str]]]] = (
     ("", {"response_format": "form"}),
     ("structured_outputs", {"json_object": "object"}),
     ("", {"grammar": "form", **_NAMED}),
-    ("structured_outputs", _STRUCTURED),
+    ("structured_outputs", {kind: kind for kind in ("json", "regex", "choice", "grammar")}),
     ("nvext", _GUIDED),
 )
 
@@ -99,15 +98,14 @@ def _only(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
 
 
 def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: bool = False) -> t.JsonSchema:
-    """Returns what a grammar holds of the field's JSON schema. The rest is reported as ignored, or refused if `strict`.
-    Raises ApiError."""
+    """Returns what a grammar holds of the schema; the rest is reported as ignored or, if `strict`, an ApiError."""
     param = fields.name(key)
     try:
-        held = grammar_schema(check_schema(schema, param))
+        held = GrammarSchema(check_schema(schema, param))
     except SchemaTooLarge as error:
         raise refused(f"'{param}' {error}", param) from None
     if strict and held.left_out:
-        place = f"{param}.{held.left_out[0]}"[:200]
+        place = f"{param}.{next(iter(held.left_out))}"[:200]
         why = f"'{place}' cannot be kept to, as 'strict' wants it: leave out the one or the other"
         raise refused(why, param)
     for place in held.left_out:

@@ -1,7 +1,7 @@
 """Anthropic's /v1/messages: reads requests as chats and writes answers as messages of blocks."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -9,16 +9,15 @@ from typing import Final
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, Asked, tokens_in
-from tpiedge.api.errors import ApiError, PromptTooLong, anthropic_error, refused
-from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, comment, typed_event
+from tpiedge.api.errors import PromptTooLong, anthropic_error, refused
+from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, comment, typed_event
 from tpiedge.api.messages import DOCUMENT, SEARCH_RESULT, TEXT_PART, TEXTS, content_text, part_text
 from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
-from tpiedge.api.transcript import TextPiece, Transcript, call_id
+from tpiedge.api.transcript import TextPiece, call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
-from tpiedge.model.speech import Said, SpeechReader, SpokenText
+from tpiedge.model.speech import SpokenText
 
 _NAMES: Final = {
     "stop": "stop_sequences",
@@ -42,11 +41,7 @@ _MESSAGES: Final = t.tagged(
     "role", **{role: t.body(content=t.text_or(blocks)) for role, blocks in _BLOCKS.items()}
 )
 _TOOL: Final = t.body(
-    type=t.word("custom"),
-    name=t.TEXT,
-    input_schema=t.OBJECT,
-    description=t.text(),
-    strict=t.flag(""),
+    type=t.word("custom"), name=t.TEXT, input_schema=t.OBJECT, description=t.text(), strict=t.flag("")
 )
 _CHOICE: Final = t.body(
     "type", type=t.word(*_CHOICES, "tool"), name=t.text(), disable_parallel_tool_use=t.flag("")
@@ -77,17 +72,16 @@ _TABLE: Final = t.body("model", "messages", "max_tokens", **_FIELDS, max_tokens=
 COUNT: Final = t.body("model", "messages", **_FIELDS)
 
 
-def _read_turns(fields: BodyFields, service: Service) -> Asked:
+def _read_turns(fields: t.BodyFields, service: Service) -> Asked:
     maximum = fields.get("max_tokens") or 0
     asked = _read(fields, service, max(1, maximum))
-    if maximum:
-        return asked
-    # Without tokens the prompt is only read into the cache.
     (choice,) = asked.prompts
-    return replace(asked, prompts=(replace(choice, request=replace(choice.request, max_tokens=0)),))
+    # Without tokens the prompt is only read into the cache.
+    request = choice.request if maximum else replace(choice.request, max_tokens=0)
+    return replace(asked, prompts=(replace(choice, request=request),))
 
 
-def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
+def count_tokens(fields: t.BodyFields, service: Service) -> dict[str, object]:
     try:
         found = len(_read(fields, service, 1).prompts[0].request.prompt_ids)
     except PromptTooLong as error:  # clients ask whether to shorten the conversation
@@ -95,23 +89,30 @@ def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
     return {"input_tokens": found}
 
 
-def _read(fields: BodyFields, service: Service, maximum: int) -> Asked:
+def _read(fields: t.BodyFields, service: Service, maximum: int) -> Asked:
     chat: Json = {"max_tokens": maximum, "stream": fields.get("stream", False)}
     chat |= given(fields, "temperature", "top_p", "top_k", stop_sequences="stop")
     # By default their clients take the first block for the answer. "between_tools" means text between calls.
     thinks = fields.nested("thinking").get("type") in ("enabled", "adaptive")
     chat["chat_template_kwargs"] = {"enable_thinking": thinks}
-    _read_tools(fields, chat)
-    forms = [
-        {"name": "answer", "schema": form.get("schema", {}), "strict": form.get("strict", False)}
-        for form in (fields.nested("output_config").nested("format"), fields.nested("output_format"))
-        if form.values
-    ]
-    if len(forms) == 2 and forms[0] != forms[1]:
-        why = "'output_config.format' and 'output_format' both say what the answer must be, and not the same: give one"
-        raise refused(why, "output_format")
-    if forms:
-        chat["response_format"] = {"type": "json_schema", "json_schema": forms[0]}
+    chat["tools"] = []
+    for where, item in fields.entries("tools"):
+        # Other types are run by their servers, or have a schema that only their models know.
+        if item.get("type") is None or is_function(fields, where, item, "custom"):
+            tool = fields.inner(item, where, _TOOL)
+            chat["tools"].append(function_tool(tool, tool.needed("name"), "input_schema"))
+    choice = fields.nested("tool_choice")
+    chat["tool_choice"] = _CHOICES.get(choice.get("type"))
+    if choice.get("type") == "tool":
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.needed("name")}}
+    chat["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use", False)
+    for form in (fields.nested("output_config").nested("format"), fields.nested("output_format")):
+        if form.values:
+            schema = {"name": "answer", "schema": form.get("schema", {}), "strict": form.get("strict", False)}
+            described = {"type": "json_schema", "json_schema": schema}
+            if chat.setdefault("response_format", described) != described:
+                why = "both say what the answer must be, and not the same: give one"
+                raise refused(f"'output_config.format' and 'output_format' {why}", "output_format")
     messages: list[Json] = []
     if fields.get("system") is not None:
         messages.append({"role": "system", "content": content_text(fields, "system", TEXTS)})
@@ -127,7 +128,7 @@ def _read(fields: BodyFields, service: Service, maximum: int) -> Asked:
     return asked_by_chat(chat, fields, service, "message", _NAMES)
 
 
-def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Json]:
+def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
     """Joins neighbouring messages of one role, after their tool results. `begun`: the answer continues them."""
     texts: list[str] = []
     thoughts, calls, results = "", list[Json](), list[Json]()
@@ -165,133 +166,97 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Jso
     return [*results, said]
 
 
-def _read_tools(fields: BodyFields, chat: Json) -> None:
-    tools: list[Json] = []
-    for where, item in fields.entries("tools"):
-        # Other types are run by their servers, or have a schema that only their models know.
-        if item.get("type") is None or is_function(fields, where, item, "custom"):
-            tool = fields.inner(item, where, _TOOL)
-            tools.append(function_tool(tool, tool.needed("name"), "input_schema"))
-    chat["tools"] = tools
-    choice = fields.nested("tool_choice")
-    kind = choice.get("type")
-    if kind == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.needed("name")}}
-    elif kind is not None:
-        chat["tool_choice"] = _CHOICES[kind]
-    if choice.get("disable_parallel_tool_use", False):
-        chat["parallel_tool_calls"] = False
-
-
-_PING: Final = typed_event("ping")
 _CUT: Final = "length"  # The only ending of an answer that may have no block.
 _REASONS: Final = {_CUT: "max_tokens", "tool_calls": "tool_use"}
-_EMPTY: Final[dict[str, Json]] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
+_EMPTY: Final[dict[str, Json]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
 
 
 class AnthropicFormat(AnswerFormat):
     """Writes one choice. Neighbouring texts of a kind are one block."""
 
-    def __init__(self, head: AnswerHead) -> None:
-        super().__init__(head)
-        self._spoken = SpeechReader(head.reply.speech)
-        self._whole = False
-        self._blocks: list[Json] = []
-        self._open = ""  # the type of the last block while it is being written
-        self._ending = ""
+    error_event = b"event: error\n"
+    failure = staticmethod(anthropic_error)
+    _open = ""  # the type of the last block while it is being written
 
     def opening(self) -> Sequence[bytes]:
-        usage = {"input_tokens": self.head.prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
         message = self._message({"stop_reason": None, "stop_sequence": None}, usage)
         return (typed_event("message_start", message=message),)
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        return self._written(piece, self._spoken.feed(piece.text, piece.last))
-
-    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        (only,) = transcripts
-        end = typed_event("message_delta", delta=self._end(only), usage=self._usage(only))
-        return end, typed_event("message_stop")
-
-    def alive(self, why: str) -> bytes:
-        return comment(why) + _PING if why else _PING
-
-    def broken(self, error: ApiError, _tokens: int) -> bytes:
-        return typed_event("error", error=anthropic_error(error)["error"])
-
-    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
-        self._whole = True
-        (parts,), (only,) = pieces, transcripts
-        for piece in parts:
-            self._written(piece, self._spoken.feed_whole(piece.text, piece.last))
-        return self._message(self._end(only), self._usage(only))
-
-    def failure(self, error: ApiError, _tokens: int) -> Json:
-        return anthropic_error(error)
-
-    def _written(self, piece: TextPiece, said: Iterable[Said]) -> list[bytes]:
-        frames = [frame for one in said for frame in self._parts(one)]
-        self._ending = self._spoken.ending(piece.last) or ""
+        frames: list[bytes] = []
+        for said in self.speech[0].feed(piece.text, piece.last):
+            match said:
+                case CallBegun(index=index, name=name):
+                    frames += self._begun(self._use(index, name, {}))
+                case CallArguments(text=text):
+                    frames.append(self._delta("input_json_delta", partial_json=text))
+                case CallEnded():
+                    frames += self._closed()
+                case SpokenText(text=text, thought=thought):
+                    kind = "thinking" if thought else "text"
+                    frames += self._begun(_EMPTY[kind]) if self._open != kind else []
+                    frames.append(self._delta(f"{kind}_delta", **{kind: text}))
         if piece.last is not None:
-            if not self._blocks and piece.last != _CUT:
-                frames += self._begun("text")
+            if not self.items and piece.last != _CUT:
+                frames += self._begun(_EMPTY["text"])
             frames += self._closed()
         return frames
 
-    def _parts(self, said: Said) -> list[bytes]:
-        match said:
-            case CallBegun(index=index, name=name):
-                return self._begun_call(index, name)
-            case CallArguments(text=text):
-                return [self._delta({"type": "input_json_delta", "partial_json": text})]
-            case CallEnded(index=index, name=name, arguments=arguments):
-                if self._open != "tool_use":  # in an answer that is not streamed
-                    self._begun_call(index, name)
-                    self._blocks[-1]["input"] = json.loads(arguments)
-                return self._closed()
-            case SpokenText(text=text, thought=thought):
-                kind = "thinking" if thought else "text"
-                frames = self._begun(kind)
-                if self._whole:  # a stream keeps no text
-                    self._blocks[-1][kind] += text
-                return [*frames, self._delta({"type": f"{kind}_delta", kind: text})]
+    def closing(self) -> Sequence[bytes]:
+        ending, usage = self._ended()
+        return typed_event("message_delta", delta=ending, usage=usage), typed_event("message_stop")
 
-    def _begun_call(self, index: int, name: str) -> list[bytes]:
-        return self._begun("tool_use", id=call_id(self.head.id, 0, index), name=name, input={})
+    def alive(self, why: str) -> bytes:
+        return (comment(why) if why else b"") + typed_event("ping")
 
-    def _begun(self, kind: str, **call: object) -> list[bytes]:
-        """Begins a block, unless one of this kind is being written."""
-        if self._open == kind:
-            return []
-        before, block = self._closed(), {"type": kind, **(call or _EMPTY[kind])}
-        self._open = kind
-        self._blocks.append(block)
-        index = len(self._blocks) - 1
-        return [*before, typed_event("content_block_start", index=index, content_block=block)]
+    def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> Json:
+        (parts,), blocks = pieces, self.items
+        for said in (one for piece in parts for one in self.speech[0].feed_whole(piece.text, piece.last)):
+            if isinstance(said, CallEnded):
+                blocks.append(self._use(said.index, said.name, json.loads(said.arguments)))
+                continue
+            kind = "thinking" if said.thought else "text"
+            if not blocks or blocks[-1]["type"] != kind:
+                blocks.append({**_EMPTY[kind]})
+            blocks[-1][kind] += said.text
+        if not blocks and parts[-1].last != _CUT:
+            blocks.append(_EMPTY["text"])
+        return self._message(*self._ended())
 
-    def _delta(self, delta: Json) -> bytes:
-        return typed_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+    def _use(self, index: int, name: str, arguments: Json) -> Json:
+        identity = call_id(self.accepted.name, 0, index)
+        return {"type": "tool_use", "id": identity, "name": name, "input": arguments}
+
+    def _begun(self, block: Json) -> list[bytes]:
+        before, self._open = self._closed(), block["type"]
+        self.items.append(block)
+        return [*before, typed_event("content_block_start", index=len(self.items) - 1, content_block=block)]
+
+    def _delta(self, kind: str, **more: str) -> bytes:
+        return typed_event("content_block_delta", index=len(self.items) - 1, delta={"type": kind, **more})
 
     def _closed(self) -> list[bytes]:
         kind, self._open = self._open, ""
-        return [typed_event("content_block_stop", index=len(self._blocks) - 1)] if kind else []
+        return [typed_event("content_block_stop", index=len(self.items) - 1)] if kind else []
 
-    def _end(self, transcript: Transcript) -> Json:
-        reason = "stop_sequence" if transcript.stop else _REASONS.get(self._ending, "end_turn")
-        return {"stop_reason": reason, "stop_sequence": transcript.stop or None}
-
-    def _usage(self, transcript: Transcript) -> Json:
-        """Counts cached tokens apart, as Anthropic does; they are unknown at a stop string."""
-        ended, tokens = transcript.finished, self.head.prompt_tokens
-        usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
-        if ended is None:
-            return usage | {"input_tokens": tokens}
-        cached = ended.cached_tokens
-        return usage | {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
+    def _ended(self) -> tuple[Json, Json]:
+        """Returns the ending and the usage. Cached tokens, which are counted apart, are unknown at a stop string."""
+        only, tokens = self.transcripts[0], self.prompt_tokens
+        usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": only.count, "input_tokens": tokens}
+        reason = None
+        if only.finished is not None:
+            reason, cached = self.speech[0].ending(only.finished.reason), only.finished.cached_tokens
+            usage |= {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
+        told = "stop_sequence" if only.writer.stop else _REASONS.get(reason or "", "end_turn")
+        return {"stop_reason": told, "stop_sequence": only.writer.stop or None}, usage
 
     def _message(self, ending: Json, usage: Json) -> Json:
-        head = {"id": self.head.id, "type": "message", "role": "assistant", "model": self.head.model}
-        return {**head, "content": self._blocks, **ending, "usage": usage}
+        head: Json = {"id": self.accepted.name, "type": "message", "role": "assistant"}
+        return head | {"model": self.accepted.model, "content": self.items, **ending, "usage": usage}
 
 
 MESSAGE: Final = AnswerForm(

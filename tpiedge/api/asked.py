@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -64,8 +64,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the answers that a request asks for. `prompt`: the number of its prompt; `echo`: the prompt, if the answer
-    begins with it."""
+    """One of the answers asked for. `prompt`: its prompt's number; `echo`: the prompt, if the answer begins with it."""
 
     request: GenerationRequest
     prompt: U32 = 0
@@ -74,8 +73,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that was read: the first choice of each prompt, without its name; the names of ignored fields; and how
-    many choices each prompt has."""
+    """A request that was read: the first choice of each prompt, unnamed; ignored fields; and choices of a prompt."""
 
     prompts: tuple[Choice, ...]
     reply: Reply
@@ -83,13 +81,12 @@ class Asked:
     each: int = 1
 
 
+@dataclass(eq=False)
 class AnsweredAtOnce(Exception):
     """Replaces an Asked if the model has nothing to do: the client is told `body`."""
 
-    def __init__(self, body: dict[str, object], ignored: tuple[str, ...]) -> None:
-        super().__init__("answered at once")
-        self.body = body
-        self.ignored = ignored
+    body: dict[str, object]
+    ignored: tuple[str, ...]
 
 
 _STOP: Final[t.JsonSchema] = {"type": "string", "minLength": 1, "maxLength": _MAX_STOP_CHARACTERS}
@@ -182,16 +179,16 @@ def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
 
 def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) -> Sampling:
     """Reads how tokens are drawn; `logprobs` as of Reply. Raises ApiError."""
-    default, top_k, seed = service.usual_sampling, fields.get("top_k"), fields.get("seed")
+    get, seed, default = fields.get, fields.get("seed"), service.usual_sampling
     return Sampling(
-        temperature=fields.get("temperature", default.temperature),
-        top_k=default.top_k if top_k is None else max(top_k, 0),
-        # OpenAI allows 0, which means the likeliest token alone.
-        top_p=max(fields.get("top_p", default.top_p), limits.TOP_P.low),
-        min_p=min(fields.get("min_p", default.min_p), limits.MIN_P.high),
-        repetition_penalty=fields.get("repetition_penalty", default.repetition_penalty),
-        presence_penalty=fields.get("presence_penalty", default.presence_penalty),
-        frequency_penalty=fields.get("frequency_penalty", default.frequency_penalty),
+        temperature=get("temperature", default.temperature),
+        top_k=max(get("top_k", default.top_k), 0),
+        # OpenAI allows a `top_p` of 0, which means the likeliest token alone.
+        top_p=max(get("top_p", default.top_p), limits.TOP_P.low),
+        min_p=min(get("min_p", default.min_p), limits.MIN_P.high),
+        repetition_penalty=get("repetition_penalty", default.repetition_penalty),
+        presence_penalty=get("presence_penalty", default.presence_penalty),
+        frequency_penalty=get("frequency_penalty", default.frequency_penalty),
         logit_bias=_logit_bias(fields, service.vocab_size),
         seed=secrets.randbits(64) if seed is None else seed % (MAX_SEED + 1),
         # The drawn token's own log probability comes with at least one alternative.
@@ -236,8 +233,7 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Limits the answer's tokens to what fits the context and could be resumed after a loss. `prompt` names a field.
-    Raises ApiError."""
+    """Limits the answer to what fits the context and can be resumed. `prompt` names a field. Raises ApiError."""
     if not prompt_tokens:
         raise refused("the prompt is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"
@@ -264,19 +260,6 @@ def request_of(
     return GenerationRequest(
         "", ids, limit, sampling, service.eos_ids, ignore_eos, keep_prefix=True, grammar=grammar
     )
-
-
-def named_choices(prompts: Sequence[Choice], each: int, name: str) -> tuple[Choice, ...]:
-    """Repeats each prompt's choice, named after the answer and numbered if there are several. Each repetition gets
-    the next seed, so that a seed gives the same answers again but not one answer `each` times."""
-    found: list[Choice] = []
-    for choice in prompts:
-        request = choice.request
-        for n in range(each):
-            own = name if len(prompts) * each == 1 else f"{name}-{len(found)}"
-            drawn = replace(request.sampling, seed=(request.sampling.seed + n) % (MAX_SEED + 1))
-            found.append(replace(choice, request=replace(request, id=own, sampling=drawn)))
-    return tuple(found)
 
 
 def check_characters(param: str, texts: Sequence[str], service: Service) -> None:

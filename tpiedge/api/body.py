@@ -54,8 +54,7 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Drops what still arrives, for a while: a connection that ends with unread bytes is reset, and a client that
-    still sends might not see its answer."""
+    """Drops what still arrives, for a while: unread bytes would reset the connection before its answer is read."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -84,20 +83,18 @@ class Excessive(Exception):
 def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
     """Reads a JSON object. Raises ApiError 400."""
     try:
-        _count(body, max_values, 0)
-        value = json.loads(
-            body.decode("utf-8"),
+        value, _ = parse(
+            body,
+            max_values,
             object_pairs_hook=_once,
             parse_constant=_no_constant,
             parse_float=_finite,
             parse_int=_bounded,
         )
-        _check_depth(body, value)
     except UnicodeDecodeError as error:
         raise refused(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from None
-    except (RecursionError, Excessive) as error:
-        why = error if isinstance(error, Excessive) else _TOO_DEEP
-        raise refused(f"the body {why}", code="invalid_json") from None
+    except Excessive as error:
+        raise refused(f"the body {error}", code="invalid_json") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise refused(f"the body is not JSON: {error.msg} ({where})", code="invalid_json") from None
@@ -106,16 +103,21 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
     return value
 
 
-def parse_text(text: str, max_values: int, before: int) -> tuple[object, int]:
-    """Reads JSON; also returns how many values it and those `before` have, at most `max_values`. Raises Excessive, and
-    ValueError for text that is not JSON."""
-    data = text.encode("utf-8", "surrogatepass")
-    count = _count(data, max_values, before)
+def parse(
+    data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
+) -> tuple[Any, int]:
+    """Reads JSON; also returns how many values it and those `before` have, at most `most`, by the marks that precede
+    each. `hooks` are those of json.loads. Raises Excessive, and ValueError for text that is not JSON."""
+    count = before + sum(map(data.count, (b",", b"[", b"{")))
+    if count > most:
+        raise Excessive(f"has more than {most} values")
     try:
-        value = json.loads(text)
+        value = json.loads(data.decode("utf-8", errors), **hooks)
     except RecursionError:
         raise Excessive(_TOO_DEEP) from None
-    _check_depth(data, value)
+    # Nearly all bodies have too few brackets to be walked.
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+        raise Excessive(_TOO_DEEP)
     return value, count
 
 
@@ -128,20 +130,6 @@ def is_deeper(value: object, limit: int) -> bool:
             return False
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
     return True
-
-
-def _count(data: bytes | bytearray, limit: int, before: int) -> int:
-    """Bounds the number of values, with those `before`, by the marks that precede each. Raises Excessive."""
-    count = before + sum(map(data.count, (b",", b"[", b"{")))
-    if count > limit:
-        raise Excessive(f"has more than {limit} values")
-    return count
-
-
-def _check_depth(data: bytes | bytearray, value: object) -> None:
-    """Raises Excessive. Nearly all bodies have too few brackets to be walked."""
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
-        raise Excessive(_TOO_DEEP)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

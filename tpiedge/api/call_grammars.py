@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tpiedge.api.answer_grammar import grammar_of
 from tpiedge.api.errors import refused
+from tpiedge.api.grammar_schema import SchemaTooLarge
 from tpiedge.api.service import Service
 from tpiedge.api.tools import AskedTools, constants, text_names
 from tpiedge.engine.sampling import grammars_installed
@@ -28,9 +29,6 @@ _FREE_RULES: Final = ("start: SPACES body REST", "SPACES: /[ \\t\\r\\n]{0,16}/",
 _Tools = Mapping[str, Mapping[str, Any]]
 #: A slash within a regular expression, or an escape.
 _SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
-
-
-class GrammarTooLarge(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def call_or_form_grammar(
         start, rules = f"{start} | answer", chain(rules, [f"answer: {_nested(answer)}"])
     try:
         text = _joined([start], rules)
-    except GrammarTooLarge:
+    except SchemaTooLarge:
         why = f"'{tools.field}' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
         raise refused(why, tools.field) from None
     return grammar_of("lark", text, param, service)
@@ -86,21 +84,16 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
         most = _MAX_CALLS if tools.several else 1
         yield f"calls: {_Style(None).json(_enveloped(chosen, form, most))}"
         return
-    style = _Style(service.tokenizer)
-    mark, between = style.mark, style.spaces()
-    opener, closing, before, after = mark(CALL_MARKS[form].openers[-1]), "", "", ""
-    match form:
-        case "hermes" | "qwen-xml":
-            opener, closing = f"{opener} {between}", f"{between} {mark('</tool_call>')}"
-        case "mistral-args":
-            between = closing = ""
-        case "deepseek-v3" | "deepseek-v31":
-            before, after = mark(CALL_MARKS[form].openers[0]), mark("<｜tool▁calls▁end｜>")
-            closing = mark("<｜tool▁call▁end｜>")
-            if form == "deepseek-v3":
-                closing = f'{between} "```" {closing}'
-            else:
-                between = ""
+    style, openers = _Style(service.tokenizer), CALL_MARKS[form].openers
+    line, opener = style.spaces(), style.mark(openers[-1])
+    before, closing, after, between = "", "", "", ""
+    if form in ("hermes", "qwen-xml"):
+        opener, closing, between = f"{opener} {line}", f"{line} {style.mark('</tool_call>')}", line
+    elif form != "mistral-args":
+        before, after = style.mark(openers[0]), style.mark("<｜tool▁calls▁end｜>")
+        closing = style.mark("<｜tool▁call▁end｜>")
+    if form == "deepseek-v3":
+        closing, between = f'{line} "```" {closing}', line
     more = f" ({between} call)*" if tools.several else ""
     yield f"calls: {before} call{more} {after}"
     yield f"call: {opener} body {closing}"
@@ -111,7 +104,7 @@ def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
     """Makes the grammar of a call that the model begins by itself. None without llguidance, or without a token for each
-    mark that it needs. Raises GrammarTooLarge."""
+    mark that it needs. Raises SchemaTooLarge."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
         return None
@@ -127,13 +120,13 @@ def begun_call_grammar(
 
 
 def _joined(start: Sequence[str], rules: Iterable[str]) -> str:
-    """Joins the rules. Raises GrammarTooLarge without making more of them."""
+    """Joins the rules. Raises SchemaTooLarge without making more of them."""
     found, length = [*start], sum(map(len, start))
     for rule in rules:
         found.append(rule)
         length += 1 + len(rule)
         if length > MAX_GRAMMAR:
-            raise GrammarTooLarge
+            raise SchemaTooLarge
     return "\n".join(found)
 
 
@@ -152,13 +145,12 @@ def _body(tools: _Tools, form: CallForm, style: _Style) -> Iterator[str]:
 
 
 def _named(name: str, schema: Mapping[str, Any], form: CallForm, style: _Style) -> str:
-    arguments = f"{style.spaces('')} {style.json(schema)}"
-    if form == "deepseek-v31":
-        return f"{name} {style.mark('<｜tool▁sep｜>')} {arguments}"
+    line, arguments = style.spaces(), f"{style.spaces('')} {style.json(schema)}"
+    separator, identity = style.mark("<｜tool▁sep｜>"), f"({style.mark('[CALL_ID]')} /[a-zA-Z0-9]{{1,64}}/)?"
     if form == "deepseek-v3":
-        fence = f"{style.spaces()} {json.dumps('```json')} {style.spaces()}"
-        return f'"function" {style.mark("<｜tool▁sep｜>")} {name} {fence} {arguments}'
-    identity = f"({style.mark('[CALL_ID]')} /[a-zA-Z0-9]{{1,64}}/)?"
+        return f'"function" {separator} {name} {line} "```json" {line} {arguments}'
+    if form == "deepseek-v31":
+        return f"{name} {separator} {arguments}"
     return f"{name} {identity} {style.mark('[ARGS]')} {arguments}"
 
 
@@ -170,8 +162,12 @@ def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Ite
     for number, (key, value) in enumerate(properties.items() if isinstance(properties, dict) else ()):
         rule = f"value_{at}_{number}"
         parts.append(rule if key in needed else f"{rule}?")
-        if key in texts or value in (True, {}):
-            said = _text_of(value, break_)
+        choices = constants(value) if isinstance(value, dict) else []
+        if choices and key in texts:
+            written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
+            said = f'{break_} ({written}) {break_} "</parameter>" {break_}'
+        elif key in texts or value in (True, {}):
+            said = f"text {break_}"
         else:
             alone = value if isinstance(value, dict) else {}
             if '"$ref"' in json.dumps(alone):
@@ -183,14 +179,6 @@ def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Ite
         yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {break_}'
     opened = f"{json.dumps(f'<function={name}>')} {break_}"
     yield f'tool_{at}: {opened} {" ".join(parts)} "</function>"'
-
-
-def _text_of(schema: object, break_: str) -> str:
-    choices = constants(schema) if isinstance(schema, dict) else []
-    if not choices:
-        return f"text {break_}"
-    written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
-    return f'{break_} ({written}) {break_} "</parameter>" {break_}'
 
 
 def _enveloped(tools: _Tools, form: CallForm, most: int) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """`GET /admin/cluster`: the cluster for `tpiedge top` and the page, computed at each look from what the master knows.
 
-Rates are of the last seconds: of a machine between two arrivals of its counters, of tokens between two looks, so that
-the first look has none. The parts of a step's time are means of the steps that `timeline.py` showed in the last
-seconds of this epoch.
+Rates are of the last seconds: of a machine between two arrivals of its counters, of tokens between two looks. Parts of
+a step's time are means of this epoch's steps that `timeline.py` showed in the last seconds.
 """
 
 import math
@@ -40,11 +39,7 @@ class ClusterPicture:
         self._steps: dict[float, dict[int, Mapping[str, float]]] = {}
 
     def of(
-        self,
-        status: ClusterStatus,
-        waiting: Sequence[Mapping[str, str]],
-        timeline: Mapping[str, Any] | None,
-        now: float,
+        self, status: ClusterStatus, waiting: Sequence[object], timeline: Mapping[str, Any] | None, now: float
     ) -> _JsonObject:
         """Returns the picture at `now`, seconds on a monotonic clock. `timeline`: from shown_step."""
         model, requests, events = self._service.model(), self._service.request_lines(), self._service.events()
@@ -138,7 +133,6 @@ def _machine(node: NodeStatus, status: ClusterStatus, step: Mapping[str, float] 
 
 
 def _links(node: NodeStatus, status: ClusterStatus) -> list[_JsonObject]:
-    """Links to other workers, by rank."""
     called = {one.rank: {"name": one.name, "host": one.host} for one in status.nodes}
     found = {
         link.low + link.high - node.rank: link.round_trip_s
@@ -195,8 +189,7 @@ def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping
 
 
 def _request(line: RequestLine, sender: Mapping[str, str] | None) -> _JsonObject:
-    """Rounds times down to seconds, so that an idle picture stays the same, and leaves `client` out: a key could be
-    guessed from its digest."""
+    """Rounds times down, so that an idle picture stays the same; leaves out `client`, as keys could be guessed."""
     shown, reading = asdict(line), line.reading
     del shown["client"]
     if reading is not None:

@@ -14,14 +14,14 @@ from starlette.types import ASGIApp
 
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api import anthropic, embeddings, ollama, openai, responses
-from tpiedge.api.answering import Answering, Work, send_json
+from tpiedge.api.answering import Answering, Work, json_response
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import ignored_header
 from tpiedge.api.formats import AnswerForm
 from tpiedge.api.guard import key_of
 from tpiedge.api.intake import Intake
-from tpiedge.api.records import AcceptedRequest, RecordFolder, marks
+from tpiedge.api.records import AcceptedRequest, RecordFolder, key_mark, marks
 from tpiedge.api.service import Service
 
 ANSWER_FORMS: Final[Mapping[FormatName, AnswerForm]] = {
@@ -64,18 +64,14 @@ class Answers:
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
         name = f"{form.prefix}-{secrets.token_hex(12)}"
         asked, scope = form.asked(values, service), self.intake.scope(sender)
-        prompts = [replace(one, request=replace(one.request, scope=scope)) for one in asked.prompts]
-        asked = replace(asked, prompts=tuple(prompts))
+        prompts = tuple([replace(one, request=replace(one.request, scope=scope)) for one in asked.prompts])
         pack, model, key = records.pack if records else "", service.model().name, self.intake.key(sender)
-        accepted = AcceptedRequest.of(asked, name, int(time.time()), model, pack, key)
-        choices = accepted.choices
-        question = accepted.question(choices, service.tokenizer)
-        reader = self.shelf.accept(
-            question,
-            self.intake.client(sender),
-            lambda: records.begin(accepted) if records and form.kind else None,
+        accepted = AcceptedRequest(
+            name, prompts, asked.each, asked.reply, int(time.time()), model, pack, key_mark(key)
         )
-        return Work(accepted, choices, asked.reply, form, reader, ignored=asked.ignored)
+        record = partial(records.begin, accepted) if records and form.kind else lambda: None
+        reader = self.shelf.accept(accepted.question(service.tokenizer), self.intake.client(sender), record)
+        return Work(accepted, form, reader, ignored=asked.ignored)
 
     async def _asked(self, form: FormatName, request: Request) -> ASGIApp:
         try:
@@ -85,7 +81,7 @@ class Answers:
                 lambda late: late.reader.leave("for good"),
             )
         except AnsweredAtOnce as known:
-            return _json(known.body, ignored_header(known.ignored))
+            return json_response(200, known.body, ignored_header(known.ignored))
         return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
 
     async def _kept(self, form: FormatName, request: Request) -> ASGIApp:
@@ -96,26 +92,17 @@ class Answers:
         name, key, known = request.path_params["id"], key_of(request.headers), ANSWER_FORMS[form]
         after = _last_event(request) if request.method == "GET" else None
         log = self.shelf.find(name)
-        accepted = None if log is None else log.question.about
+        accepted: Any = None if log is None else log.question.about
         # Another client's answer looks like one that does not exist.
-        if (
-            log is None
-            or not isinstance(accepted, AcceptedRequest)
-            or accepted.reply.format != form
-            or not marks(accepted.key, key)
-        ):
+        if log is None or accepted.reply.format != form or not marks(accepted.key, key):
             raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
         if request.method == "DELETE":
             log.delete()
-            return _json({"id": name, "object": f"{known.kind}.deleted", "deleted": True})
+            return json_response(200, {"id": name, "object": f"{known.kind}.deleted", "deleted": True})
         reply = replace(accepted.reply, stream=accepted.reply.stream and after is not None)
         reader = log.read(collects=not reply.stream)
-        work = Work(accepted, accepted.choices, reply, known, reader, after=after or 0, named=True)
+        work = Work(replace(accepted, reply=reply), known, reader, after or 0)
         return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
-
-
-def _json(value: object, headers: MutableMapping[str, str] | None = None) -> ASGIApp:
-    return lambda _scope, _receive, send: send_json(send, 200, value, headers)
 
 
 def _last_event(request: Request) -> int | None:

@@ -6,6 +6,7 @@ however short: so one piece of a client is parsed in a turn of the event loop, o
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -21,6 +22,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.limits import HEADERS_BYTES, Limits
+from tpiedge.errors import UserError
+from tpiedge.host.addresses import Address
 from tpiedge.portions import Portions
 from tpiedge.sanitise import RateLimitedLog
 from tpiedge.units import KIB
@@ -33,13 +36,28 @@ _log = logging.getLogger(__name__)
 
 class HttpListener(socket.socket):
     """A listening socket for `limit` connections, divided by address. A further one ends at once, with a 503 where it
-    is `plain` HTTP. For one event loop, which accepts until BlockingIOError."""
+    is `plain` HTTP. For one event loop, which accepts until BlockingIOError. Raises UserError."""
 
-    def __init__(self, family: int, kind: int, protocol: int, limit: int, plain: bool) -> None:
-        super().__init__(family, kind, protocol)
+    def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
         self._places = Portions(limit)
         self._warnings = RateLimitedLog(_log)
+        try:
+            found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = found[0]
+            super().__init__(family, kind, protocol)
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(address)
+            self.listen(2048)
+        except BaseException as error:
+            if self.fileno() >= 0:  # it was made
+                self.close()
+            if not isinstance(error, OSError | UnicodeError | OverflowError):
+                raise
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(
+                f"cannot listen on {at.host}:{at.port}: {why}; give another address or port"
+            ) from None
 
     def accept(self) -> tuple[socket.socket, Any]:
         for _ in range(64):  # the next turn of the event loop refuses more
@@ -67,15 +85,12 @@ class _Accepted(socket.socket):
 def _refuse(connection: socket.socket, plain: bool) -> None:
     """Sends a refusal, unless the client expects TLS: a handshake would take time."""
     error = ApiError(503, "too many connections are open: try again later", "too_many_connections")
-    with connection:
-        try:
-            connection.setblocking(False)
-            if plain:
-                connection.send(_response("503 Service Unavailable\r\nRetry-After: 5", error))
-                connection.shutdown(socket.SHUT_WR)
-                connection.recv(64 * KIB)  # unread bytes would make the end a reset
-        except OSError:
-            pass
+    with connection, contextlib.suppress(OSError):
+        connection.setblocking(False)
+        if plain:
+            connection.send(_response("503 Service Unavailable\r\nRetry-After: 5", error))
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(64 * KIB)  # unread bytes would make the end a reset
 
 
 def _response(status: str, error: ApiError) -> bytes:

@@ -11,9 +11,11 @@ from tpiedge.api import fields as t
 from tpiedge.api.asked import Asked, Choice, FormatName, Reply
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, json_bytes
+from tpiedge.api.formats import AnswerForm, AnswerFormat, json_bytes
+from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import Service
-from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.api.transcript import TextPiece
+from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import GenerationRequest
 
@@ -63,10 +65,10 @@ def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -
 class VectorFormat(AnswerFormat):
     """Writes the vectors of /v1/embeddings; a subclass those of another API."""
 
-    stream_type = b"application/json"
+    stream_type = "application/json"
 
-    def __init__(self, head: AnswerHead) -> None:
-        super().__init__(head)
+    def __init__(self, accepted: AcceptedRequest, tokenizer: Tokenizer | None) -> None:
+        super().__init__(accepted, tokenizer)
         self._next = 0
         self._early: dict[int, bytes] = {}
 
@@ -77,7 +79,7 @@ class VectorFormat(AnswerFormat):
         """Returns a vector's entry of the array."""
         unit = unit_vector(values)
         vector: object = unit
-        if self.head.reply.format == "embeddings-base64":
+        if self.reply.format == "embeddings-base64":
             vector = base64.b64encode(struct.pack(f"<{len(unit)}f", *unit)).decode("ascii")
         return {"object": "embedding", "index": number, "embedding": vector}
 
@@ -93,13 +95,13 @@ class VectorFormat(AnswerFormat):
     def alive(self, _why: str) -> bytes:
         return b"\n"  # between two parts JSON may have it
 
-    def broken(self, error: ApiError, tokens: int) -> bytes:
+    def broken(self, error: ApiError) -> bytes:
         """Appends the error, so that the body is no JSON even for clients that ignore its early end."""
-        return b"\n" + json_bytes(self.failure(error, tokens))
+        return b"\n" + json_bytes(self.failure(error))
 
-    def closing(self, _transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        usage = dict.fromkeys(("prompt_tokens", "total_tokens"), self.head.prompt_tokens)
-        return (b"], " + json_bytes({"model": self.head.model, "usage": usage})[1:],)
+    def closing(self) -> Sequence[bytes]:
+        usage = dict.fromkeys(("prompt_tokens", "total_tokens"), self.prompt_tokens)
+        return (b"], " + json_bytes({"model": self.accepted.model, "usage": usage})[1:],)
 
 
 def unit_vector(values: Sequence[float]) -> list[float]:

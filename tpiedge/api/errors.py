@@ -4,24 +4,14 @@ import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from starlette.datastructures import Headers
 
+from tpiedge import errors as known
 from tpiedge.answers.log import ServerEnds, Superseded
-from tpiedge.errors import (
-    Cancelled,
-    ChildLost,
-    GrammarRefused,
-    OutOfMemory,
-    PeerError,
-    PeerLost,
-    ResourceError,
-    TpiedgeError,
-    UnknownWorker,
-    UserError,
-)
 from tpiedge.master.reconciler import CannotDrain
 from tpiedge.master.request_queue import Dismissed, QueueFull
 from tpiedge.sanitise import RateLimitedLog
@@ -38,44 +28,36 @@ _ANTHROPIC_KINDS: Final = {
 }
 #: The first match counts.
 _KNOWN: Final[Sequence[tuple[type[Exception], int, str]]] = (
-    (PeerLost, 503, "worker_lost"),
-    (ChildLost, 503, "child_lost"),
-    (PeerError, 503, "unavailable"),
-    (UnknownWorker, 404, "unknown_worker"),
+    (known.PeerLost, 503, "worker_lost"),
+    (known.ChildLost, 503, "child_lost"),
+    (known.PeerError, 503, "unavailable"),
+    (known.UnknownWorker, 404, "unknown_worker"),
     (CannotDrain, 409, "cannot_drain"),
-    (UserError, 400, "invalid_value"),
-    (OutOfMemory, 503, "out_of_memory"),
-    (ResourceError, 503, "resource_error"),
+    (known.UserError, 400, "invalid_value"),
+    (known.OutOfMemory, 503, "out_of_memory"),
+    (known.ResourceError, 503, "resource_error"),
     (Dismissed, 403, "ended_by_administrator"),  # a status that no client retries by itself
     (Superseded, 409, "superseded"),
     (ServerEnds, 503, "shutting_down"),
-    (Cancelled, 503, "cancelled"),
-    (TpiedgeError, 500, "internal_error"),
+    (known.Cancelled, 503, "cancelled"),
+    (known.TpiedgeError, 500, "internal_error"),
 )
-_WORTH_ANOTHER_TRY: Final = ("worker_lost", "child_lost", "unavailable")
 _log = RateLimitedLog(logging.getLogger(__name__))
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error as an answer. `param`: the request's field at fault; `details`: for Anthropic's clients."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str,
-        *,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        details: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
-        self.details = dict(details or {})
+    status: int
+    message: str
+    code: str
+    param: str | None = field(default=None, kw_only=True)
+    headers: Mapping[str, str] | None = field(default=None, kw_only=True)
+    details: Mapping[str, object] = field(default_factory=dict, init=False)
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, object]:
         usual = "invalid_request_error" if self.status < 500 else "server_error"
@@ -90,9 +72,7 @@ class PromptTooLong(ApiError):
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         message = f"{size}: this model's maximum context length is {maximum} tokens"
         super().__init__(400, message, "context_length_exceeded", param=param)
-        self.tokens = tokens
-        self.maximum = maximum
-        self.text = text
+        self.tokens, self.maximum, self.text = tokens, maximum, text
 
 
 def refused(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
@@ -107,12 +87,12 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
     if isinstance(error, QueueFull):
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         return ApiError(429, str(error), "queue_full", headers=wait)
-    if isinstance(error, GrammarRefused):
+    if isinstance(error, known.GrammarRefused):
         return refused(str(error), grammar)
     for kind, status, code in _KNOWN:
         if isinstance(error, kind):
-            again = {"Retry-After": "5"} if code in _WORTH_ANOTHER_TRY else None
-            return ApiError(status, str(error), code, headers=again)
+            passes = code in ("worker_lost", "child_lost", "unavailable")
+            return ApiError(status, str(error), code, headers={"Retry-After": "5"} if passes else None)
     words = f"a defect of tpiedge: {type(error).__name__}"
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     place = f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"
@@ -130,9 +110,7 @@ def error_body(error: ApiError, path: str, headers: Headers) -> dict[str, object
     """Returns the error in the shape of the API of `path`."""
     if f"{path}/".startswith("/v1/messages/") or is_anthropic(headers):
         return anthropic_error(error)
-    if path.startswith("/api/"):
-        return ollama_error(error)
-    return error.body()
+    return ollama_error(error) if path.startswith("/api/") else error.body()
 
 
 def anthropic_error(error: ApiError) -> dict[str, object]:

@@ -6,9 +6,9 @@ from a known field they are refused, as a misspelt limit must not be ignored.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from tpiedge.api.body import Excessive, parse_text
+from tpiedge.api.body import Excessive, parse
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.wire.fields import Range
 
@@ -100,11 +100,7 @@ def array(items: JsonSchema, description: str = "", most: int = MAX_ENTRIES) -> 
 
 class BodyFields:
     def __init__(
-        self,
-        values: Mapping[str, object],
-        form: JsonSchema,
-        where: str = "",
-        outer: "BodyFields | None" = None,
+        self, values: Mapping[str, object], form: JsonSchema, where: str = "", outer: Self | None = None
     ) -> None:
         """`where`: the prefix of its fields' names in errors; `outer`: the object around it. Raises ApiError."""
         self.values = values
@@ -149,8 +145,9 @@ class BodyFields:
         value, whole = self.get(key), self._whole
         if not isinstance(value, str):
             return value
+        data = value.encode("utf-8", "surrogatepass")
         try:
-            found, whole._text_values = parse_text(value, MAX_TEXT_VALUES, whole._text_values)
+            found, whole._text_values = parse(data, MAX_TEXT_VALUES, whole._text_values, "surrogatepass")
         except Excessive as error:
             raise self.wrong(key, str(error)) from None
         except ValueError:

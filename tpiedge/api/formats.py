@@ -1,36 +1,27 @@
 """The interface of the formats of answers, and the bytes of JSON and of events."""
 
 import json
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpiedge.api.asked import Asked, Reply, check_model
+from tpiedge.api.asked import Asked, check_model
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import BodyFields, JsonSchema
+from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import Service
-from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.api.transcript import TextPiece, TokenScores, Transcript
+from tpiedge.model.speech import SpeechReader
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
+
+Json = dict[str, Any]
 
 REQUEST_ID = "x-request-id"
 RESUMABLE = "x-resumable"
 """The header that says that the answer can be resumed by this name."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """The fields that every answer begins with. `created` is in seconds since 1970, `prompt_tokens` counts those of all
-    prompts, and `prompts` has the number of each choice's prompt."""
-
-    id: str
-    created: int
-    model: str
-    reply: Reply
-    prompt_tokens: int
-    prompts: tuple[int, ...]
-    tokenizer: Tokenizer | None
 
 
 class AnswerFormat(ABC):
@@ -39,10 +30,22 @@ class AnswerFormat(ABC):
     Law: the frames of a stream depend on the pieces alone, so another stream of the answer can resume after any frame.
     """
 
-    stream_type: bytes = b"text/event-stream; charset=utf-8"
+    stream_type = "text/event-stream; charset=utf-8"
+    error_event = b""
+    always_bytes = False  # whether scores of tokens without bytes have an empty list of them
 
-    def __init__(self, head: AnswerHead) -> None:
-        self.head = head
+    def __init__(self, accepted: AcceptedRequest, tokenizer: Tokenizer | None) -> None:
+        reply = accepted.reply
+        self.accepted, self.reply, self.begun_s = accepted, reply, time.monotonic()
+        self.prompt_tokens = sum(len(one.request.prompt_ids) for one in accepted.prompts)
+        self.transcripts = [
+            Transcript(accepted.writer(one, tokenizer), tokenizer, one.echo, one.request.prompt_ids)
+            for one in accepted.prompts
+            for _ in range(accepted.each)
+        ]
+        self.items: list[Json] = []  # of a choice that is written in items
+        self.speech = [SpeechReader(reply.speech) for _ in self.transcripts]
+        self.scores = TokenScores(tokenizer, reply.logprobs, without_bytes=[] if self.always_bytes else None)
 
     def opening(self) -> Sequence[bytes]:
         return ()
@@ -52,24 +55,24 @@ class AnswerFormat(ABC):
         """Returns the frames of a choice's next piece."""
 
     @abstractmethod
-    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        """Returns the frames after all pieces. `transcripts`: one of each choice."""
+    def closing(self) -> Sequence[bytes]:
+        """Returns the frames after all pieces."""
 
     def alive(self, why: str) -> bytes:
         """Returns a sign of life that is no part of the answer. `why`: what the client waits for, if known."""
         return comment(why or "ping")
 
-    def broken(self, error: ApiError, tokens: int) -> bytes:
-        """Returns the last frame of a stream that fails after so many tokens."""
-        return event(self.failure(error, tokens))
+    def broken(self, error: ApiError) -> bytes:
+        """Returns the last frame of a stream that fails."""
+        return self.error_event + event(self.failure(error))
 
-    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> object:
+    def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> object:
         """Returns an answer that is not streamed, as JSON. `pieces`: all of each choice."""
         raise NotImplementedError
 
-    def failure(self, error: ApiError, _tokens: int) -> object:
+    def failure(self, error: ApiError) -> Json:
         """Returns the JSON of an answer that is not streamed and fails."""
-        return error.body() | {"id": self.head.id}
+        return error.body() | {"id": self.accepted.name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +95,26 @@ class AnswerForm:
         return self.read(fields, service)
 
 
-Json = dict[str, Any]
-
-
 def json_bytes(value: object) -> bytes:
     """Encodes in ASCII, so that no line separator within the text ends an event early."""
     return json.dumps(value).encode("ascii")
 
 
-def json_parts(value: object) -> Iterator[bytes]:
-    """Yields `json_bytes` of the value in short parts, between which other threads run."""
+def long_json(value: object) -> bytes:
+    """Encodes as `json_bytes` does, but in short steps, between which other threads run. They run while `join` copies
+    much, too, and not while `+` does."""
     if isinstance(value, dict):
-        yield b"{"
-        for number, (key, inner) in enumerate(value.items()):
-            yield b", " * (number > 0) + json_bytes(key) + b": "
-            yield from json_parts(inner)
-        yield b"}"
-    elif isinstance(value, list):
-        # A few entries may be large each, as choices are; many are written together.
-        step = 1 if len(value) <= 128 else 128
-        yield b"["
-        for first in range(0, len(value), step):
-            yield b", " * (first > 0)
-            yield from (
-                json_parts(value[first]) if step == 1 else [json_bytes(value[first : first + step])[1:-1]]
-            )
-        yield b"]"
+        inner = [(b", ", json_bytes(key), b": ", long_json(one)) for key, one in value.items()]
+        return b"".join([b"{", *[part for parts in inner for part in parts][1:], b"}"])
+    if not isinstance(value, list):
+        return json_bytes(value)
+    # A few entries may be large each, as choices are; many are written together.
+    if len(value) <= 128:
+        entries = b", ".join(map(long_json, value))
     else:
-        yield json_bytes(value)
+        steps = (json_bytes(value[first : first + 128]) for first in range(0, len(value), 128))
+        entries = b", ".join(step[1:-1] for step in steps)
+    return b"".join([b"[", entries, b"]"])
 
 
 def event(value: object) -> bytes:
@@ -129,15 +124,6 @@ def event(value: object) -> bytes:
 def typed_event(kind: str, **fields: object) -> bytes:
     """Returns a server-sent event whose name is also the type of its object."""
     return f"event: {kind}\n".encode("ascii") + event({"type": kind, **fields})
-
-
-def json_line(value: object) -> bytes:
-    return json_bytes(value) + b"\n"
-
-
-def numbered(number: int, frame: bytes) -> bytes:
-    """Adds the number by which clients resume after the event."""
-    return b"id: %d\n%b" % (number, frame)
 
 
 def comment(text: str) -> bytes:

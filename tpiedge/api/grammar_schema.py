@@ -8,7 +8,6 @@ unknown formats are left out. `oneOf` is read as `anyOf`: types and tags nearly 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -47,44 +46,29 @@ _HELD: Final = re.compile(
 class SchemaTooLarge(ValueError): ...
 
 
-@dataclass(frozen=True, slots=True)
-class GrammarSchema:
-    """A schema that refers only to its `$defs`. `left_out`: places of words in the client's schema that it lacks."""
-
-    schema: dict[str, Any]
-    left_out: tuple[str, ...]
-
-
-def grammar_schema(schema: dict[str, Any], prefix: str = "") -> GrammarSchema:
-    """Rewrites a schema. `prefix` begins the names of all definitions. Raises SchemaTooLarge."""
-    return _Rewriting(schema, prefix).whole()
-
-
 def is_held(pattern: str) -> bool:
-    """Whether a grammar can hold the pattern."""
     return _HELD.fullmatch(pattern) is not None
 
 
-class _Rewriting:
-    """Rewrites one schema. A part that is `opened` shares its object with others, so it allows more properties."""
+class GrammarSchema:
+    """A client's schema, rewritten to `schema`, which refers only to its `$defs`. `left_out`: places of the client's
+    words that it lacks. A part that is `opened` shares its object with others, so it allows more properties."""
 
-    def __init__(self, root: dict[str, Any], prefix: str) -> None:
+    def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
+        """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
         self._root = root
         self._prefix = prefix
-        self._left_out: dict[str, None] = {}
+        self.left_out: dict[str, None] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
         self._waiting: list[tuple[str, object, str, bool]] = []
         self._parts = 0
-
-    def whole(self) -> GrammarSchema:
-        made = self._schema(self._root, "")
-        found = made if isinstance(made, dict) else {} if made is True else {"allOf": [False]}
+        made = self._schema(root, "")
+        found: dict[str, Any] = made if isinstance(made, dict) else {} if made is True else {"allOf": [False]}
         while self._waiting:
             name, part, path, opened = self._waiting.pop()
             self._definitions[name] = self._schema(part, path, opened)
-        more = {"$defs": self._definitions} if self._definitions else {}
-        return GrammarSchema(found | more, tuple(self._left_out))
+        self.schema = found | ({"$defs": self._definitions} if self._definitions else {})
 
     def _count(self, parts: int) -> None:
         self._parts += parts
@@ -92,7 +76,7 @@ class _Rewriting:
             raise SchemaTooLarge(f"makes more than {_MAX_PARTS} parts: give a smaller schema")
 
     def _leave_out(self, path: str, word: str) -> None:
-        self._left_out[_inner(path, word)] = None
+        self.left_out[_inner(path, word)] = None
 
     def _keep(self, found: dict[str, Any], path: str, word: str, value: object, held: bool) -> None:
         if held:
@@ -200,8 +184,7 @@ class _Rewriting:
             return
         name = self._names.get((id(target), opened))
         if name is None:
-            last = reference.rpartition("/")[2]
-            last = "".join(c for c in last if c.isascii() and (c.isalnum() or c in "_-."))
+            last = re.sub(r"[^\w.-]", "", reference.rpartition("/")[2], flags=re.ASCII)
             name = f"{self._prefix}{last[:64] or 'part'}"
             name = f"{name}-{len(self._definitions)}" if name in self._definitions else name
             self._names[id(target), opened], self._definitions[name] = name, None
@@ -231,19 +214,13 @@ class _Rewriting:
 
 def _is_exact(value: object) -> bool:
     """Whether doubles, in which llguidance counts, hold all integers of a constant."""
-    match value:
-        case dict():
-            return all(map(_is_exact, value.values()))
-        case list():
-            return all(map(_is_exact, value))
-        case int():
-            return abs(value) <= _EXACT
-    return True
+    if isinstance(value, dict | list):
+        return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or abs(value) <= _EXACT
 
 
 def _within(bound: object, word: str, whole: bool) -> object:
-    """Moves a bound that llguidance would round to the nearest double inside. `whole`: bounds of integers, which it
-    counts with 64 bits."""
+    """Moves a bound inside, to a double as llguidance reads it; a bound of `whole` numbers, also to 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
     upwards = word in ("minimum", "exclusiveMinimum")

@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 from starlette.datastructures import Headers
@@ -36,42 +36,37 @@ _PORT: Final = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 _SCOPE_BYTES: Final = 16
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Proxies:
-    """Proxies that the user named, by address or network. Raises UserError for other text."""
+def proxy_networks(named: Iterable[str]) -> list[_Network]:
+    """Reads proxies that the user named by address or network. Raises UserError for other text."""
+    found: list[_Network] = []
+    for text in named:
+        try:
+            found.append(ipaddress.ip_network(text.strip(), strict=False))
+        except ValueError:
+            wanted = "an address like 127.0.0.1, nor a network like 172.16.0.0/12"
+            raise _unlike("--trusted-proxy", text, wanted) from None
+    return found
 
-    def __init__(self, named: Iterable[str] = ()) -> None:
-        self._networks = []
-        for text in named:
-            try:
-                self._networks.append(ipaddress.ip_network(text.strip(), strict=False))
-            except ValueError:
-                raise UserError(
-                    f"--trusted-proxy {sanitised_line(text, 80)!r} is not an address like 127.0.0.1, nor a network "
-                    "like 172.16.0.0/12"
-                ) from None
 
-    def address(self, headers: Headers, host: str) -> str | None:
-        """Returns the address of the client whose request came from `host`; None where an unknown client's request
-        came through a proxy."""
-        peer = _address(host)
-        if peer is None:
-            return None
-        if not self._named(peer):
-            return None if any(name.startswith(_TOLD) for name in headers) else str(peer)
-        # All headers of that name are one list. A Forwarded header may name another client: named proxies remove it.
-        told = ",".join(headers.getlist("x-forwarded-for"))
-        if not told or "forwarded" in headers:
-            return None
-        chain = [_address(one.strip()) for one in told.split(",")]
-        # Where all are named proxies', the last one is the client: it may have written what comes before.
-        others = (one for one in reversed(chain) if one is None or not self._named(one))
-        address = next(others, chain[-1])
-        return None if address is None else str(address)
-
-    def _named(self, address: _Address) -> bool:
-        return any(address in network for network in self._networks)
+def client_address(headers: Headers, host: str, proxies: Sequence[_Network]) -> str | None:
+    """Returns the address of the client that asked from `host`; None for an unknown client behind a proxy."""
+    peer, told = _address(host), headers.getlist("x-forwarded-for")
+    if peer is None:
+        return None
+    if not any(peer in proxy for proxy in proxies):
+        return None if any(name.startswith(_TOLD) for name in headers) else str(peer)
+    # A Forwarded header may name another client: named proxies remove it.
+    if "forwarded" in headers:
+        return None
+    # All headers of that name are one list. Where all are named proxies', the last one is the client: it may have
+    # written what comes before.
+    chain = [_address(one.strip()) for one in ",".join(told).split(",")]
+    others = (one for one in reversed(chain) if one is None or not any(one in proxy for proxy in proxies))
+    address = next(others, chain[-1])
+    return None if address is None else str(address)
 
 
 def _address(text: str) -> _Address | None:
@@ -113,7 +108,7 @@ class Guard:
             raise UserError(
                 "--cors-origin * lets every web page in: give an --api-key-file, or name the pages that may"
             )
-        self._proxies = Proxies(proxies)
+        self._proxies = proxy_networks(proxies)
         self._public = frozenset(map(_public_name, public_names))
         self._names = {"localhost", host.lower(), *map(_without_port, self._public)}
         found = _address(host)
@@ -158,15 +153,12 @@ class Guard:
             why = f"{needed} is needed: send 'Authorization: Bearer ...' or 'X-Api-Key: ...'"
             raise ApiError(401, why, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    # Of requests that were let in.
-
     def key(self, request: Request) -> bytes:
         """The API key; empty where none is needed."""
         return key_of(request.headers) if self._keys.needed else b""
 
     def client(self, request: Request) -> str:
-        """Names the client: by the digest of its API key or, where none is needed, by its address, or by that of a
-        proxy whose client is not known."""
+        """Names the client by the digest of its API key, else its address, or the proxy's if the client is unknown."""
         if self._keys.needed:
             return hashlib.sha256(key_of(request.headers)).hexdigest()
         return self._address(request) or _host(request).removeprefix("::ffff:")
@@ -182,11 +174,10 @@ class Guard:
         return hashlib.blake2b(client, digest_size=_SCOPE_BYTES, key=self._scope_key).hexdigest()
 
     def _address(self, request: Request) -> str | None:
-        return self._proxies.address(request.headers, _host(request))
+        return client_address(request.headers, _host(request), self._proxies)
 
     def sender(self, client: str) -> dict[str, str] | None:
-        """Describes what `client` named to an administrator: the name of a key, or an address. None for an empty
-        one."""
+        """Describes what `client` named to an administrator, as a key's name or an address; None for an empty one."""
         if not client:
             return None
         if not self._keys.needed:
@@ -195,8 +186,7 @@ class Guard:
         return {"kind": "former key" if name is None else "key", "name": name or ""}
 
     def _check_not_a_page(self, headers: Headers, *, nameless: bool) -> None:
-        """Refuses requests that a web page may have sent. `nameless`: needs no Host header, which browsers always send.
-        Raises ApiError 403."""
+        """Refuses what a web page may have sent: ApiError 403. `nameless`: needs no Host header, which pages send."""
         hosts = headers.getlist("host") or [""]
         host = hosts[0].lower()
         ours = _without_port(host) in self._names or _address(host) is not None
@@ -223,13 +213,15 @@ def _host(request: Request) -> str:
     return "" if request.client is None else request.client.host
 
 
+def _unlike(flag: str, given: str, wanted: str) -> UserError:
+    return UserError(f"{flag} {sanitised_line(given, 80)!r} is not {wanted}")
+
+
 def _origin(origin: str) -> str:
     found = origin.strip().rstrip("/").lower()
     if not _ORIGIN.fullmatch(found):
-        raise UserError(
-            f"--cors-origin {sanitised_line(origin, 80)!r} is not an origin like https://chat.example or "
-            "http://localhost:3000, nor *"
-        )
+        wanted = "an origin like https://chat.example or http://localhost:3000, nor *"
+        raise _unlike("--cors-origin", origin, wanted)
     return found
 
 
@@ -237,10 +229,8 @@ def _public_name(name: str) -> str:
     """Reads a name of this server, perhaps with a port."""
     found = name.strip().rstrip(".").lower()
     if not _PUBLIC_NAME.fullmatch(found):
-        raise UserError(
-            f"--public-name {sanitised_line(name, 80)!r} is not a name like ai.example.org, nor one with a port like "
-            "ai.example.org:8443"
-        )
+        wanted = "a name like ai.example.org, nor one with a port like ai.example.org:8443"
+        raise _unlike("--public-name", name, wanted)
     return found
 
 

@@ -24,8 +24,7 @@ _T = TypeVar("_T")
 
 
 class Intake:
-    """Runs parsing, templates and tokenizing, milliseconds to seconds, in threads; for one event loop. No client has
-    more than half of the places, bytes or threads."""
+    """Parses, renders and tokenizes in threads, for one loop. No client has over half of places, bytes or threads."""
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self.limits = limits

@@ -28,7 +28,7 @@ class ApiKeys:
         """`file` must be readable by its owner alone, and hold a key."""
         self._given: _NamedKeys = {_digest(_checked(key, "an API key").encode()): "" for key in given}
         self._file = file
-        self._seen = _signature(file)
+        self._seen = None if file is None else _signature(file)
         self._filed: _NamedKeys = {} if file is None else _read(file)
         if file is not None and not self._filed:
             raise UserError(
@@ -97,10 +97,8 @@ def _checked(key: str, what: str) -> str:
     return key
 
 
-def _signature(path: Path | None) -> tuple[int, ...] | None:
+def _signature(path: Path) -> tuple[int, ...] | None:
     """Differs whenever the file changes; None without a file."""
-    if path is None:
-        return None
     try:
         found = os.stat(path)
     except OSError:  # reading says why

@@ -1,12 +1,11 @@
 """Limits of what clients may cost."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Self
 
 from tpiedge.units import KIB, MIB
 
 HEADERS_BYTES: Final = 16 * KIB
-"""The limit of a request's head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,9 @@ class Limits:
     write_s: float = 60.0
 
     @classmethod
-    def of_context(cls, tokens: int) -> Self:
-        """Returns limits for prompts of up to `tokens`."""
-        body_bytes = min(4 * MIB, 512 * KIB + 64 * tokens)
+    def of_context(cls, tokens: int, descriptors: int = 8192, answer_s: float | None = None) -> Self:
+        """Returns limits for prompts of up to `tokens`. Half of the process's descriptors are left for workers."""
+        size = min(4 * MIB, 512 * KIB + 64 * tokens)
         # 65,536 values are 4096 messages of one part, each with a role, a name and commas.
-        return cls(body_bytes=body_bytes, body_values=65_536 + tokens, bodies_bytes=4 * body_bytes)
-
-    def of_descriptors(self, descriptors: int) -> Self:
-        """Leaves half of the process's descriptors for workers."""
-        return replace(self, connections=min(self.connections, descriptors // 2))
+        values, connections = 65_536 + tokens, min(4096, descriptors // 2)
+        return cls(connections, size, values, bodies_bytes=4 * size, answer_s=answer_s)

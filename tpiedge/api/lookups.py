@@ -1,5 +1,4 @@
-"""Routes that answer without the cluster: the model for clients of OpenAI, Anthropic and Ollama; tokens of texts as in
-vLLM, llama.cpp's server and Anthropic; versions."""
+"""Routes that answer without the cluster: cards of the model, tokens of texts, versions, as several APIs have them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -49,21 +48,21 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
 
         return Route(path, answer, methods=["POST"])
 
-    def told(path: str, find: Callable[[Request], Json]) -> Route:
+    def told(path: str, find: Callable[[Request, ModelInfo], Json]) -> Route:
         async def answer(request: Request) -> Response:
-            return JSONResponse(find(request))
+            return JSONResponse(find(request, service.model()))
 
         return Route(path, answer, methods=["GET"])
 
     context = service.model().context_tokens
     loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": context}
     return [
-        told("/v1/models", lambda request: _models(request, service.model())),
-        told("/v1/models/{name:path}", lambda request: _one_model(request, service.model())),
-        told("/version", lambda _: {"version": __version__}),
-        told("/api/version", lambda _: {"version": _RELEASE, "tpiedge": __version__}),
-        told("/api/tags", lambda _: {"models": [_tag(service, name) for name in service.model().names]}),
-        told("/api/ps", lambda _: {"models": [_tag(service, service.model().name) | loaded]}),
+        told("/v1/models", _models),
+        told("/v1/models/{name:path}", _one_model),
+        told("/version", lambda *_: {"version": __version__}),
+        told("/api/version", lambda *_: {"version": _RELEASE, "tpiedge": __version__}),
+        told("/api/tags", lambda _, model: {"models": [_tag(model, name) for name in model.names]}),
+        told("/api/ps", lambda _, model: {"models": [_tag(model, model.name) | loaded]}),
         *map(asked, LOOKUPS),
     ]
 
@@ -116,21 +115,19 @@ def _anthropic_card(model: ModelInfo, name: str) -> Json:
     }
 
 
-def _tag(service: Service, name: str) -> Json:
+def _tag(model: ModelInfo, name: str) -> Json:
     """Shows the model as Ollama does."""
-    model = service.model()
     return {
         "name": name,
         "model": name,
         "modified_at": moment(model.created),
         "size": model.nbytes,
         "digest": model.digest,
-        "details": _details(service),
+        "details": _details(model),
     }
 
 
-def _details(service: Service) -> Json:
-    model = service.model()
+def _details(model: ModelInfo) -> Json:
     return {
         "parent_model": "",
         "format": "tpiedge",
@@ -148,7 +145,7 @@ def _shown(_fields: BodyFields, service: Service) -> Json:
         "parameters": "",
         "template": "",
         "modified_at": moment(model.created),
-        "details": _details(service),
+        "details": _details(model),
         "model_info": {
             "general.architecture": model.family,
             f"{model.family}.context_length": model.context_tokens,
@@ -187,9 +184,8 @@ def _tokens(fields: BodyFields, service: Service) -> Json:
         special, parse = fields.get(wish, param == "prompt"), fields.get("parse_special", True)
         ids = encode(given, service, param, add_special=special, parse_special=parse)
     said: Json = {"tokens": ids, "count": len(ids), "max_model_len": service.max_sequence}
-    if (
-        fields.get("return_token_strs", False) or fields.get("with_pieces", False)
-    ) and service.tokenizer is not None:
+    shown = fields.get("return_token_strs", False) or fields.get("with_pieces", False)
+    if shown and service.tokenizer is not None:
         said["token_strs"] = [service.tokenizer.decode([token], skip_special=False) for token in ids]
     return said
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from tpiedge.api import fields as t
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import BodyFields
 from tpiedge.model.call_reader import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments
 
@@ -65,7 +64,7 @@ DOCUMENT: Final = t.body("source", source=t.any_of(*_SOURCES.values()), title=t.
 SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.text())
 
 
-def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
+def read_messages(fields: t.BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
     """Returns messages for `chat_prompt`, with "role", "content" and, if given, "name", "reasoning_content",
     "tool_calls" and "tool_call_id". `goes_on`: the answer continues the last one. Raises ApiError."""
     given = fields.kinds("messages", _MESSAGES, "role")
@@ -82,12 +81,11 @@ def message_texts(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield message["content"] or ""
         yield message.get("reasoning_content", "")
         for call in message.get("tool_calls", ()):
-            function: Mapping[str, Any] = call["function"]
-            arguments: GivenArguments = function["arguments"]
-            yield from (function["name"], arguments.text)
+            yield call["function"]["name"]
+            yield call["function"]["arguments"].text
 
 
-def content_text(fields: BodyFields, key: str, parts: Mapping[str, t.JsonSchema]) -> str:
+def content_text(fields: t.BodyFields, key: str, parts: Mapping[str, t.JsonSchema]) -> str:
     value = fields.get(key)
     if isinstance(value, str):
         return value
@@ -96,7 +94,7 @@ def content_text(fields: BodyFields, key: str, parts: Mapping[str, t.JsonSchema]
     return "\n".join(part_text(*found) for found in fields.kinds(key, parts))
 
 
-def part_text(kind: str, part: BodyFields) -> str:
+def part_text(kind: str, part: t.BodyFields) -> str:
     match kind:
         case "document":
             of, source = part.kind(part.get("source"), "source", _SOURCES)
@@ -104,32 +102,27 @@ def part_text(kind: str, part: BodyFields) -> str:
             return _below([part.get("title"), part.get("context")], text)
         case "search_result":
             return _below([part.get("title"), part.get("source")], content_text(part, "content", TEXTS))
-        case "file":
-            return _file_text(part if part.get("file") is None else part.nested("file"))
-        case "input_file":
-            return _file_text(part)
+        case "file" | "input_file":
+            file = part.nested("file") if kind == "file" and part.get("file") is not None else part
+            form, _, encoded = (file.get("file_data") or "").partition(";base64,")
+            if not form.startswith("data:text/") or not encoded:
+                why = "must be data:text/plain;base64,...: only text is read here"
+                raise file.wrong("file_data", why, "unsupported_value")
+            try:
+                text = base64.b64decode(encoded, validate=True).decode("utf-8")
+            except (binascii.Error, ValueError):
+                raise file.wrong("file_data", "is not UTF-8 text in base64") from None
+            return _below([file.get("filename")], text)
         case "refusal":
             return part.needed("refusal")
     return part.needed("text")
-
-
-def _file_text(file: BodyFields) -> str:
-    kind, _, encoded = (file.get("file_data") or "").partition(";base64,")
-    if not kind.startswith("data:text/") or not encoded:
-        why = "must be data:text/plain;base64,...: only text is read here"
-        raise file.wrong("file_data", why, "unsupported_value")
-    try:
-        text = base64.b64decode(encoded, validate=True).decode("utf-8")
-    except (binascii.Error, ValueError):
-        raise file.wrong("file_data", "is not UTF-8 text in base64") from None
-    return _below([file.get("filename")], text)
 
 
 def _below(heads: list[str | None], text: str) -> str:
     return "\n".join([*(head for head in heads if head), text])
 
 
-def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
+def _message(role: str, message: t.BodyFields, *, begun: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"role": _ROLES[role], "content": None}
     if role != "assistant" or message.get("content") is not None:
         found["content"] = content_text(message, "content", _SAID_PARTS if role == "assistant" else _PARTS)
@@ -149,9 +142,8 @@ def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
             param = message.name(key)
             raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
         # Content is null only beside calls; a refusal replaces it.
-        refusal = message.get("refusal")
-        if refusal and not found["content"]:
-            found["content"] = refusal
+        if message.get("refusal") and not found["content"]:
+            found["content"] = message.get("refusal")
         elif found["content"] is None and "tool_calls" not in found:
             found["content"] = ""
     elif _ROLES[role] == "tool":
@@ -159,7 +151,7 @@ def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
     return found
 
 
-def _call(call: BodyFields) -> dict[str, Any]:
+def _call(call: t.BodyFields) -> dict[str, Any]:
     function = call.nested("function")
     name = function.needed("name")
     if not name:
@@ -182,10 +174,9 @@ def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
             for call in open_calls:
                 if call["id"] == identity if identity else name in (None, call["function"]["name"]):
                     open_calls.remove(call)
-                    message["tool_call_id"] = call["id"]
+                    identity = call["id"]
                     break
-            else:
-                message["tool_call_id"] = identity or latest.get(name) or short_call_id(f"{index}")
+            message["tool_call_id"] = identity or latest.get(name) or short_call_id(f"{index}")
         if message.get("tool_calls") and messages[index - 1]["role"] != "assistant":
             open_calls.clear()
         for number, call in enumerate(message.get("tool_calls", ())):

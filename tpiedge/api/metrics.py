@@ -8,10 +8,10 @@ those of a restarted process. What vLLM measures too has its names as well, for 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -23,8 +23,10 @@ from tpiedge.master.status import ClusterStatus
 
 METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
+_T = TypeVar("_T")
 _Labels: TypeAlias = Mapping[str, str]
-_NONE: Final[_Labels] = {}
+#: Name, help, and the number or a number for each set of labels. The name of a counter ends with _total.
+_Row: TypeAlias = tuple[str, str, float | Sequence[tuple[_Labels, float]]]
 
 #: Field of Stats, name, help.
 _OF_NODES: Final = (
@@ -70,7 +72,6 @@ _HISTOGRAMS: Final = (
 
 
 def metrics_page(status: ClusterStatus, model: str) -> bytes:
-    """Returns the page. `model`: the name of the served one."""
     return generate_latest(_Page(status, model))
 
 
@@ -80,119 +81,104 @@ class _Page(Collector):
     model: str
 
     def collect(self) -> Iterator[Metric]:
-        for part in (_cluster, _requests, _nodes):
-            yield from part(self.status)
-        yield from _as_vllm(self.status, {"model_name": self.model, "engine": "0"})
+        status, labels = self.status, {"model_name": self.model, "engine": "0"}
+        yield from (_numbers(row, {}) for row in _cluster(status))
+        says = "From such an end until requests were answered again."
+        yield _histogram("tpiedge_recovery_seconds", says, [({}, status.history.recoveries)])
+        yield from (_numbers(row, {}) for row in _requests(status))
+        says, pauses = "Pauses of answers that went on, by cause.", _by("cause", status.histograms.pauses)
+        yield _histogram("tpiedge_answer_pause_seconds", says, pauses)
+        yield from (_numbers(row, {}) for row in _nodes(status))
+        yield from (_numbers(row, labels) for row in _as_vllm(status))
+        for field, name, says in _HISTOGRAMS:
+            yield _histogram(f"vllm:{name}", says, [(labels, getattr(status.histograms, field))])
 
 
-def _cluster(status: ClusterStatus) -> Iterator[Metric]:
-    states = Counter(node.state for node in status.nodes)
+def _cluster(status: ClusterStatus) -> Iterator[_Row]:
+    states, history = Counter(node.state for node in status.nodes), status.history
     ways = {"token": status.collective, "chunk": status.bulk_collective}
     collectives = [({"of": of, "collective": name}, 1) for of, name in ways.items() if name]
-    yield _one("tpiedge_ready", "Whether requests are answered.", status.ready)
-    yield _one(
-        "tpiedge_epoch", "The plan that serves: larger with every new one, 0 before the first.", status.epoch
+    yield "tpiedge_ready", "Whether requests are answered.", status.ready
+    yield (
+        "tpiedge_epoch",
+        "The plan that serves: larger with every new one, 0 before the first.",
+        status.epoch,
     )
-    yield _several("tpiedge_collective", "The all-reduces of a token and of a whole chunk.", collectives)
-    yield _labelled("tpiedge_nodes", "Machines by what they do.", "state", dict(sorted(states.items())))
-    history = status.history
-    begun: dict[str, float] = dict(zip(PLAN_CAUSES, history.begun, strict=True))
-    losses: dict[str, float] = dict(zip(LOSS_CAUSES, history.losses, strict=True))
-    yield _labelled("tpiedge_plans_total", "Plans that began, by cause.", "cause", begun)
-    yield _one("tpiedge_failed_plans_total", "Plans that failed before they served.", history.failed)
-    yield _labelled("tpiedge_losses_total", "Plans that served and ended before the next.", "cause", losses)
-    says = "From such an end until requests were answered again."
-    yield _histogram("tpiedge_recovery_seconds", says, [(_NONE, history.recoveries)])
+    yield "tpiedge_collective", "The all-reduces of a token and of a whole chunk.", collectives
+    yield "tpiedge_nodes", "Machines by what they do.", _by("state", dict(sorted(states.items())))
+    begun = dict(zip(PLAN_CAUSES, history.begun, strict=True))
+    losses = dict(zip(LOSS_CAUSES, history.losses, strict=True))
+    yield "tpiedge_plans_total", "Plans that began, by cause.", _by("cause", begun)
+    yield "tpiedge_failed_plans_total", "Plans that failed before they served.", history.failed
+    yield "tpiedge_losses_total", "Plans that served and ended before the next.", _by("cause", losses)
 
 
-def _requests(status: ClusterStatus) -> Iterator[Metric]:
+def _requests(status: ClusterStatus) -> Iterator[_Row]:
     totals = status.totals
     outcomes = {name: getattr(totals, name) for name in ("finished", "failed", "cancelled", "refused")}
-    yield _labelled("tpiedge_requests_total", "Requests by how they ended.", "outcome", outcomes)
-    for name, says, value in (
-        ("requests_waiting", "Requests that wait for their turn.", status.queued),
-        ("requests_running", "Requests that are answered.", status.running),
-        ("prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens),
-        ("cached_prompt_tokens_total", "Those that were kept, and not computed.", totals.cached_tokens),
-        ("generated_tokens_total", "Tokens of answers.", totals.tokens),
-        ("resumed_answers_total", "Answers that went on in another epoch.", totals.resumed),
-        ("paused_answer_seconds_total", "For how long those had paused.", totals.paused_s),
-    ):
-        yield _one(f"tpiedge_{name}", says, value)
-    pauses = [({"cause": cause}, found) for cause, found in status.histograms.pauses.items()]
-    yield _histogram("tpiedge_answer_pause_seconds", "Pauses of answers that went on, by cause.", pauses)
+    yield "tpiedge_requests_total", "Requests by how they ended.", _by("outcome", outcomes)
+    yield "tpiedge_requests_waiting", "Requests that wait for their turn.", status.queued
+    yield "tpiedge_requests_running", "Requests that are answered.", status.running
+    yield "tpiedge_prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens
+    yield (
+        "tpiedge_cached_prompt_tokens_total",
+        "Those that were kept, and not computed.",
+        totals.cached_tokens,
+    )
+    yield "tpiedge_generated_tokens_total", "Tokens of answers.", totals.tokens
+    yield "tpiedge_resumed_answers_total", "Answers that went on in another epoch.", totals.resumed
+    yield "tpiedge_paused_answer_seconds_total", "For how long those had paused.", totals.paused_s
 
 
-def _nodes(status: ClusterStatus) -> Iterator[Metric]:
+def _nodes(status: ClusterStatus) -> Iterator[_Row]:
     labelled = [({"rank": str(node.rank), "node": node.name}, node) for node in status.nodes]
     told = [(labels, node.counters) for labels, node in labelled if node.counters is not None]
     for field, name, says in _OF_NODES:
-        values = [(labels, getattr(stats, field)) for labels, stats in told]
-        yield _several(f"tpiedge_node_{name}", says, values)
+        yield f"tpiedge_node_{name}", says, [(labels, getattr(stats, field)) for labels, stats in told]
     limits = [(labels, node.memory_bytes) for labels, node in labelled if node.rank is not None]
-    yield _several("tpiedge_node_memory_limit_bytes", "Memory that the node's machine offers.", limits)
+    yield "tpiedge_node_memory_limit_bytes", "Memory that the node's machine offers.", limits
 
 
-def _as_vllm(status: ClusterStatus, labels: _Labels) -> Iterator[Metric]:
+def _as_vllm(status: ClusterStatus) -> Iterator[_Row]:
     """Yields what vLLM measures too. Values of rank 0 are missing until it has reported."""
     totals = status.totals
-    reasons = {
-        "stop": totals.finished - totals.cut,
-        "length": totals.cut,
-        "abort": totals.cancelled,
-        "error": totals.failed,
-    }
-    yield _labelled(
-        "vllm:request_success_total", "Requests by how they ended.", "finished_reason", reasons, labels
-    )
-    found: list[tuple[str, str, float]] = [
-        ("num_requests_running", "Requests that are answered.", status.running),
-        ("num_requests_waiting", "Requests that wait for their turn.", status.queued),
-        ("prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens),
-        ("generation_tokens_total", "Tokens of answers.", totals.tokens),
-        ("prefix_cache_queries_total", "Tokens of answered prompts.", totals.prompt_tokens),
-        ("prefix_cache_hits_total", "Those that were kept from earlier ones.", totals.cached_tokens),
-    ]
+    whole = totals.finished - totals.cut
+    reasons = {"stop": whole, "length": totals.cut, "abort": totals.cancelled, "error": totals.failed}
+    yield "vllm:request_success_total", "Requests by how they ended.", _by("finished_reason", reasons)
+    yield "vllm:num_requests_running", "Requests that are answered.", status.running
+    yield "vllm:num_requests_waiting", "Requests that wait for their turn.", status.queued
+    yield "vllm:prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens
+    yield "vllm:generation_tokens_total", "Tokens of answers.", totals.tokens
+    yield "vllm:prefix_cache_queries_total", "Tokens of answered prompts.", totals.prompt_tokens
+    yield "vllm:prefix_cache_hits_total", "Those that were kept from earlier ones.", totals.cached_tokens
     head = next((node.counters for node in status.nodes if node.rank == 0), None)
     if head is not None:
         used = head.kv_pages_used / head.kv_pages if head.kv_pages else 0.0
-        found += [
-            ("kv_cache_usage_perc", "Part of the KV cache that running requests hold: 1 is all.", used),
-            ("spec_decode_num_draft_tokens_total", "Tokens that were guessed.", head.drafted),
-            ("spec_decode_num_accepted_tokens_total", "Guessed tokens that were right.", head.accepted),
-        ]
-    for name, says, value in found:
-        yield _one(f"vllm:{name}", says, value, labels)
-    for field, name, says in _HISTOGRAMS:
-        yield _histogram(f"vllm:{name}", says, [(labels, getattr(status.histograms, field))])
+        says = "Part of the KV cache that running requests hold: 1 is all."
+        yield "vllm:kv_cache_usage_perc", says, used
+        yield "vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.", head.drafted
+        yield "vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that were right.", head.accepted
 
 
-def _one(name: str, says: str, value: float, labels: _Labels = _NONE) -> Metric:
-    return _several(name, says, [(labels, value)])
+def _by(label: str, values: Mapping[Any, _T]) -> Sequence[tuple[_Labels, _T]]:
+    return [({label: key}, value) for key, value in values.items()]
 
 
-def _labelled(
-    name: str, says: str, label: str, values: Mapping[str, float], labels: _Labels = _NONE
-) -> Metric:
-    """Makes a metric with a value for each value of the label."""
-    return _several(name, says, [({**labels, label: key}, value) for key, value in values.items()])
-
-
-def _several(name: str, says: str, values: Iterable[tuple[_Labels, float]]) -> Metric:
-    """Makes a counter if the name ends with _total, else a gauge."""
-    family = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, says)
-    for labels, value in values:
-        family.add_sample(name, dict(labels), float(value))
+def _numbers(row: _Row, labels: _Labels) -> Metric:
+    name, says, given = row
+    family: Metric = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, says)
+    for own, value in given if isinstance(given, Sequence) else [({}, given)]:
+        family.add_sample(name, {**labels, **own}, float(value))
     return family
 
 
-def _histogram(name: str, says: str, values: Iterable[tuple[_Labels, Histogram]]) -> Metric:
-    """Counts are cumulative."""
+def _histogram(name: str, says: str, values: Sequence[tuple[_Labels, Histogram]]) -> Metric:
+    """Counts of a histogram are cumulative."""
     family = HistogramMetricFamily(name, says)
-    for labels, found in values:
-        bounds = [*(repr(bound) for bound in found.bounds), "+Inf"]
-        for bound, count in zip(bounds, accumulate(found.counts), strict=True):
+    for labels, value in values:
+        bounds = [*map(repr, value.bounds), "+Inf"]
+        for bound, count in zip(bounds, accumulate(value.counts), strict=True):
             family.add_sample(f"{name}_bucket", {**labels, "le": bound}, float(count))
-        family.add_sample(f"{name}_count", dict(labels), float(sum(found.counts)))
-        family.add_sample(f"{name}_sum", dict(labels), found.total)
+        family.add_sample(f"{name}_count", {**labels}, float(sum(value.counts)))
+        family.add_sample(f"{name}_sum", {**labels}, value.total)
     return family

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -12,13 +12,12 @@ from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.asked import MAX_TOOLS, MODEL, SAMPLING, TOP_LOGPROBS, AnsweredAtOnce, Asked
 from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_vector
 from tpiedge.api.errors import ApiError, ollama_error, refused
-from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, json_bytes, json_line
+from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, json_bytes
 from tpiedge.api.openai import asked_by_chat, function_call, given
 from tpiedge.api.service import Service
-from tpiedge.api.transcript import TextPiece, TokenScores, Transcript, call_id, joined
+from tpiedge.api.transcript import TextPiece, call_id, joined
 from tpiedge.model.call_reader import CallEnded
-from tpiedge.model.speech import SpeechReader, SpokenText
+from tpiedge.model.speech import SpokenText
 
 _MAX_LIMIT: Final = 2**31
 _OPTIONS: Final = {
@@ -82,8 +81,25 @@ _NEW_EMBED: Final = t.body("model", "input", **POOLED, input=INPUT)
 _OLD_EMBED: Final = t.body("model", "prompt", **POOLED, prompt=t.TEXT)
 
 
-def _read_chat(fields: BodyFields, service: Service) -> Asked:
-    chat, messages = _wishes(fields), _messages(fields)
+def _read_chat(fields: t.BodyFields, service: Service) -> Asked:
+    """Reads a chat. Results without ids follow in the order of calls."""
+    chat, messages = _wishes(fields), list[Json]()
+    for role, message in fields.kinds("messages", _MESSAGES, "role"):
+        said: Json = {"role": role, "content": message.get("content") or ""}
+        if message.get("thinking"):
+            said["reasoning_content"] = message.get("thinking")
+        calls: list[Json] = []
+        for where, item in message.entries("tool_calls"):
+            call = message.inner(item, where, _CALL)
+            function = call.nested("function")
+            arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+            calls.append(function_call(call.get("id"), function.needed("name"), arguments))
+        if calls:
+            said["tool_calls"] = calls
+        if role == "tool":
+            said["tool_call_id"] = message.get("tool_call_id")
+            said["name"] = message.get("tool_name") or message.get("name")
+        messages.append(said)
     if not messages:
         raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
@@ -93,7 +109,7 @@ def _read_chat(fields: BodyFields, service: Service) -> Asked:
     return asked_by_chat(chat, fields, service, "ollama-chat", _NAMES)
 
 
-def _read_generate(fields: BodyFields, service: Service) -> Asked:
+def _read_generate(fields: t.BodyFields, service: Service) -> Asked:
     asked = _wishes(fields)
     raw, system, prompt = fields.get("raw", False), fields.get("system"), fields.get("prompt")
     if not prompt:
@@ -107,20 +123,19 @@ def _read_generate(fields: BodyFields, service: Service) -> Asked:
             if fields.get(key):
                 fields.note(key)
         asked["prompt"] = prompt
-        return asked_by_chat(asked, fields, service, "ollama-generate", _NAMES)
-    messages = [{"role": "system", "content": system}] if system else []
-    asked["messages"] = [*messages, {"role": "user", "content": prompt}]
-    names = _NAMES | {"messages": "prompt"}
-    return asked_by_chat(asked, fields, service, "ollama-generate", names)
+    else:
+        told = [{"role": "system", "content": system}] if system else []
+        asked["messages"] = [*told, {"role": "user", "content": prompt}]
+    return asked_by_chat(asked, fields, service, "ollama-generate", _NAMES | {"messages": "prompt"})
 
 
-def _loaded(fields: BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
+def _loaded(fields: t.BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
     """Answers a request without a prompt, which only wants the model loaded."""
     head = {"model": service.model().name, "created_at": moment(time.time())}
     return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
 
 
-def _wishes(fields: BodyFields) -> Json:
+def _wishes(fields: t.BodyFields) -> Json:
     options = fields.nested("options")
     asked: Json = {"stream": fields.get("stream", True), **given(options, **_OPTIONS)}
     limit = options.get("num_predict")
@@ -133,8 +148,7 @@ def _wishes(fields: BodyFields) -> Json:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
     form, think = fields.get("format"), fields.get("think")
     if isinstance(form, dict):
-        schema = {"name": "answer", "schema": form}
-        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
+        asked["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
     elif form == "json":
         asked["response_format"] = {"type": "json_object"}
     elif form not in (None, ""):
@@ -144,95 +158,59 @@ def _wishes(fields: BodyFields) -> Json:
     return asked
 
 
-def _messages(fields: BodyFields) -> list[Json]:
-    """Reads messages. Results without ids follow in the order of calls."""
-    found: list[Json] = []
-    for role, message in fields.kinds("messages", _MESSAGES, "role"):
-        said: Json = {"role": role, "content": message.get("content") or ""}
-        thoughts = message.get("thinking")
-        if thoughts:
-            said["reasoning_content"] = thoughts
-        calls: list[Json] = []
-        for where, item in message.entries("tool_calls"):
-            call = message.inner(item, where, _CALL)
-            function = call.nested("function")
-            arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-            calls.append(function_call(call.get("id"), function.needed("name"), arguments))
-        if calls:
-            said["tool_calls"] = calls
-        if role == "tool":
-            said["tool_call_id"] = message.get("tool_call_id")
-            said["name"] = message.get("tool_name") or message.get("name")
-        found.append(said)
-    return found
-
-
 class OllamaFormat(AnswerFormat):
-    stream_type = b"application/x-ndjson"
-
-    def __init__(self, head: AnswerHead) -> None:
-        super().__init__(head)
-        self._chat = head.reply.format == "ollama-chat"
-        self._spoken = SpeechReader(head.reply.speech)
-        self._scores = TokenScores(head.tokenizer, head.reply.logprobs)
-        self._begun_s = time.monotonic()
-        self._last: str | None = None
+    stream_type = "application/x-ndjson"
+    failure = staticmethod(ollama_error)
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        return [json_line(self._scored([said]) | {"done": False}) for said in self._taken(piece)]
+        self.scores.hear(piece)
+        said = self.speech[0].feed_whole(piece.text, piece.last)
+        return [json_bytes(self._shown([one], self.scores.tell()) | {"done": False}) + b"\n" for one in said]
 
-    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        return (json_line(self._scored([]) | self._end(transcripts[0])),)
+    def closing(self) -> Sequence[bytes]:
+        return (json_bytes(self._shown([], self.scores.tell()) | self._end()) + b"\n",)
 
     def alive(self, _why: str) -> bytes:
         """Returns a line without content, as an empty one is an error to their clients."""
-        return json_line(self._shown([]) | {"done": False})
+        return json_bytes(self._shown([]) | {"done": False}) + b"\n"
 
-    def broken(self, error: ApiError, _tokens: int) -> bytes:
-        return json_line(ollama_error(error))
+    def broken(self, error: ApiError) -> bytes:
+        return json_bytes(ollama_error(error)) + b"\n"
 
-    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
-        (parts,), (only,) = pieces, transcripts
-        said = [one for piece in parts for one in self._taken(piece)]
-        return self._scored(said) | self._end(only)
+    def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> Json:
+        said: list[SpokenText | CallEnded] = []
+        for piece in pieces[0]:
+            self.scores.hear(piece)
+            said += self.speech[0].feed_whole(piece.text, piece.last)
+        return self._shown(said, self.scores.tell()) | self._end()
 
-    def failure(self, error: ApiError, _tokens: int) -> Json:
-        return ollama_error(error)
-
-    def _taken(self, piece: TextPiece) -> Iterator[SpokenText | CallEnded]:
-        self._last = piece.last
-        self._scores.hear(piece)
-        return self._spoken.feed_whole(piece.text, piece.last)
-
-    def _shown(self, said: Sequence[SpokenText | CallEnded]) -> Json:
+    def _shown(self, said: Sequence[SpokenText | CallEnded], scores: Sequence[object] = ()) -> Json:
         text, thoughts = joined(said, thought=False), joined(said, thought=True)
         more: Json = {"thinking": thoughts} if thoughts else {}
         shown: Json = {"response": text, **more}
-        if self._chat:
+        if self.reply.format == "ollama-chat":
             calls = [self._call(one) for one in said if isinstance(one, CallEnded)]
             more |= {"tool_calls": calls} if calls else {}
             shown = {"message": {"role": "assistant", "content": text, **more}}
-        return {"model": self.head.model, "created_at": moment(time.time()), **shown}
-
-    def _scored(self, said: Sequence[SpokenText | CallEnded]) -> Json:
-        scores = self._scores.tell()
-        return self._shown(said) | ({"logprobs": scores} if scores else {})
+        shown |= {"logprobs": scores} if scores else {}
+        return {"model": self.accepted.model, "created_at": moment(time.time()), **shown}
 
     def _call(self, call: CallEnded) -> Json:
         function = {"name": call.name, "arguments": json.loads(call.arguments), "index": call.index}
-        return {"id": call_id(self.head.id, 0, call.index), "function": function}
+        return {"id": call_id(self.accepted.name, 0, call.index), "function": function}
 
-    def _end(self, transcript: Transcript) -> Json:
+    def _end(self) -> Json:
         """Returns the ending, with nanoseconds before the first token (queueing included) and after it."""
-        now = time.monotonic()
+        transcript, now = self.transcripts[0], time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
+        cut = transcript.finished and transcript.finished.reason == "length" and not transcript.writer.stop
         return {
             "done": True,
-            "done_reason": "length" if self._last == "length" else "stop",
-            "total_duration": _ns(now - self._begun_s),
+            "done_reason": "length" if cut else "stop",
+            "total_duration": _ns(now - self.begun_s),
             "load_duration": 0,
-            "prompt_eval_count": self.head.prompt_tokens,
-            "prompt_eval_duration": _ns(first - self._begun_s),
+            "prompt_eval_count": self.prompt_tokens,
+            "prompt_eval_duration": _ns(first - self.begun_s),
             "eval_count": transcript.count,
             "eval_duration": _ns(now - first),
         }
@@ -241,10 +219,11 @@ class OllamaFormat(AnswerFormat):
 class OllamaVectors(VectorFormat):
     """Writes vectors of /api/embed, or the vector of the older /api/embeddings, which is not normalised."""
 
-    def __init__(self, head: AnswerHead) -> None:
-        super().__init__(head)
-        self._old = head.reply.format == "ollama-embeddings"
-        self._begun_s = time.monotonic()
+    failure = staticmethod(ollama_error)
+
+    @property
+    def _old(self) -> bool:
+        return self.reply.format == "ollama-embeddings"
 
     def opening(self) -> Sequence[bytes]:
         return (b'{"embedding": ' if self._old else b'{"embeddings": [',)
@@ -252,19 +231,16 @@ class OllamaVectors(VectorFormat):
     def entry(self, _number: int, values: Sequence[float]) -> object:
         return list(values) if self._old else unit_vector(values)
 
-    def closing(self, _transcripts: Sequence[Transcript]) -> Sequence[bytes]:
+    def closing(self) -> Sequence[bytes]:
         if self._old:
             return (b"}",)
         rest = {
-            "model": self.head.model,
-            "total_duration": _ns(time.monotonic() - self._begun_s),
+            "model": self.accepted.model,
+            "total_duration": _ns(time.monotonic() - self.begun_s),
             "load_duration": 0,
-            "prompt_eval_count": self.head.prompt_tokens,
+            "prompt_eval_count": self.prompt_tokens,
         }
         return (b"], " + json_bytes(rest)[1:],)
-
-    def failure(self, error: ApiError, _tokens: int) -> Json:
-        return ollama_error(error)
 
 
 def moment(at_s: float) -> str:

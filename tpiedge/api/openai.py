@@ -9,28 +9,19 @@ from typing import Any, Final
 from tpiedge.api import asked as a
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import CONSTRAINTS, FORM, read_grammar
-from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, FormatName
-from tpiedge.api.call_grammars import GrammarTooLarge, begun_call_grammar, call_or_form_grammar
+from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, event
+from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, event
+from tpiedge.api.grammar_schema import SchemaTooLarge
 from tpiedge.api.messages import MESSAGES, message_texts, read_messages
 from tpiedge.api.service import Service
 from tpiedge.api.tools import TOOLS, read_tools, tool_form
-from tpiedge.api.transcript import EchoedPrompt, TextPiece, TokenScores, Transcript, call_id, joined
+from tpiedge.api.transcript import EchoedPrompt, TextPiece, call_id, joined
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.chat_prompt import chat_prompt
-from tpiedge.model.speech import (
-    NO_THOUGHTS,
-    Said,
-    SpeechForm,
-    SpeechReader,
-    SpokenText,
-    Thinking,
-    thinking_after,
-)
+from tpiedge.model.speech import NO_THOUGHTS, Said, SpeechForm, SpokenText, Thinking, thinking_after
 from tpiedge.wire.control import Token
 
 _THINKS: Final = t.flag("Whether a model that can think does.")
@@ -45,8 +36,7 @@ _CHAT: Final = t.body(
     **TOOLS,
     continue_final_message=t.flag("Whether the answer goes on with the last message, an assistant's."),
     messages=MESSAGES,
-    max_tokens=a.LIMIT,
-    max_completion_tokens=a.LIMIT,
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), a.LIMIT),
     logprobs=t.flag("Whether probabilities are told."),
     top_logprobs=a.TOP_LOGPROBS,
     chat_template_kwargs=SWITCHES,
@@ -60,17 +50,17 @@ _COMPLETION: Final = t.body(
     "prompt",
     **a.ANSWERING,
     **FORM,
-    prompt=a.prompts(MAX_CHOICES, "A text, token ids, or a list of either, which is answered one by one."),
+    prompt=a.prompts(a.MAX_CHOICES, "A text, token ids, or a list of either, which is answered one by one."),
     echo=t.flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
     max_tokens={**a.LIMIT, "description": f"{a.LIMIT['description']} {_TOKENS} without."},
     logprobs=t.integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
     suffix=t.unsupported(""),
     messages=t.unsupported(),
-    best_of=t.integer(1, MAX_CHOICES, "The same as `n`."),
+    best_of=t.integer(1, a.MAX_CHOICES, "The same as `n`."),
 )
 
 
-def _read_chat(fields: BodyFields, service: Service) -> Asked:
+def _read_chat(fields: t.BodyFields, service: Service) -> a.Asked:
     wanted, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if top is not None and not wanted:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
@@ -95,18 +85,18 @@ def _read_chat(fields: BodyFields, service: Service) -> Asked:
     if grammar is None and not fields.get("ignore_eos", False):
         try:
             grammar = begun_call_grammar(tools, calls, thinking, service)
-        except GrammarTooLarge:
+        except SchemaTooLarge:
             fields.leave_out(tools.field, "parameters" if older else "function.parameters")
     speech = SpeechForm(calls, tools.read_as(calls), tools.several, thinking, bool(tools.required))
     param = form_param if form_param and not tools.required else "tools" if grammar else ""
     reply = replace(reply, speech=speech, grammar=param, functions=older, goes_on=goes_on)
     limit = a.answer_limit("messages", maximum if newer is None else newer, len(ids), service)
     request = a.request_of(ids, limit, sampling, fields, grammar, service)
-    return Asked((Choice(request),), reply, fields.ignored, fields.get("n") or 1)
+    return a.Asked((a.Choice(request),), reply, fields.ignored, fields.get("n") or 1)
 
 
 def rendered(
-    fields: BodyFields,
+    fields: t.BodyFields,
     messages: Sequence[Json],
     service: Service,
     tools: Sequence[Mapping[str, Any]] = (),
@@ -138,8 +128,8 @@ def rendered(
 
 
 def asked_by_chat(
-    chat: Json, fields: BodyFields, service: Service, form: FormatName, names: Mapping[str, str]
-) -> Asked:
+    chat: Json, fields: t.BodyFields, service: Service, form: a.FormatName, names: Mapping[str, str]
+) -> a.Asked:
     """Reads `chat`, made of the request `fields`, as a chat, or as a completion if it has a prompt. CONSTRAINTS of the
     request hold, too. `names` translates a chat's fields into the request's. Raises ApiError."""
     for key, value in given(fields, *CONSTRAINTS).items():
@@ -149,9 +139,9 @@ def asked_by_chat(
         if key not in chat:
             names = {ours: own for ours, own in names.items() if ours.partition(".")[0] != key}
         chat[key] = value
+    chat, read = {"model": service.model().name, **chat}, COMPLETION if "prompt" in chat else CHAT
     try:
-        read = COMPLETION if "prompt" in chat else CHAT
-        found = read.asked({"model": service.model().name, **chat}, service)
+        found = read.asked(chat, service)
     except ApiError as error:
         for ours, theirs in names.items():
             error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
@@ -162,11 +152,11 @@ def asked_by_chat(
     for place in found.ignored:
         ours = max((one for one in names if place.startswith(f"{one}.")), key=len, default="")
         ignored[names[ours] + place.removeprefix(ours) if ours else place] = None
-    reply = replace(found.reply, format=form, stream=bool(chat.get("stream")), grammar=grammar)
+    reply = replace(found.reply, format=form, grammar=grammar)
     return replace(found, reply=reply, ignored=tuple(ignored))
 
 
-def function_tool(tool: BodyFields, name: str, parameters: str = "parameters") -> Json:
+def function_tool(tool: t.BodyFields, name: str, parameters: str = "parameters") -> Json:
     function = given(tool, "description", "strict", **{parameters: "parameters"})
     return {"type": "function", "function": {"name": name, **function}}
 
@@ -175,13 +165,13 @@ def function_call(identity: str | None, name: str, arguments: str) -> Json:
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def given(fields: BodyFields, *same: str, **renamed: str) -> Json:
+def given(fields: t.BodyFields, *same: str, **renamed: str) -> Json:
     """Returns the fields that the request has, some by another name."""
     names = {**{key: key for key in same}, **renamed}
     return {ours: fields.get(theirs) for theirs, ours in names.items() if fields.get(theirs) is not None}
 
 
-def _read_text(fields: BodyFields, service: Service) -> Asked:
+def _read_text(fields: t.BodyFields, service: Service) -> a.Asked:
     logprobs, maximum = fields.get("logprobs"), a.read_limit(fields, "max_tokens", 0)
     reply = a.read_reply(fields, "completion", logprobs)
     sampling = a.read_sampling(fields, service, logprobs)
@@ -190,159 +180,145 @@ def _read_text(fields: BodyFields, service: Service) -> Asked:
         raise fields.wrong("best_of", "is not supported", "unsupported_parameter")
     grammar, param = read_grammar(fields, service)
     prompts = a.read_prompts(fields, "prompt")
-    if count * len(prompts) > MAX_CHOICES:
-        why = f"{len(prompts)} prompts with {count} answers each: at most {MAX_CHOICES} in all"
+    if count * len(prompts) > a.MAX_CHOICES:
+        why = f"{len(prompts)} prompts with {count} answers each: at most {a.MAX_CHOICES} in all"
         raise refused(why, "prompt")
     choices = []
     for number, prompt in enumerate(prompts):
         ids = a.read_token_ids(prompt, "prompt", service)
         limit = a.answer_limit("prompt", _TOKENS if maximum is None else maximum, len(ids), service)
         request = a.request_of(ids, limit, sampling, fields, grammar, service)
-        scored = echo and logprobs is not None
+        request = replace(request, prompt_scores=echo and logprobs is not None)
         echoed = EchoedPrompt.of(prompt, ids, service.tokenizer) if echo else None
-        choices.append(Choice(replace(request, prompt_scores=scored), number, echoed))
+        choices.append(a.Choice(request, number, echoed))
     reply = replace(reply, grammar=param, goes_on=True)
-    return Asked(tuple(choices), reply, fields.ignored, count)
+    return a.Asked(tuple(choices), reply, fields.ignored, count)
 
 
 class OpenAIFormat(AnswerFormat):
-    def __init__(self, head: AnswerHead) -> None:
-        super().__init__(head)
-        self._reply = head.reply
-        self._chat = head.reply.format == "chat"
-        self._scores = TokenScores(head.tokenizer, head.reply.logprobs)
-        self._speech = [SpeechReader(head.reply.speech) for _ in head.prompts]
+    @property
+    def _chat(self) -> bool:
+        return self.reply.format == "chat"
 
     def opening(self) -> Sequence[bytes]:
         shown: Json = {"delta": {"role": "assistant", "content": ""}}
-        choices = range(len(self.head.prompts) if self._chat else 0)
-        return [event(self._chunk([self._choice(choice, shown, None)])) for choice in choices]
+        choices = range(len(self.speech) if self._chat else 0)
+        return [self._chunk(self._choice(choice, shown, None)) for choice in choices]
 
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
         if not self._chat:
-            return [event(self._chunk([self._choice(choice, {"text": piece.text}, piece)]))]
-        said = self._speech[choice].feed(piece.text, piece.last)
+            return [self._chunk(self._choice(choice, {"text": piece.text}, piece, piece.last))]
+        said = self.speech[choice].feed(piece.text, piece.last)
         deltas = [self._delta(choice, one) for one in said if not isinstance(one, CallEnded)]
-        told = self._reply.logprobs is not None or self._reply.token_ids
+        told = self.reply.logprobs is not None or self.reply.token_ids
         if not deltas and piece.last is None and not told:
             return ()
         # The first chunk has the tokens, the last one the ending.
-        part, shown = replace(piece, last=None), list[Json]()
+        last, shown = self._ending(choice, piece.last), list[Json]()
         for delta in deltas or [{}]:
-            shown.append(self._choice(choice, {"delta": delta}, part))
-            part = TextPiece("", (), ())
-        shown[-1]["finish_reason"] = self._ending(choice, piece)
-        return [event(self._chunk([one])) for one in shown]
+            shown.append(self._choice(choice, {"delta": delta}, piece))
+            piece = TextPiece("", (), ())
+        shown[-1]["finish_reason"] = last
+        return [self._chunk(one) for one in shown]
 
-    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        usage = event(self._chunk([]) | {"usage": self._usage(transcripts)})
-        return [*([usage] if self._reply.include_usage else []), b"data: [DONE]\n\n"]
+    def closing(self) -> Sequence[bytes]:
+        usage = [self._chunk(usage=self._usage())] if self.reply.include_usage else []
+        return [*usage, b"data: [DONE]\n\n"]
 
-    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
-        choices = [self._whole_choice(number, parts) for number, parts in enumerate(pieces)]
-        return self._object(choices) | {"usage": self._usage(transcripts)}
+    def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> Json:
+        choices: list[Json] = []
+        for number, parts in enumerate(pieces):
+            text, last = "".join(piece.text for piece in parts), parts[-1].last
+            tokens = tuple(token for piece in parts for token in piece.tokens)
+            offsets = tuple(offset for piece in parts for offset in piece.offsets)
+            shown: Json = {"text": text}
+            if self._chat:
+                shown = {"message": self._message(number, self.speech[number].feed(text, last))}
+                last = self._ending(number, last)
+            choices.append(self._choice(number, shown, TextPiece(text, tokens, offsets), last))
+        return self._object(choices) | {"usage": self._usage()}
 
-    def failure(self, error: ApiError, tokens: int) -> Json:
-        return error.body() | {"id": self.head.id, "tokens": tokens}
-
-    def _whole_choice(self, number: int, pieces: Sequence[TextPiece]) -> Json:
-        text = "".join(piece.text for piece in pieces)
-        all_tokens = tuple(token for piece in pieces for token in piece.tokens)
-        offsets = tuple(offset for piece in pieces for offset in piece.offsets)
-        piece = TextPiece(text, all_tokens, offsets, pieces[-1].last)
-        if not self._chat:
-            return self._choice(number, {"text": text}, piece)
-        message = self._message(number, self._speech[number].feed(text, piece.last))
-        return self._choice(number, {"message": message}, replace(piece, last=self._ending(number, piece)))
+    def failure(self, error: ApiError) -> Json:
+        return super().failure(error) | {"tokens": sum(one.count for one in self.transcripts)}
 
     def _delta(self, choice: int, said: SpokenText | CallBegun | CallArguments) -> Json:
         match said:
             case SpokenText(text=text, thought=thought):
                 return {"reasoning_content" if thought else "content": text}
             case CallBegun(index=index, name=name):
-                call = self._call(choice, index, name)
+                call = function_call(call_id(self.accepted.name, choice, index), name, "")
             case CallArguments(text=text):
                 call = {"function": {"arguments": text}}
-        if self._reply.functions:
+        if self.reply.functions:
             return {"function_call": call["function"]}
         return {"tool_calls": [{"index": said.index} | call]}
 
     def _message(self, choice: int, said: Sequence[Said]) -> Json:
-        ended = [one for one in said if isinstance(one, CallEnded)]
-        calls = [self._call(choice, one.index, one.name, one.arguments) for one in ended]
+        name, ended = self.accepted.name, [one for one in said if isinstance(one, CallEnded)]
+        calls = [function_call(call_id(name, choice, one.index), one.name, one.arguments) for one in ended]
         content = joined(said, thought=False)
         message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        if self._reply.speech.thinking:
+        if self.reply.speech.thinking:
             message["reasoning_content"] = joined(said, thought=True) or None
-        if calls and self._reply.functions:
+        if calls and self.reply.functions:
             message["function_call"] = calls[0]["function"]
         elif calls:
             message["tool_calls"] = calls
         return message
 
-    def _ending(self, choice: int, piece: TextPiece) -> str | None:
-        last = self._speech[choice].ending(piece.last)
-        return "function_call" if last == "tool_calls" and self._reply.functions else last
+    def _ending(self, choice: int, last: str | None) -> str | None:
+        last = self.speech[choice].ending(last)
+        return "function_call" if last == "tool_calls" and self.reply.functions else last
 
-    def _call(self, choice: int, index: int, name: str, arguments: str = "") -> Json:
-        function = {"name": name, "arguments": arguments}
-        return {"id": call_id(self.head.id, choice, index), "type": "function", "function": function}
+    def _chunk(self, *choices: Json, usage: Json | None = None) -> bytes:
+        more: Json = {"usage": usage} if self.reply.include_usage else {}
+        return event(self._object(choices, ".chunk") | more)
 
-    def _chunk(self, choices: list[Json]) -> Json:
-        chunk = self._object(choices, ".chunk")
-        return chunk | {"usage": None} if self._reply.include_usage else chunk
-
-    def _object(self, choices: list[Json], part: str = "") -> Json:
-        head, kind = self.head, f"chat.completion{part}" if self._chat else "text_completion"
-        named: Json = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+    def _object(self, choices: Sequence[Json], part: str = "") -> Json:
+        kind, about = f"chat.completion{part}" if self._chat else "text_completion", self.accepted
+        named: Json = {"id": about.name, "object": kind, "created": about.created, "model": about.model}
         return named | {"choices": choices}
 
-    def _choice(self, number: int, shown: Json, piece: TextPiece | None) -> Json:
-        choice: Json = {"index": number, **shown, "logprobs": None}
-        choice["finish_reason"] = piece.last if piece else None
-        if piece is not None and self._reply.logprobs is not None:
-            if self._chat:
-                choice["logprobs"] = {"content": self._scores.told(piece.tokens), "refusal": None}
-            else:
-                choice["logprobs"] = self._text_scores(piece)
-        if piece is not None and self._reply.token_ids:
+    def _choice(self, number: int, shown: Json, piece: TextPiece | None, last: str | None = None) -> Json:
+        choice: Json = {"index": number, **shown, "logprobs": None, "finish_reason": last}
+        if piece is not None and self._chat and self.reply.logprobs is not None:
+            choice["logprobs"] = {"content": self.scores.told(piece.tokens), "refusal": None}
+        elif piece is not None and self.reply.logprobs is not None:
+            choice["logprobs"] = {
+                "tokens": [self.scores.text(token.token) for token in piece.tokens],
+                "token_logprobs": [self.scores.own(token) for token in piece.tokens],
+                "top_logprobs": [self._top(one) for one in piece.tokens] if self.reply.logprobs else None,
+                "text_offset": list(piece.offsets),
+            }
+        if piece is not None and self.reply.token_ids:
             choice["token_ids"] = [token.token for token in piece.tokens]
         return choice
 
-    def _usage(self, transcripts: Sequence[Transcript]) -> Json:
+    def _usage(self) -> Json:
         """Counts tokens, of each prompt once, and steps. Rank 0's numbers are missing after a stop string."""
-        prompt_tokens, tokens = self.head.prompt_tokens, sum(one.count for one in transcripts)
-        usage: Json = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
-        usage["total_tokens"] = prompt_tokens + tokens
+        transcripts, asked = self.transcripts, self.prompt_tokens
+        told = sum(one.count for one in transcripts)
+        usage: Json = {"prompt_tokens": asked, "completion_tokens": told, "total_tokens": asked + told}
         ends = [one.finished for one in transcripts if one.finished is not None]
         # Steps are unknown if tokens came from several epochs.
         if len(ends) == len(transcripts) and all(end.steps or not end.tokens for end in ends):
-            backwards = zip(reversed(self.head.prompts), reversed(ends), strict=True)
-            cached = {prompt: end.cached_tokens for prompt, end in backwards}
-            usage["prompt_tokens_details"] = {"cached_tokens": sum(cached.values())}
+            cached = sum(end.cached_tokens for end in ends[:: self.accepted.each])
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
             steps = sum(end.steps for end in ends)
             if steps:
                 usage["tokens_per_step"] = round(sum(end.tokens for end in ends) / steps, 2)
-        pauses, paused_s = sum(one.pauses for one in transcripts), sum(one.paused_s for one in transcripts)
-        if pauses:
+        if pauses := sum(one.pauses for one in transcripts):
+            paused_s = sum(one.paused_s for one in transcripts)
             usage["pauses"] = {"count": pauses, "seconds": round(paused_s, 3)}
         return usage
-
-    def _text_scores(self, piece: TextPiece) -> Json:
-        return {
-            "tokens": [self._scores.text(token.token) for token in piece.tokens],
-            "token_logprobs": [self._scores.own(token) for token in piece.tokens],
-            "top_logprobs": [self._top(token) for token in piece.tokens] if self._reply.logprobs else None,
-            "text_offset": list(piece.offsets),
-        }
 
     def _top(self, token: Token) -> dict[str, float] | None:
         """Returns the score of each text, that of its likeliest token; None for a prompt's first token."""
         if not token.logprobs:
             return None
         found: dict[str, float] = {}
-        for other, score in token.logprobs[: self._reply.logprobs]:
-            found.setdefault(self._scores.text(other), score)
+        for other, score in token.logprobs[: self.reply.logprobs]:
+            found.setdefault(self.scores.text(other), score)
         return found
 
 

@@ -1,5 +1,4 @@
-"""GET /openapi.json: describes the routes. A request's schema is the table by which it is read; answers have the shapes
-of their APIs, so only their types are told."""
+"""GET /openapi.json describes the routes: requests by the tables that read them, answers by their types alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -7,7 +6,6 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from tpiedge import __version__
 from tpiedge.api import fields as t
@@ -80,7 +78,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[t.JsonSchema]]] = {
 def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
     """Yields path, method, summary, the request's schema, and the answer's type if it is no JSON or may be a stream."""
     for form in ANSWER_FORMS.values():
-        kind = form.write.stream_type.decode().partition(";")[0]
+        kind = form.write.stream_type.partition(";")[0]
         yield form.path, "post", form.about, form.table, kind
         if form.kind:
             again = f"{form.path}/{{id}}"
@@ -156,9 +154,5 @@ def document() -> t.JsonSchema:
     }
 
 
-def openapi_routes() -> Sequence[Route]:
-    return (Route("/openapi.json", _send, methods=["GET"]),)
-
-
-async def _send(_request: Request) -> Response:
+async def send_document(_request: Request) -> Response:
     return JSONResponse(document())

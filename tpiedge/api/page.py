@@ -5,7 +5,6 @@ the page load from and ask this server only, run no inline script, and be framed
 """
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,20 +25,11 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
     "": "text/plain; charset=utf-8",  # LICENSE
 }
-_POLICY: Final = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src 'self' data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        # Browsers refuse HTML that DOMPurify has not cleaned.
-        "require-trusted-types-for 'script'",
-        "trusted-types dompurify",
-    ]
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    # Browsers refuse HTML that DOMPurify has not cleaned.
+    "require-trusted-types-for 'script'; trusted-types dompurify"
 )
 _HEADERS: Final = {
     "Content-Security-Policy": _POLICY,
@@ -54,45 +44,42 @@ def is_page(path: str) -> bool:
     return path == "/" or path.startswith(f"/{_ADDRESS}")
 
 
-class Page:
-    """The routes to the page's files, which are read once."""
+def page_files() -> tuple[str, dict[str, bytes]]:
+    """Reads the page's files; also returns the digest of all."""
+    folder = Path(__file__).parents[1] / "page"
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix in _TYPES
+    }
+    digest = hashlib.sha256()
+    for name, content in files.items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    version = digest.hexdigest()[:20]
+    links = f'"{_ADDRESS}'.encode()  # in the first file
+    files[_FIRST] = files[_FIRST].replace(links, links + f"{version}/".encode())
+    return version, files
 
-    def __init__(self, folder: Path = Path(__file__).parents[1] / "page") -> None:
-        self.files = {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.suffix in _TYPES
-        }
-        digest = hashlib.sha256()
-        for name, content in self.files.items():
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-        self.version = digest.hexdigest()[:20]
-        links = f'"{_ADDRESS}'.encode()  # in the first file
-        self.files[_FIRST] = self.files[_FIRST].replace(links, links + f"{self.version}/".encode())
 
-    def routes(self) -> list[Route]:
-        return [
-            Route("/", GZipMiddleware(request_response(self._first)), methods=["GET"]),
-            Route(
-                f"/{_ADDRESS}{{version}}/{{name:path}}",
-                GZipMiddleware(request_response(self._other)),
-                methods=["GET"],
-            ),
-        ]
+def page_routes() -> list[Route]:
+    version, files = page_files()
 
-    async def _first(self, request: Request) -> Response:
-        headers = {"Cache-Control": "no-cache", "ETag": f'"{self.version}"'}
-        if self.version in request.headers.get("if-none-match", ""):
+    def sent(name: str, **headers: str) -> Response:
+        return Response(files[name], headers={**_HEADERS, **headers}, media_type=_TYPES[Path(name).suffix])
+
+    async def first(request: Request) -> Response:
+        headers = {"Cache-Control": "no-cache", "ETag": f'"{version}"'}
+        if version in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=_HEADERS | headers)
-        return self._file(_FIRST, headers)
+        return sent(_FIRST, **headers)
 
-    async def _other(self, request: Request) -> Response:
+    async def other(request: Request) -> Response:
         name = request.path_params["name"]
-        if request.path_params["version"] != self.version or name == _FIRST or name not in self.files:
+        if request.path_params["version"] != version or name == _FIRST or name not in files:
             raise HTTPException(404, "the page has no such file: load it anew")
-        return self._file(name, {"Cache-Control": "max-age=31536000, immutable"})
+        return sent(name, **{"Cache-Control": "max-age=31536000, immutable"})
 
-    def _file(self, name: str, headers: Mapping[str, str]) -> Response:
-        return Response(
-            self.files[name], headers={**_HEADERS, **headers}, media_type=_TYPES[Path(name).suffix]
-        )
+    paths = {"/": first, f"/{_ADDRESS}{{version}}/{{name:path}}": other}
+    return [
+        Route(path, GZipMiddleware(request_response(send)), methods=["GET"]) for path, send in paths.items()
+    ]

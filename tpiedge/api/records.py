@@ -1,5 +1,4 @@
-"""The folder from which the next master resumes answers: a private file for each accepted request whose answer is not
-delivered yet.
+"""The folder from which the next master resumes answers: a private file for each answer that is not delivered yet.
 
 Line 1 has the version and the id of the weights, line 2 the request, each further one the next event for the client (a
 token, scores of the prompt, a choice's end), or that another master took it up. The newest MOST_OTHERS files that
@@ -19,26 +18,18 @@ import re
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from tpiedge.answers.record import (
-    KINDS,
-    TAKEN_UP,
-    UNRECORDED,
-    FoundAnswer,
-    Question,
-    RecordedEvent,
-    RecordFile,
-    line,
-)
-from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, Reply, named_choices
+from tpiedge.answers import record
+from tpiedge.api.asked import MAX_CHOICES, Choice, Reply
+from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_bytes, private_folder
 from tpiedge.master.journal import GUILTY
@@ -72,11 +63,14 @@ class UnknownRecordVersion(Exception):
     """Another version wrote the record; the message is its number."""
 
 
+class OtherModel(Exception):
+    """The record is of other weights, whose master reads the rest."""
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request as it was accepted. `name`: the answer's; `prompts`: the first choice of each prompt; `each`: choices
-    of a prompt; `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its client's API
-    key, or ""."""
+    """A request as accepted. `name`: the answer's; `prompts`: the first choice of each; `each`: choices of a prompt;
+    `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its API key, or ""."""
 
     name: Name
     prompts: Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
@@ -87,26 +81,29 @@ class AcceptedRequest:
     pack: Name
     key: Annotated[str, Meta(max_length=2 * (_SALT_BYTES + 32))] = ""
 
-    @classmethod
-    def of(cls, asked: Asked, name: str, created: int, model: str, pack: str, key: bytes) -> Self:
-        """`key`: the client's API key."""
-        return cls(name, asked.prompts, asked.each, asked.reply, created, model, pack, key_mark(key))
-
     @property
     def choices(self) -> tuple[Choice, ...]:
-        return named_choices(self.prompts, self.each, self.name)
+        """Repeats each prompt's choice, named after the answer and numbered if there are several. Each repetition gets
+        the next seed, so that a seed gives the same answers again but not one answer `each` times."""
+        found: list[Choice] = []
+        for choice in self.prompts:
+            request = choice.request
+            for n in range(self.each):
+                name = f"{self.name}-{len(found)}" if len(self.prompts) * self.each > 1 else self.name
+                drawn = replace(request.sampling, seed=(request.sampling.seed + n) % (MAX_SEED + 1))
+                found.append(replace(choice, request=replace(request, id=name, sampling=drawn)))
+        return tuple(found)
 
-    def question(self, choices: Sequence[Choice], tokenizer: Tokenizer | None) -> Question:
-        """Makes what the answer's log needs. `choices`: the property's. Stop strings are found as Transcript does."""
-        reply = self.reply
-        stops = [
-            TextWriter(
-                tokenizer, reply.stops, one.request.prompt_ids if reply.goes_on else (), reply.speech.marks
-            )
-            for one in (choices if reply.stops else ())
-        ]
+    def writer(self, choice: Choice, tokenizer: Tokenizer | None) -> TextWriter:
+        after = choice.request.prompt_ids if self.reply.goes_on else ()
+        return TextWriter(tokenizer, self.reply.stops, after, self.reply.speech.marks)
+
+    def question(self, tokenizer: Tokenizer | None) -> record.Question:
+        """Makes what the answer's log needs."""
+        choices, reply = self.choices, self.reply
+        stops = [self.writer(one, tokenizer) for one in choices] if reply.stops else []
         requests = tuple([choice.request for choice in choices])
-        return Question(self.name, requests, stops, reply.stream, request_bytes(self), self)
+        return record.Question(self.name, requests, stops, reply.stream, request_bytes(self), self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +111,13 @@ class AnswerRecord:
     """Content of a file. `size`: bytes of its whole lines; `taken_up`: masters that took it up since the last event."""
 
     accepted: AcceptedRequest
-    said: tuple[RecordedEvent, ...]
+    said: tuple[record.RecordedEvent, ...]
     size: int
     taken_up: int = 0
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates the memory from above: 36 bytes a number, 128 a pair, 3 KiB for the stop strings of a choice, 8 bytes a
-    character of the client."""
+    """Estimates the memory from above, by bytes of a number, a pair, the stop strings of a choice, and a character."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -145,43 +141,39 @@ def marks(mark: str, key: bytes) -> bool:
 
 def accepted_lines(accepted: AcceptedRequest) -> bytes:
     """The beginning of a record."""
-    head = line({"version": RECORD_VERSION, "pack": accepted.pack})
-    return head + line(msgspec.to_builtins(accepted))
+    head = record.line({"version": RECORD_VERSION, "pack": accepted.pack})
+    return head + record.line(msgspec.to_builtins(accepted))
 
 
-def read_head(data: bytes) -> str | None:
-    """Returns the id of the weights, or None if the first line is not whole. Raises DamagedRecord,
-    UnknownRecordVersion."""
-    line, end, _ = data.partition(b"\n")
+def read_record(data: bytes, pack: str) -> AnswerRecord | None:
+    """Reads a file; None if its request is not whole, so that no client heard of it. `pack`: the id of the weights.
+    Raises DamagedRecord, UnknownRecordVersion, OtherModel."""
+    size = data.rfind(b"\n") + 1
+    first, end, rest = data.partition(b"\n")
     if not end:
         return None
     with _line_of_damage(1):
-        head = _value(line)
+        head = _value(first)
         if head["version"] != RECORD_VERSION:
             raise UnknownRecordVersion(str(head["version"]))
-        return str(head["pack"])
-
-
-def read_record(data: bytes) -> AnswerRecord | None:
-    """Reads a file; None if its request is not whole, so that no client heard of it. Raises DamagedRecord,
-    UnknownRecordVersion."""
-    size = data.rfind(b"\n") + 1
-    lines = data[:size].split(b"\n")[:-1]
-    if read_head(data) is None or len(lines) < 2:
+        if str(head["pack"]) != pack:
+            raise OtherModel
+    lines = rest.split(b"\n")[:-1]
+    if not lines:
         return None
     with _line_of_damage(2):
-        accepted = msgspec.convert(_value(lines[1]), AcceptedRequest)
+        accepted = msgspec.convert(_value(lines[0]), AcceptedRequest)
         bytes.fromhex(accepted.key)
         if not 1 <= len(accepted.prompts) * accepted.each <= MAX_CHOICES:
             raise ValueError(f"it has {len(accepted.prompts)} prompts with {accepted.each} choices each")
     #: Request id and number of tokens of each choice.
     choices = [[choice.request.id, 0] for choice in accepted.choices]
-    said: list[RecordedEvent] = []
+    said: list[record.RecordedEvent] = []
     taken_up = 0
-    for number, one in enumerate(lines[2:], 3):
+    for number, one in enumerate(lines[1:], 3):
         with _line_of_damage(number):
             value = _value(one)
-            if value == TAKEN_UP:
+            if value == record.TAKEN_UP:
                 taken_up += 1
                 continue
             said.append(_read_event(value, choices))
@@ -189,14 +181,14 @@ def read_record(data: bytes) -> AnswerRecord | None:
     return AnswerRecord(accepted, tuple(said), size, taken_up)
 
 
-def _read_event(value: Any, choices: list[list[Any]]) -> RecordedEvent:
+def _read_event(value: Any, choices: list[list[Any]]) -> record.RecordedEvent:
     """Raises ValueError, TypeError, KeyError."""
     found: Any = (0, value, ()) if isinstance(value, int) else value
     choice, kind, fields = found
     if type(choice) is not int or not 0 <= choice < len(choices):
         raise ValueError("there is no such choice")
     if isinstance(kind, str):
-        event: Any = _message(KINDS[kind], fields)
+        event: Any = _message(record.KINDS[kind], fields)
     else:
         event = _message(Token, (0, *choices[choice], kind, fields))
         choices[choice][1] += 1
@@ -226,8 +218,7 @@ def _value(line: bytes) -> Any:
 
 
 class RecordFolder:
-    """Records of one master, which serves the weights with the id `pack`. For any thread. Raises UserError for a folder
-    that cannot be used."""
+    """Records of one master, whose weights have the id `pack`. For any thread. Raises UserError for a bad folder."""
 
     def __init__(self, folder: Path, pack: str) -> None:
         self.pack = pack
@@ -263,7 +254,7 @@ class RecordFolder:
         while (chore := self._chores.get()) is not None:
             chore()
 
-    def found(self, tokenizer: Tokenizer | None = None) -> list[FoundAnswer]:
+    def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
         """Returns the unfinished answers of this model, by age; to be called first. Sets aside damaged records, and
         records that GUILTY masters took up without a new event. Raises UserError for an unusable record."""
         found, others = [], []
@@ -271,37 +262,34 @@ class RecordFolder:
             with _usable(path):
                 data = private_bytes(path, _MOST_BYTES)
                 try:
-                    pack = read_head(data)
-                    record = read_record(data) if pack == self.pack else None
+                    read = read_record(data, self.pack)
+                except OtherModel:
+                    others.append(path)
+                    continue
                 except DamagedRecord as error:
                     _set_aside(path, f"it is damaged, {error}")
                     continue
-                if pack not in (None, self.pack):
-                    others.append(path)
-                elif record is None:  # no client heard of it
+                if read is None:  # no client heard of it
                     path.unlink()
-                elif record.taken_up >= GUILTY:  # perhaps it ends masters
-                    _set_aside(path, f"{record.taken_up} masters went on with it, and ended before it did")
+                elif read.taken_up >= GUILTY:  # perhaps it ends masters
+                    _set_aside(path, f"{read.taken_up} masters went on with it, and ended before it did")
                 else:
-                    os.truncate(path, record.size)
-                    file = RecordFile(
+                    os.truncate(path, read.size)
+                    file = record.RecordFile(
                         path, os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS), self._log, self.later
                     )
-                    question = record.accepted.question(record.accepted.choices, tokenizer)
-                    found.append(FoundAnswer(question, file, record.said))
+                    question = read.accepted.question(tokenizer)
+                    found.append(record.FoundAnswer(question, file, read.said))
         excess = sorted([*others, *records_in(self._folder, _SET_ASIDE)], key=_number_of)[:-MOST_OTHERS]
         for path in excess:
             with _usable(path):
                 path.unlink()
         if left := len({*others} - {*excess}):
-            _log.warning(
-                "left in %s: %s of another model, of which a master of that model makes the rest",
-                self._folder,
-                counted(left, "answer"),
-            )
+            words = "left in %s: %s of another model, of which a master of that model makes the rest"
+            _log.warning(words, self._folder, counted(left, "answer"))
         return found
 
-    def begin(self, accepted: AcceptedRequest) -> RecordFile:
+    def begin(self, accepted: AcceptedRequest) -> record.RecordFile:
         """Makes a record with the request; where the disk has no room, only a warning."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
@@ -310,8 +298,8 @@ class RecordFolder:
         try:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
         except OSError as error:
-            self._log.warning("cannot make %s: %s; %s", path, error.strerror, UNRECORDED)
-        file = RecordFile(path, fd, self._log, self.later)
+            self._log.warning("cannot make %s: %s; %s", path, error.strerror, record.UNRECORDED)
+        file = record.RecordFile(path, fd, self._log, self.later)
         file.write(accepted_lines(accepted))
         return file
 

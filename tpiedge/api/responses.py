@@ -8,17 +8,15 @@ from typing import Final
 from tpiedge.api import asked as a
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import Asked
 from tpiedge.api.errors import ApiError
-from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, typed_event
+from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, typed_event
 from tpiedge.api.messages import TEXT_PART, content_text
 from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
 from tpiedge.api.service import Service
 from tpiedge.api.tools import FUNCTION, is_function
-from tpiedge.api.transcript import TextPiece, TokenScores, Transcript, call_id
+from tpiedge.api.transcript import TextPiece, call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
-from tpiedge.model.speech import Said, SpeechReader, SpokenText
+from tpiedge.model.speech import SpokenText
 
 _NAMES: Final = {
     "messages": "input",
@@ -62,12 +60,8 @@ _ITEMS["message"]["required"].remove("type")
 _FUNCTION: Final = t.body("name", type={"const": "function"}, **FUNCTION)
 _NAMESPACE: Final = t.body("tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT))
 _CHOSEN: Final = t.tagged("type", function=t.body(name=t.TEXT, namespace=t.text()))
-_CHOICES: Final = _CHOSEN | t.tagged(
-    "type",
-    allowed_tools=t.body(
-        "tools", mode=t.word("auto", "required"), tools=t.array(t.any_of(*_CHOSEN.values()))
-    ),
-)
+_ALLOWED: Final = t.body("tools", mode=t.word("auto", "required"), tools=t.array(t.any_of(*_CHOSEN.values())))
+_CHOICES: Final = _CHOSEN | t.tagged("type", allowed_tools=_ALLOWED)
 _NOT_STORED: Final = t.unsupported(why=", as no answer is stored: send the whole conversation as 'input'")
 _RESPONSES: Final = t.body(
     "model",
@@ -97,7 +91,7 @@ _DESCRIBED: Final = ("name", "schema", "strict", "description")
 _FORMAT: Final = t.body(type=t.TEXT, **{key: {} for key in _DESCRIBED})
 
 
-def _read_response(fields: BodyFields, service: Service) -> Asked:
+def _read_response(fields: t.BodyFields, service: Service) -> a.Asked:
     if fields.get("truncation") == "auto":
         fields.note("truncation")
     chat: Json = {"stream": fields.get("stream", False)}
@@ -113,10 +107,20 @@ def _read_response(fields: BodyFields, service: Service) -> Asked:
     if form.get("type") == "json_schema":
         described = given(text.inner(form, "format", _FORMAT), *_DESCRIBED)
         chat["response_format"] = {"type": "json_schema", "json_schema": described}
-    namespaces, chat["tools"] = _unfolded(fields)
+    namespaces, chat["tools"] = dict[str, str](), list[Json]()
+    for where, item in fields.entries("tools"):
+        namespace, inner, outer = "", [(where, item)], fields
+        if item.get("type") == "namespace":
+            outer = fields.inner(item, where, _NAMESPACE)
+            namespace, inner = outer.needed("name"), [*outer.entries("tools")]
+        for place, one in inner:
+            if is_function(outer, place, one):
+                tool = outer.inner(one, place, _FUNCTION)
+                name = _full_name(namespace, tool.needed("name"))
+                chat["tools"].append(function_tool(tool, name))
+                namespaces |= {name: namespace} if namespace else {}
     choice = fields.get("tool_choice")
-    if choice is not None:
-        chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
+    chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
     told = given(fields, instructions="content")
     chat["messages"] = [*([{"role": "system", **told}] if told else []), *_input(fields)]
     asked = asked_by_chat(chat, fields, service, "response", _NAMES)
@@ -130,15 +134,15 @@ def _read_response(fields: BodyFields, service: Service) -> Asked:
 
 def _full_name(namespace: str | None, name: str) -> str:
     """Returns the name with its namespace (an MCP server's, of Codex), unless that is too long."""
-    full = f"{_prefix(namespace or '')}{name}"
+    full = f"{_prefix(namespace)}{name}"
     return full if len(full) <= a.MAX_TOOL_NAME else name
 
 
-def _prefix(namespace: str) -> str:
-    return namespace if not namespace or namespace.endswith(_JOINT) else f"{namespace}{_JOINT}"
+def _prefix(namespace: str | None) -> str:
+    return f"{namespace.removesuffix(_JOINT)}{_JOINT}" if namespace else ""
 
 
-def _input(fields: BodyFields) -> list[Json]:
+def _input(fields: t.BodyFields) -> list[Json]:
     value = fields.get("input")
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -152,10 +156,14 @@ def _input(fields: BodyFields) -> list[Json]:
         match kind:
             case "message":
                 found.append({"role": item.get("role"), "content": content_text(item, "content", _PARTS)})
-            case "function_call":
-                _add_call(found, item, item.needed("arguments"))
-            case "custom_tool_call":
-                _add_call(found, item, json.dumps({"input": item.needed("input")}))
+            case "function_call" | "custom_tool_call":
+                custom = kind == "custom_tool_call"
+                written = json.dumps({"input": item.needed("input")}) if custom else item.needed("arguments")
+                name = _full_name(item.get("namespace"), item.needed("name"))
+                call = function_call(item.needed("call_id"), name, written)
+                if not found or found[-1]["role"] != "assistant":
+                    found.append({"role": "assistant", "content": None})
+                found[-1].setdefault("tool_calls", []).append(call)
             case "reasoning":  # belongs to the assistant's next message
                 thoughts = content_text(item, "content", _THOUGHTS) if item.get("content") else ""
                 continue
@@ -170,15 +178,7 @@ def _input(fields: BodyFields) -> list[Json]:
     return found
 
 
-def _add_call(found: list[Json], item: BodyFields, arguments: str) -> None:
-    name = _full_name(item.get("namespace"), item.needed("name"))
-    call = function_call(item.needed("call_id"), name, arguments)
-    if not found or found[-1]["role"] != "assistant":
-        found.append({"role": "assistant", "content": None})
-    found[-1].setdefault("tool_calls", []).append(call)
-
-
-def _tool_choice(fields: BodyFields, given: object) -> Json:
+def _tool_choice(fields: t.BodyFields, given: object) -> Json:
     kind, choice = fields.kind(given, "tool_choice", _CHOICES)
     if kind == "function":
         return _chosen(choice)
@@ -186,29 +186,12 @@ def _tool_choice(fields: BodyFields, given: object) -> Json:
     return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
 
 
-def _chosen(choice: BodyFields) -> Json:
+def _chosen(choice: t.BodyFields) -> Json:
     name = _full_name(choice.get("namespace"), choice.needed("name"))
     return {"type": "function", "function": {"name": name}}
 
 
-def _unfolded(fields: BodyFields) -> tuple[dict[str, str], list[Json]]:
-    """Returns namespaces by the functions' names for the model, and all functions as a chat's tools."""
-    namespaces, found = dict[str, str](), list[Json]()
-    for where, item in fields.entries("tools"):
-        namespace, inner, outer = "", [(where, item)], fields
-        if item.get("type") == "namespace":
-            outer = fields.inner(item, where, _NAMESPACE)
-            namespace, inner = outer.needed("name"), [*outer.entries("tools")]
-        for place, one in inner:
-            if is_function(outer, place, one):
-                tool = outer.inner(one, place, _FUNCTION)
-                name = _full_name(namespace, tool.needed("name"))
-                found.append(function_tool(tool, name))
-                if namespace:
-                    namespaces[name] = namespace
-    return namespaces, found
-
-
+_USUAL: Final[Json] = {"temperature": None, "tool_choice": "auto", "tools": [], "top_p": None}
 _WRITTEN: Final[Mapping[object, str]] = {
     "message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments",
 }  # fmt: skip
@@ -220,155 +203,130 @@ _BEGUN: Final[Mapping[str, Json]] = {
 class ResponsesFormat(AnswerFormat):
     """Writes one choice. Neighbouring texts of a kind are one item."""
 
-    def __init__(self, head: AnswerHead) -> None:
-        super().__init__(head)
-        self._spoken = SpeechReader(head.reply.speech)
-        self._number = 0
-        self._last: str | None = None
-        self._items: list[Json] = []
-        #: The content or call of the last item, while that is being written, and its text or arguments.
-        self._part: Json = {}
-        self._written: list[str] = []
-        self._scores = TokenScores(head.tokenizer, head.reply.logprobs, without_bytes=[])
+    always_bytes = True
+    _number = 0
+    _cut = False
+    _open = ""  # the type of the last item while it is being written
+    _part: Json  # its content
+    _written: list[str]  # its text or arguments
+    _place: Json  # the fields of events that name the item
 
     def opening(self) -> Sequence[bytes]:
-        begun = self._response("in_progress", [])
-        return [self._event(f"response.{kind}", response=begun) for kind in ("created", "in_progress")]
+        begun = self._response("in_progress")
+        return [self._event(kind, response=begun) for kind in ("created", "in_progress")]
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        self._scores.hear(piece)
-        said = self._spoken.feed(piece.text, piece.last)
-        frames = [frame for one in said for frame in self._said(one)]
+        self.scores.hear(piece)
+        frames: list[bytes] = []
+        for said in self.speech[0].feed(piece.text, piece.last):
+            match said:
+                case CallBegun(index=index, name=name):
+                    namespace = self.reply.namespaces.get(name, "")
+                    own = {"name": name.removeprefix(_prefix(namespace))}
+                    own |= {"namespace": namespace} if namespace else {}
+                    identity = call_id(self.accepted.name, 0, index)
+                    frames += self._begun("function_call", call_id=identity, **own, arguments="")
+                case CallArguments(text=text):
+                    frames.append(self._delta(text))
+                case CallEnded(broken=broken):
+                    self.scores.tell()
+                    frames += self._done("incomplete" if broken else "completed")
+                case SpokenText(text=text, thought=thought):
+                    kind = "reasoning" if thought else "message"
+                    frames += self._begun(kind) if self._open != kind else []
+                    frames.append(self._delta(text))
         if piece.last is None:
             return frames
-        self._last = piece.last
-        if self._writes("message"):
-            self._part["logprobs"] += self._scores.tell()  # scores of tokens without text
-        if not self._items:
+        self._cut = piece.last == "length"
+        if self._open == "message":
+            self._part["logprobs"] += self.scores.tell()  # scores of tokens without text
+        if not self.items:
             frames += self._begun("message")
-        return frames + self._done()
+        return frames + self._done("incomplete" if self._cut else "completed")
 
-    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        (only,) = transcripts
-        response = self._ended(only)
-        return [self._event(f"response.{response['status']}", response=response)]
+    def closing(self) -> Sequence[bytes]:
+        response = self.whole([()])
+        return [self._event(response["status"], response=response)]
 
-    def broken(self, error: ApiError, tokens: int) -> bytes:
-        failed = self._response("failed", self._items) | self._usage(tokens, 0)
-        failed["error"] = {"code": "server_error", "message": error.message}
-        return self._event("response.failed", response=failed)
+    def broken(self, error: ApiError) -> bytes:
+        told = {"code": "server_error", "message": error.message}
+        return self._event("failed", response=self._ended("failed", error=told))
 
-    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
-        (parts,), (only,) = pieces, transcripts
-        for piece in parts:
+    def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> Json:
+        for piece in pieces[0]:
             self.frames(0, piece)
-        return self._ended(only)
-
-    def _said(self, said: Said) -> list[bytes]:
-        match said:
-            case CallBegun(index=index, name=name):
-                namespace = self.head.reply.namespaces.get(name, "")
-                own = {"name": name.removeprefix(_prefix(namespace))}
-                own |= {"namespace": namespace} if namespace else {}
-                identity = call_id(self.head.id, 0, index)
-                return self._begun("function_call", call_id=identity, **own, arguments="")
-            case CallArguments(text=text):
-                return [self._delta(text)]
-            case CallEnded(broken=broken):
-                self._scores.tell()
-                return self._done("incomplete" if broken else "completed")
-            case SpokenText(text=text, thought=thought):
-                kind = "reasoning" if thought else "message"
-                return [*([] if self._writes(kind) else self._begun(kind)), self._delta(text)]
-
-    def _writes(self, kind: str) -> bool:
-        return bool(self._part) and self._items[-1]["type"] == kind
+        cut = {"reason": "max_output_tokens"}
+        return self._ended("incomplete", incomplete_details=cut) if self._cut else self._ended("completed")
 
     def _begun(self, kind: str, **call: object) -> list[bytes]:
-        frames, number = self._done(), len(self._items)
-        identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
+        frames, number = self._done("completed"), len(self.items)
+        identity = f"{kind}-{number}-{self.accepted.name.partition('-')[2]}"
         item: Json = {"id": identity, "type": kind, "status": "in_progress", **(call or _BEGUN[kind])}
-        self._items.append(item)
-        self._part, self._written = {"type": _WRITTEN[kind], "text": ""}, []
-        if kind == "message":
-            self._part |= {"annotations": [], "logprobs": []}
-        frames.append(self._event("response.output_item.added", output_index=number, item=item))
+        self.items.append(item)
+        self._open, self._written = kind, []
+        more: Json = {"annotations": [], "logprobs": []} if kind == "message" else {}
+        self._part = {"type": _WRITTEN[kind], "text": "", **more}
+        self._place = {"item_id": identity, "output_index": number, **({} if call else {"content_index": 0})}
+        frames.append(self._event("output_item.added", output_index=number, item=item))
         if not call:
-            frames.append(self._event("response.content_part.added", **self._place, part=self._part))
+            frames.append(self._event("content_part.added", **self._place, part=self._part))
         return frames
 
     def _delta(self, text: str) -> bytes:
-        kind, scores = self._items[-1]["type"], self._scores.tell()
+        scores = self.scores.tell()
         self._written.append(text)
-        more: Json = {"logprobs": scores} if kind == "message" else {}
-        if more:
-            self._part["logprobs"] += scores
-        return self._event(f"response.{_WRITTEN[kind]}.delta", **self._place, delta=text, **more)
+        self._part.get("logprobs", []).extend(scores)
+        more: Json = {"logprobs": scores} if self._open == "message" else {}
+        return self._event(f"{_WRITTEN[self._open]}.delta", **self._place, delta=text, **more)
 
-    def _done(self, status: str = "") -> list[bytes]:
-        if not self._part:
+    def _done(self, status: str) -> list[bytes]:
+        """Ends the item that is being written, if any."""
+        if not self._open:
             return []
-        item, part, place, text = self._items[-1], self._part, self._place, "".join(self._written)
-        self._part = {}
-        item["status"] = status or ("incomplete" if self._last == "length" else "completed")
-        kind = f"{_WRITTEN[item['type']]}.done"
+        item, part, place, text = self.items[-1], self._part, self._place, "".join(self._written)
+        kind, self._open = f"{_WRITTEN[self._open]}.done", ""
+        item["status"] = status
         if item["type"] == "function_call":
             item["arguments"] = text
-            told = [(kind, {**place, "arguments": text, "name": item["name"]})]
+            frames = [self._event(kind, **place, arguments=text, name=item["name"])]
         else:
             part["text"], item["content"] = text, [part]
             shown = {key: part[key] for key in ("text", "logprobs") if key in part}
-            told = [(kind, place | shown), ("content_part.done", {**place, "part": part})]
-        told.append(("output_item.done", {"output_index": place["output_index"], "item": item}))
-        return [self._event(f"response.{kind}", **fields) for kind, fields in told]
-
-    @property
-    def _place(self) -> Json:
-        item, index = self._items[-1], len(self._items) - 1
-        place: Json = {"item_id": item["id"], "output_index": index}
-        return place if item["type"] == "function_call" else place | {"content_index": 0}
+            frames = [self._event(kind, **place, **shown)]
+            frames.append(self._event("content_part.done", **place, part=part))
+        return [*frames, self._event("output_item.done", output_index=len(self.items) - 1, item=item)]
 
     def _event(self, kind: str, **fields: object) -> bytes:
         number, self._number = self._number, self._number + 1
-        return typed_event(kind, **fields, sequence_number=number)
+        return typed_event(f"response.{kind}", **fields, sequence_number=number)
 
-    def _ended(self, transcript: Transcript) -> Json:
-        cut = self._last == "length"
-        found = self._response("incomplete" if cut else "completed", self._items)
-        if cut:
-            found["incomplete_details"] = {"reason": "max_output_tokens"}
-        ended = transcript.finished
-        return found | self._usage(transcript.count, 0 if ended is None else ended.cached_tokens)
+    def _ended(self, status: str, **told: Json) -> Json:
+        only, prompt_tokens = self.transcripts[0], self.prompt_tokens
+        cached = only.finished.cached_tokens if only.finished else 0
+        usage: Json = {"input_tokens": prompt_tokens, "input_tokens_details": {"cached_tokens": cached}}
+        usage |= {"output_tokens": only.count, "output_tokens_details": {"reasoning_tokens": 0}}
+        return self._response(status, usage | {"total_tokens": prompt_tokens + only.count}) | told
 
-    def _response(self, status: str, output: list[Json]) -> Json:
-        echo: Json = json.loads(self.head.reply.echo or "{}")
+    def _response(self, status: str, usage: Json | None = None) -> Json:
+        echo: Json = json.loads(self.reply.echo or "{}")
         return {
-            "id": self.head.id,
+            "id": self.accepted.name,
             "object": "response",
-            "created_at": self.head.created,
+            "created_at": self.accepted.created,
             "status": status,
             **dict.fromkeys(("error", "incomplete_details", "instructions")),
             "metadata": {},
-            "model": self.head.model,
-            "output": output,
-            "parallel_tool_calls": self.head.reply.speech.several,
+            "model": self.accepted.model,
+            "output": self.items,
+            "parallel_tool_calls": self.reply.speech.several,
             "previous_response_id": None,
             "store": False,
-            "temperature": None,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": None,
+            **_USUAL,
             "truncation": "disabled",
-            "usage": None,
+            "usage": usage,
             **echo,
             "text": {"format": {"type": "text"}, **echo.get("text", {})},
         }
-
-    def _usage(self, tokens: int, cached: int) -> Json:
-        prompt_tokens = self.head.prompt_tokens
-        usage: Json = {"input_tokens": prompt_tokens, "input_tokens_details": {"cached_tokens": cached}}
-        usage |= {"output_tokens": tokens, "output_tokens_details": {"reasoning_tokens": 0}}
-        return {"usage": usage | {"total_tokens": prompt_tokens + tokens}}
 
 
 _ABOUT: Final = "Answer, in the form of OpenAI's responses; none is stored"

@@ -1,12 +1,10 @@
-"""The HTTP application (routes behind the guard, and one shape for every error), and its server: a thread with an event
-loop."""
+"""The HTTP application: routes behind the guard, one shape for every error; and its server, a thread with a loop."""
 
 import asyncio
 import contextlib
 import functools
 import logging
 import secrets
-import socket
 import ssl
 import threading
 from collections.abc import Callable, MutableMapping
@@ -22,7 +20,7 @@ from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.admin import Admin
-from tpiedge.api.answering import Aborted, send_json
+from tpiedge.api.answering import Aborted, json_response
 from tpiedge.api.body import Disconnected, Receive, Send, discard
 from tpiedge.api.completions import Answers, name_usual_path
 from tpiedge.api.connection import FairTurns, HttpConnection, HttpListener
@@ -34,16 +32,15 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.limits import HEADERS_BYTES, Limits
 from tpiedge.api.lookups import lookup_routes
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
-from tpiedge.api.openapi import openapi_routes
-from tpiedge.api.page import Page
+from tpiedge.api.openapi import send_document
+from tpiedge.api.page import page_routes
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.service import Service
-from tpiedge.errors import InternalError, UserError
+from tpiedge.errors import InternalError
 from tpiedge.host.addresses import Address
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 _ABORT_S = 5.0
-_BACKLOG = 2048
 _CLOSE = (b"connection", b"close")
 #: Time to read why an answer fails: a browser drops what its page has not read when the connection breaks.
 _HEARD_S = 0.5
@@ -74,8 +71,8 @@ class Api:
             *Answers(service, self._intake, self._shelf, records).routes(),
             *lookup_routes(service, self._intake),
             *Admin(service, self._admin_intake, guard).routes(),
-            *openapi_routes(),
-            *Page().routes(),
+            Route("/openapi.json", send_document, methods=["GET"]),
+            *page_routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)
         self._for_pages = CORSMiddleware(
@@ -123,22 +120,17 @@ class Api:
             else:
                 refusal = of_exception(error)
             # A refused request has no id of an answer; this id is for the client's own log.
-            named = {REQUEST_ID: f"req-{secrets.token_hex(12)}", **refusal.headers}
-            await send_json(send, refusal.status, error_body(refusal, path, headers), named)
+            named = {REQUEST_ID: f"req-{secrets.token_hex(12)}", **(refusal.headers or {})}
+            response = json_response(refusal.status, error_body(refusal, path, headers), named)
+            await response(scope, receive, send)
 
     def sweep(self) -> None:
         """Forgets answers that no client came for, every second, on the event loop."""
         asyncio.get_running_loop().call_later(1.0, self.sweep)
         self._shelf.sweep()
 
-    def abort(self) -> None:
-        """Ends every running answer. For the event loop, which then deletes the records of answers whose clients got an
-        error."""
-        self._shelf.abort()
-
     def close(self, limit_s: float) -> None:
-        """Leaves recorded answers to the next server, and waits for threads of answers and records, at most that long
-        each. For use after the event loop."""
+        """Leaves recorded answers to the next server; waits for threads, `limit_s` each. For use after the loop."""
         self._shelf.close(limit_s)
         if self._records is not None:
             self._records.close(limit_s)
@@ -163,8 +155,7 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """Wraps `send`: an answer to a request whose body still arrives is the last of its connection, which stays open for
-    a while so that the sender reads it."""
+    """Wraps `send`: an answer given while the body still arrives is the last, and its connection lingers to be read."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
@@ -197,15 +188,15 @@ class ApiServer:
         records: RecordFolder | None = None,
         grace_s: float = RECOVERY_GRACE_S,
     ) -> None:
-        self._socket = _listen(address, limits.connections, plain=tls is None)
-        shelf = AnswerShelf(service, grace_s)
+        self._socket = HttpListener(address, limits.connections, plain=tls is None)
+        self._shelf = AnswerShelf(service, grace_s)
         try:
             #: How many answers of the previous server go on.
-            self.recovered = 0 if records is None else shelf.recover(records.found(service.tokenizer))
+            self.recovered = 0 if records is None else self._shelf.recover(records.found(service.tokenizer))
         except BaseException:
             self._socket.close()
             raise
-        self._api = Api(service, guard, limits, shelf, records)
+        self._api = Api(service, guard, limits, self._shelf, records)
         #: Host and the port in use.
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address[0], self.address[0])
@@ -223,7 +214,6 @@ class ApiServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=_BACKLOG,
             timeout_keep_alive=30,
         )
         config.load()
@@ -248,7 +238,7 @@ class ApiServer:
         if self._thread.ident is not None:
             self._server.should_exit = True
             self._over.wait(drain_s)
-            for cancel in (self._api.abort, self._drop_connections):  # first, clients are told
+            for cancel in (self._shelf.abort, self._drop_connections):  # first, clients are told
                 if not self._over.is_set():
                     if self._loop is not None:  # it may be about to begin
                         with contextlib.suppress(RuntimeError):  # it ends at this moment
@@ -279,24 +269,4 @@ class ApiServer:
         """Ends all connections, and the server at once."""
         self._server.force_exit = True
         for connection in tuple(self._server.server_state.connections):
-            if isinstance(connection, HttpConnection):
-                connection.transport.abort()
-
-
-def _listen(at: Address, limit: int, *, plain: bool) -> HttpListener:
-    with contextlib.ExitStack() as stack:
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                at.host, at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = stack.enter_context(HttpListener(family, kind, protocol, limit, plain))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except (OSError, UnicodeError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UserError(
-                f"cannot listen on {at.host}:{at.port}: {why}; give another address or port"
-            ) from None
-        stack.pop_all()
-    return listener
+            connection.transport.abort()

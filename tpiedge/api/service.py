@@ -1,18 +1,28 @@
-"""The cluster behind the HTTP API, which owns no model and no nodes: it holds a `Service`."""
+"""The cluster behind the HTTP API."""
 
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
-from tpiedge.answers.generation import Queue
+from tpiedge.errors import UserError
+from tpiedge.joining.front_door import FrontDoor
+from tpiedge.joining.pairing_link import PairingHub
+from tpiedge.local.prepare import PreparedModel
+from tpiedge.master import foresight
 from tpiedge.master.counters import StepTimeline
-from tpiedge.master.foresight import Forecast
+from tpiedge.master.foresight import Forecast, PlaceNodes
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.journal import RequestLine
+from tpiedge.master.journal import PendingAnswer, RequestLine
+from tpiedge.master.master import Master
+from tpiedge.master.reconciler import NotServing
 from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.requests import Sampling
+from tpiedge.pack.manifest import manifest_bytes, pack_id
+from tpiedge.supervision import Supervisor
+from tpiedge.wire.control import AnswerPart
+from tpiedge.wire.requests import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,63 +51,142 @@ class ModelInfo:
         return name in (self.path, *self.names)
 
 
-class Service(Queue, Protocol):
-    """The cluster, for any thread. All methods return at once but `what_if`."""
+class Service:
+    """The master as the HTTP API sees it, for any thread. All methods return at once but `what_if`.
 
-    tokenizer: Tokenizer | None
-    template: ChatTemplate | None
-    eos_ids: tuple[int, ...]
-    vocab_size: int
-    usual_sampling: Sampling
-    """Gives what a request does not say."""
-    max_sequence: int
-    """Tokens of prompt and answer together."""
+    `usual_sampling` gives what a request does not say; `max_sequence`: tokens of prompt and answer together."""
 
-    def model(self) -> ModelInfo: ...
+    def __init__(
+        self,
+        master: Master,
+        door: FrontDoor,
+        pairing: PairingHub,
+        model: PreparedModel,
+        aliases: Sequence[str],
+        max_sequence: int,
+        supervisor: Supervisor,
+        placement: PlaceNodes,
+    ) -> None:
+        self._placement = placement
+        self._master = master
+        self._supervisor = supervisor
+        self._door = door
+        self._pairing = pairing
+        others = dict.fromkeys(name for name in (*model.also_called, *aliases) if name != model.public_name)
+        self._info = ModelInfo(
+            model.public_name,
+            max_sequence,
+            int(time.time()),
+            tuple(others),
+            width=model.config.hidden_size,
+            family=model.config.model_type,
+            precision=model.pack.precision.value,
+            nbytes=model.pack.nbytes,
+            digest=pack_id(manifest_bytes(model.pack.path)),
+            path=model.path,
+            pooling=model.usual_pooling,
+        )
+        self.max_sequence = max_sequence
+        self.eos_ids = model.end_ids
+        self.vocab_size = model.config.vocab_size
+        self.usual_sampling = model.usual_sampling
+        self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None
+        self.template: ChatTemplate | None = model.template if model.has_template else None
 
-    def status(self) -> ClusterStatus: ...
+    def model(self) -> ModelInfo:
+        return self._info
+
+    def status(self) -> ClusterStatus:
+        return self._seen(self._master.status)
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status`, and asks the nodes for the counters that a later call has; with `timeline` also for what
-        they do in a step."""
+        """Returns `status`; asks nodes for counters, and with `timeline` spans of a step, that a later call has."""
+        return self._seen(self._master.observe(timeline=timeline))
 
-    def timeline(self) -> StepTimeline | None: ...
+    def timeline(self) -> StepTimeline | None:
+        return self._master.timeline
 
     def request_lines(self) -> tuple[RequestLine, ...]:
         """Progress of each accepted request: those that run, then those that wait."""
+        return self._master.requests.lines
 
     def events(self) -> tuple[ClusterEvent, ...]:
         """The last events of the cluster, the latest first."""
+        return self._master.events
 
     def dismiss(self, request: str) -> bool:
         """Ends the request of that id, whose reader is told so. Returns whether there is one."""
+        return self._master.requests.dismiss(request)
+
+    def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> PendingAnswer:
+        """Raises QueueFull, NotServing, or UserError."""
+        if self._supervisor.failed:
+            raise NotServing(f"the master ends: its thread {self._supervisor.failed} failed")
+        return self._master.submit(request, client, attended=attended)
+
+    def postpone(self, count: int, client: str) -> None:
+        self._master.requests.postpone(count, client)
+
+    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
+        return self._master.resume(request, said)
 
     def pending(self) -> list[dict[str, str]]:
         """Name and address of each worker that waits to be let in."""
+        return [{"name": one.host, "address": one.address} for one in self._pairing.pending()]
 
-    def members(self) -> list[dict[str, str]]:
-        """Name and host of each worker, by its admission."""
-
-    def shut_out(self) -> list[dict[str, str]]:
-        """Name and host of each revoked worker, by its revocation."""
+    def members(self) -> dict[str, list[dict[str, str]]]:
+        """Name and host of each worker, by its admission, and of each revoked one, by its revocation."""
+        table = self._door.journal.table
+        known = {"members": table.members, "revoked": table.revoked}
+        return {kind: [{"name": one.name, "host": one.host} for one in some] for kind, some in known.items()}
 
     def approve(self, code: str) -> str:
         """Lets a waiting worker in; returns its name. Raises UserError for an unknown code."""
+        return self._pairing.approve(code).name
 
     def revoke(self, name: str) -> str:
-        """Revokes the node that has this name or, alone, this host; returns its name. Raises UserError, and
-        UnknownWorker without such a node."""
+        """Revokes the node of this name or, alone, this host; returns its name. Raises UserError, UnknownWorker."""
+        peer = self._called(name)
+        self._door.revoke(peer, self._master.forget)
+        return peer
 
     def what_if(self, without: str) -> Forecast:
         """Predicts the speed without that worker, or with one more like the last if the name is empty. Blocks for two
         plans. Raises as `revoke`, UserError where there is no worker to be like, NotServing."""
+        name = self._called(without) if without else ""
+        try:
+            # The control thread answers within a turn, unless it starts or ends rank 0's processes.
+            machines = self._master.usable().result(5.0)
+        except TimeoutError:
+            raise NotServing("the master is busy: try again later") from None
+        if not machines:
+            raise UserError("there is no worker yet that another one could be like")
+        return foresight.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
         """Takes that worker out of plans; `status` says when it has no part. The result is its name, or CannotDrain,
         with nothing changed. Raises as `revoke`."""
+        return self._master.drain_worker(self._called(name))
 
     def undrain(self, name: str) -> str:
         """Lets plans have that worker again; returns its name. Raises as `revoke`."""
+        found = self._called(name)
+        self._master.undrain_worker(found)
+        return found
 
     def clear(self, name: str) -> str:
         """Ends the time for which that worker is left out; returns its name. Raises as `revoke`."""
+        found = self._called(name)
+        self._master.clear_worker(found)
+        return found
+
+    def _called(self, name: str) -> str:
+        here = (node for node in self._master.status.nodes if node.host and node.state != "lost")
+        return self._door.journal.table.called(name, {node.name: node.host for node in here})
+
+    def _seen(self, status: ClusterStatus) -> ClusterStatus:
+        if self._supervisor.failure is None:
+            return status
+        return replace(
+            status, ready=False, reason=str(self._supervisor.failure), failed=self._supervisor.failed
+        )

@@ -19,14 +19,12 @@ from tpiedge.wire.control import StepSpans
 _Spans: TypeAlias = list[Interval]
 
 PARTS: Final = ("compute", "wait", "network", "disk")
-"""Parts of a step's time."""
 
 
 def shown_step(
     timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
 ) -> dict[str, Any] | None:
-    """Returns the step with the `nodes` of that epoch, or None if it is of another epoch. Takes milliseconds for many
-    layers."""
+    """Returns the step with the `nodes` of that epoch; None for another epoch's. Takes milliseconds for many layers."""
     if timeline is None or timeline.epoch != epoch:
         return None
     first = timeline.spans[0]

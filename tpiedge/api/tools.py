@@ -10,7 +10,7 @@ from tpiedge.api.answer_grammar import check_schema, schema_of_grammar
 from tpiedge.api.asked import MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.grammar_schema import grammar_schema
+from tpiedge.api.grammar_schema import GrammarSchema
 from tpiedge.api.service import Service
 from tpiedge.model.call_reader import CallForm, ReadTool, call_form
 
@@ -69,7 +69,7 @@ class AskedTools:
         """Returns the tools with `names`, or all, with schemas of their arguments for a grammar, which are objects.
         Definitions of different tools have different names."""
         return {
-            one["name"]: grammar_schema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
+            one["name"]: GrammarSchema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
             for at, one in enumerate(tool["function"] for tool in self.shown)
             if not names or one["name"] in names
         }

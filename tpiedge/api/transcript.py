@@ -36,7 +36,7 @@ class EchoedPrompt:
             return cls(text, (0,) * len(ids))
         if not isinstance(prompt, str):  # the answer has the rest of an unfinished character
             text = tokenizer.decode(ids[: len(ids) - unfinished(tokenizer, ids)], skip_special=False)
-        writer, begins, parts, length = Detokenizer(tokenizer, skip_special=False), [], [], 0
+        writer, begins, parts, length = Detokenizer(tokenizer, shown=tokenizer.special_ids), [], [], 0
         for token in ids:
             begins.append(length)
             parts.append(writer.push(token))
@@ -49,8 +49,7 @@ class EchoedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of the answer. `offsets` of the tokens count from the whole text's beginning; `last` is the finish reason,
-    at the end."""
+    """A part of the answer. `offsets` of tokens count from the text's beginning; `last`: the finish reason, if any."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -65,19 +64,17 @@ class Transcript:
 
     def __init__(
         self,
+        writer: TextWriter,
         tokenizer: Tokenizer | None,
-        stops: Sequence[str],
         echo: EchoedPrompt | None = None,
-        marks: Sequence[str] = (),
-        after: Sequence[int] = (),
+        prompt_ids: Sequence[int] = (),
     ) -> None:
-        """`echo`: the prompt, if the answer begins with it; it is not searched for stop strings. `marks`: special
-        tokens that are shown. `after`: tokens that the text continues."""
+        """`echo`: the prompt, if the answer begins with it; it is not searched for stop strings."""
         self.first_s: float | None = None
-        self._writer = TextWriter(tokenizer, stops, after, marks)
+        self.writer = writer
         self._tokenizer = tokenizer
         self._echo = echo
-        self._echoed_ids = after
+        self._echoed_ids = prompt_ids
         #: The first token has no score.
         self._prompt_scores: list[tuple[tuple[int, float], ...]] = [()]
         self._begun = len(echo.text) if echo else 0
@@ -91,11 +88,6 @@ class Transcript:
         self.pauses = 0
         self.paused_s = 0.0
         """Without the pause that lasts."""
-
-    @property
-    def stop(self) -> str:
-        """The stop string that ended the answer, or ""."""
-        return self._writer.stop
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
         """Yields the echoed prompt before the first token or the end, in short pieces. A token has the scores of the
@@ -124,8 +116,8 @@ class Transcript:
                 self.count += 1
                 self.reading = ""
                 self.first_s = time.monotonic() if self.first_s is None else self.first_s
-                before = self._writer.length
-                text, stopped = self._writer.push(token)
+                before = self.writer.length
+                text, stopped = self.writer.push(token)
                 self._held.append((event, self._begin(token, before) if logprobs else before))
                 if stopped:
                     return self._piece(text, "stop")
@@ -147,13 +139,13 @@ class Transcript:
                 raise Cancelled("the request was cancelled: the server is shutting down or gave it up")
             case Finished(reason=reason):
                 self.finished = event
-                text, stopped = self._writer.finish()
+                text, stopped = self.writer.finish()
                 return self._piece(text, "stop" if stopped else reason)
         return None
 
     def _begin(self, token: int, before: int) -> int:
         """Returns where the token's text begins; `before` is the text's length without it."""
-        after = self._writer.length
+        after = self.writer.length
         if self._tokenizer is None or after == before:
             return before
         # The token may have completed a character; a space at the answer's start is not shown.

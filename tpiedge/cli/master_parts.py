@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
+from tpiedge.api.service import Service
 from tpiedge.cli.master_lines import lan_address
-from tpiedge.cli.serving import MasterService
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import OutOfMemory, UserError, cannot_write
 from tpiedge.host.addresses import (
@@ -102,8 +102,11 @@ def master_parts(
     with ExitStack() as stack:
         own = Address("127.0.0.1", listen.port) if listen.host == ANYWHERE else listen
         data, unset = listen.beside(DATA_OFFSET).zmq, CurveKeys("", "")
-        bootstrap = NodeBootstrap(0, 0, own.zmq, keys.public, unset, flags.node_threads, timing, data)
-        rank_zero = RankZero(bootstrap, clock, flags.offer, flags.usable_bytes, folder / LOCKER)
+        threads = flags.node_threads
+        bootstrap = NodeBootstrap(0, 0, own.zmq, keys.public, unset, threads, timing, data)
+        rank_zero = RankZero(
+            threads, flags.offer, flags.usable_bytes, clock, locker=folder / LOCKER, bootstrap=bootstrap
+        )
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker joins before the master can answer.
         placement = _placement(flags, model, rank_zero, kv_tokens, folder)
@@ -151,12 +154,12 @@ def master_parts(
             recovery_grace_s=flags.recovery_grace_s,
             stock=flags.spare == "auto",
         )
-        service = MasterService(running, door, pairing, model, flags.aliases, context, supervisor, placement)
+        service = Service(running, door, pairing, model, flags.aliases, context, supervisor, placement)
         api = ApiServer(
             service,
             flags.guard,
             flags.http,
-            replace(Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s),
+            Limits.of_context(context, flags.descriptors, flags.answer_s),
             tls=None if certificate is None else certificate.context,
             records=RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None,
             grace_s=max(flags.recovery_grace_s, 30.0),  # readers of the previous master need it to come back

@@ -20,7 +20,7 @@ from tpiedge.local import catalogue
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.presets import aliases
+from tpiedge.model.presets import aliases, preset
 from tpiedge.model.source import DEFAULT_REVISION, HubCache, parse_hub_name
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.layout import storage_of
@@ -44,7 +44,7 @@ def _card(name: str, cache: Path | None) -> dict[str, Any]:
     except UserError:
         if alias is None:
             raise
-        config, path, packs = alias.config, None, []
+        config, path, packs = ModelConfig.from_huggingface(preset(alias.shape)), None, []
     else:
         path, packs = found.path, catalogue.packs_of(name, cache)
         if found.kind == "checkpoint":

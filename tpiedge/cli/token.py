@@ -17,7 +17,7 @@ from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
 from tpiedge.host.private_file import master_state, private_folder, read_private, replace_private
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.tokens import DAY_S, JoinToken, TokenRecord, TokenStore
+from tpiedge.joining.tokens import CLOCK_SET_S, DAY_S, JoinToken, TokenRecord, TokenStore
 from tpiedge.units import counted
 
 _NOTE = "offered.json"
@@ -90,7 +90,7 @@ def _master_folder(state: Path | None) -> Path:
 
 
 def _end(record: TokenRecord) -> str:
-    if record.waits:
+    if record.created < CLOCK_SET_S:
         return f"{(record.expires - record.created) / 3600:g} h after the clock is set"
     return _when(record.expires)
 

@@ -13,7 +13,7 @@ import numpy as np
 from tpiedge.collectives.codec import EXACT, Shape, decode_array, encode_array, header_of, rounded
 from tpiedge.collectives.communicator import Doing, Tag
 from tpiedge.collectives.peer_channel import PeerChannel
-from tpiedge.collectives.summation import OrderedSum, Summable, is_finite, widened
+from tpiedge.collectives.summation import Summable, check_sum, is_finite, ordered_sum, widened
 from tpiedge.errors import Misconduct, ProtocolError
 from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Partial, Reduced, Slice
@@ -75,18 +75,20 @@ class AllReduce:
     def _sum(
         self, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Sums all parts, in `out` unless too narrow. `blames`: see OrderedSum; None: unchecked. Sets `cancel`."""
+        """Sums all parts, in `out` unless too narrow. `blames`: whether an error may name the rank that sent a wrong
+        value; None: the sum is not checked. Sets `cancel`."""
         channel, what = self.channel, self.what
+        parts = {channel.rank: own}
+        for rank, part, message in channel.collect(kind, self.tag, channel.peers, what, out.shape, self.wire):
+            assert isinstance(message, Partial | Slice)
+            parts[rank] = part
+            if rank == 0:
+                self.cancel = bool(message.flags & CANCEL)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(own, out, channel.rank)
-            for rank, part, message in channel.collect(
-                kind, self.tag, channel.peers, what, out.shape, self.wire
-            ):
-                assert isinstance(message, Partial | Slice)
-                total.put(rank, part)
-                if rank == 0:
-                    self.cancel = bool(message.flags & CANCEL)
-            return total.complete() if blames is None else total.finish(what, blames=blames)
+            total = ordered_sum(parts, out)
+            if blames is not None:
+                check_sum(total, parts, what, None if blames else channel.rank)
+        return total
 
 
 class Star(AllReduce):

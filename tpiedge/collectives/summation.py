@@ -5,6 +5,7 @@ parts are at most (2^31 - 1) // size, wide ones LARGEST, so no sum overflows. A 
 the sum is NOT_A_NUMBER there.
 """
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Final
 
@@ -54,62 +55,44 @@ def is_finite(array: Summable, *, part: bool = False) -> bool:
     return int(array.min()) >= -largest and int(array.max()) <= largest
 
 
-class OrderedSum:
-    """((p0 + p1) + p2) + ..., where a part is added as soon as all before it have been. `own` is the part of `rank`.
-    The sum grows in `out` (f32 or int32), or in an int64 copy from the first wide part on. Call within
-    `np.errstate(over="ignore", invalid="ignore")`."""
+Parts = Mapping[int, Summable | None]
+"""By rank; None where a rank has no part."""
 
-    def __init__(self, own: Summable | None, out: Summable, rank: int = 0) -> None:
-        self._out = out
-        self._rank = rank
-        self._sum: Summable | None = None
-        self._parts: dict[int, Summable | None] = {}
-        self._next = 0
-        self.put(rank, own)
 
-    def put(self, rank: int, part: Summable | None) -> None:
-        """Adds the part of `rank`, once each, in any order."""
-        parts = self._parts
-        parts[rank] = part
-        while self._next in parts:
-            part = parts[self._next]
-            self._next += 1
-            if part is None:
-                continue
-            self._out = widened(self._out, part)
-            self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
+def ordered_sum(parts: Parts, out: Summable) -> Summable:
+    """Returns ((p0 + p1) + p2) + ..., zeros without parts. The sum grows in `out` (f32 or int32), or in an int64 copy
+    from the first wide part on. Call it within `np.errstate(over="ignore", invalid="ignore")`."""
+    total: Summable | None = None
+    given = [part for _, part in sorted(parts.items()) if part is not None]
+    for part in given:
+        out = widened(out, part)
+        total = part if total is None else np.add(total, part, out)
+    if total is None:
+        out.fill(0)
+    elif total is not out:
+        np.copyto(out, total)
+    for part in given if out.dtype == np.int64 else ():
+        if not is_finite(part, part=True):
+            out[(part < -LARGEST) | (part > LARGEST)] = NOT_A_NUMBER
+    return out
 
-    def complete(self) -> Summable:
-        """The sum, in `out` unless that was too narrow; zeros where no rank has a part."""
-        if self._sum is None:
-            self._out.fill(0)
-        elif self._sum is not self._out:
-            np.copyto(self._out, self._sum)
-        if self._out.dtype == np.int64:
-            for part in self._parts.values():
-                if part is not None and not is_finite(part, part=True):
-                    self._out[(part < -LARGEST) | (part > LARGEST)] = NOT_A_NUMBER
-        return self._out
 
-    def finish(self, what: object, *, blames: bool = True) -> Summable:
-        """Returns `complete`, which must be finite: otherwise Misconduct names the rank that sent such a value. Raises
-        ProtocolError if all ranks sent one, if none did (an overflow), or without `blames`."""
-        total = self.complete()
-        if is_finite(total):
-            return total
-        given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
-        faulty = [rank for rank, part in given.items() if not is_finite(part, part=True)]
-        if not faulty:
-            raise ProtocolError(
-                f"the sum of {what} overflows {'f32' if total.dtype.kind == 'f' else 'int64'}"
-            )
-        if not blames:
-            names = " and ".join(f"node {rank}" for rank in faulty)
-            raise ProtocolError(
-                f"the sum of {what} is not finite where node {self._rank} adds it up: {names} contributed a value that "
-                "is not finite; run it with --collective star to learn which node is at fault"
-            )
-        if faulty[0] == 0 and len(faulty) == len(given) > 1:
-            # Rank 0 is trusted: what it computed from had such values already.
-            raise ProtocolError(f"every node contributed a value that is not finite to {what}")
-        raise Misconduct(faulty[0], f"node {faulty[0]} contributed a value that is not finite to {what}")
+def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
+    """Raises Misconduct for a rank that sent what is not finite, if the sum is not finite. Raises ProtocolError
+    if all ranks sent one, if none did (an overflow), or where the rank `adds`, which is no witness, adds it up."""
+    if is_finite(total):
+        return
+    given = {rank: part for rank, part in sorted(parts.items()) if part is not None}
+    faulty = [rank for rank, part in given.items() if not is_finite(part, part=True)]
+    if not faulty:
+        raise ProtocolError(f"the sum of {what} overflows {'f32' if total.dtype.kind == 'f' else 'int64'}")
+    if adds is not None:
+        names = " and ".join(f"node {rank}" for rank in faulty)
+        raise ProtocolError(
+            f"the sum of {what} is not finite where node {adds} adds it up: {names} contributed a value that "
+            "is not finite; run it with --collective star to learn which node is at fault"
+        )
+    if faulty[0] == 0 and len(faulty) == len(given) > 1:
+        # Rank 0 is trusted: what it computed from had such values already.
+        raise ProtocolError(f"every node contributed a value that is not finite to {what}")
+    raise Misconduct(faulty[0], f"node {faulty[0]} contributed a value that is not finite to {what}")

@@ -22,7 +22,7 @@ from tpiedge.errors import DiskFull
 from tpiedge.host import device
 from tpiedge.host.disk_speed import DiskSpeed, measure_disk
 from tpiedge.host.process import LEAST_TO_COMPUTE, address_limit, cpu_name, proc_field
-from tpiedge.transport.keys import curve_available, zeromq_versions
+from tpiedge.transport.keys import zeromq_versions
 from tpiedge.units import GIB, MIB, counted, format_bytes
 
 CheckResult = Literal["skip", "ok", "warn", "fail"]
@@ -180,10 +180,11 @@ def check_python() -> Sequence[Finding]:
 
 
 def check_links() -> Sequence[Finding]:
-    if curve_available():
-        return [ok("encryption", f"{zeromq_versions()}, CURVE")]
+    versions, can_encrypt = zeromq_versions()
+    if can_encrypt:
+        return [ok("encryption", f"{versions}, CURVE")]
     advice = "install pyzmq's own wheel (pip install --force-reinstall pyzmq): this libzmq lacks libsodium"
-    return [fail("encryption", f"{zeromq_versions()}, without CURVE", advice)]
+    return [fail("encryption", f"{versions}, without CURVE", advice)]
 
 
 def check_arithmetic(limit_s: float) -> Sequence[Finding]:

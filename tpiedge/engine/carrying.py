@@ -17,7 +17,6 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -87,12 +86,11 @@ class FileHeader(msgspec.Struct, frozen=True):
 
 
 class LeftFile:
-    """The file being written. The first error is kept in `error`, and deletes the file."""
+    """The file being written. The first error is kept in `error`."""
 
     def __init__(self, locker: Locker, epoch: int, said: FileHeader, stack: ExitStack) -> None:
         self.error = ""
         self._path = locker.path(epoch)
-        self._file: FileIO | None = None
         self._parts = 0
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._cipher = _Cipher(locker.key, nonce)
@@ -102,9 +100,9 @@ class LeftFile:
             self._path.unlink(missing_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             self._file = stack.enter_context(os.fdopen(descriptor, "wb", buffering=0))
+            self._write(nonce + _LENGTH.pack(len(header)) + self._cipher.header(header))
         except OSError as error:
             self._fail(error)
-        self._write(nonce + _LENGTH.pack(len(header)) + self._cipher.header(header))
 
     def add(self, parts: NDArray[np.uint8]) -> None:
         if not self.error:
@@ -117,8 +115,6 @@ class LeftFile:
             self._path.unlink(missing_ok=True)
 
     def _write(self, data: bytes | memoryview) -> None:
-        if self._file is None or self.error:
-            return
         left = memoryview(data).cast("B")
         try:
             while left:
@@ -128,8 +124,7 @@ class LeftFile:
 
     def _fail(self, error: OSError) -> None:
         self.error = f"it cannot be written: {error.strerror}"
-        if self._file is not None:
-            self.discard()  # a full disk has room again
+        self.discard()  # a full disk has room again
 
 
 class FoundFile:

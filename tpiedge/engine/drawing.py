@@ -80,7 +80,7 @@ class Head:
         return (own_M - total_M).tolist(), [tuple(zip(*one, strict=True)) for one in best]
 
     def states(self, x_MH: Tensor) -> Tensor:
-        weight = self._weights.head_vectors()["final_norm"]
+        weight = self._weights.vectors["head"]["final_norm"]
         return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
 
     def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:

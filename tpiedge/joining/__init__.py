@@ -1,6 +1,5 @@
 """Admits workers to a cluster. No torch.
 
 `identity` is a machine's key. A worker joins by a secret (`tokens`), by a code (`pairing`, `pairing_link`), or as one
-of the `members`. `enrolment` decides, and `front_door` acts on it at the master's hubs; `connecting` is the worker's
-side; `mdns` finds a master without an address.
+of the `members`. `enrolment` decides, `front_door` acts on it; `connecting` is the worker's side; `mdns` finds masters.
 """

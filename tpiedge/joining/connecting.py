@@ -84,8 +84,7 @@ def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Foun
 
 
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
-    """Joins, or proves to be a member; `secret` is the token's, "" for a member. The master answers once its disk has
-    the new member, which takes seconds on a slow card."""
+    """Joins by a token's `secret`, or as a member. The master's disk takes seconds for a new one on a slow card."""
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     gone = "the master went away while this worker joined: try again"
@@ -116,24 +115,18 @@ def explain(address: str, numeric: Address, state: LinkState, name: str) -> User
             f"the master at {address} does not let this worker in: {name} was revoked, as 'tpiedge nodes --all' there "
             f"then shows ({NEW_KEY}), or too many newcomers wait (try again in a minute)"
         )
-    match probe(numeric.host, numeric.port, _PROBE_S):
-        case Listener.CURVE if state is LinkState.FAILED:
-            return UserError(
-                f"{address} is a tpiedge master with another key: this is another cluster, or the master was set up "
-                "anew; get a new token with 'tpiedge token create' there"
-            )
-        case Listener.CURVE:
-            return PeerError(
-                f"{address} answers, but too slowly to connect: is the network or the master busy?"
-            )
-        case Listener.OTHER:
-            return UserError(f"what answers at {address} is not a tpiedge master: check the port")
-        case Listener.NOBODY:
-            return PeerError(
-                f"nothing answers at {address} (connection refused): is the master running there?"
-            )
-        case Listener.UNREACHABLE:
-            return PeerError(
-                f"nothing answers at {address}: is the computer on, the master running, and the port open in its "
-                "firewall?"
-            )
+    found = probe(numeric.host, numeric.port, _PROBE_S)
+    if found is Listener.OTHER:
+        return UserError(f"what answers at {address} is not a tpiedge master: check the port")
+    if found is Listener.CURVE and state is LinkState.FAILED:
+        return UserError(
+            f"{address} is a tpiedge master with another key: this is another cluster, or the master was set up anew; "
+            "get a new token with 'tpiedge token create' there"
+        )
+    words = {
+        Listener.CURVE: f"{address} answers, but too slowly to connect: is the network or the master busy?",
+        Listener.NOBODY: f"nothing answers at {address} (connection refused): is the master running there?",
+        Listener.UNREACHABLE: f"nothing answers at {address}: is the computer on, the master running, and the port "
+        "open in its firewall?",
+    }
+    return PeerError(words[found])

@@ -37,8 +37,8 @@ def introduction(host: str, secret: str = "") -> Enrol:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
         torch = ""
-    numbers = f"{sys.byteorder}-endian IEEE 754"
-    return Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8), torch, numbers)
+    nonce, numbers = secrets.token_hex(8), f"{sys.byteorder}-endian IEEE 754"
+    return Enrol(PROTOCOL, __version__, host[:64], secret, nonce, torch, numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Enrolment:
                 f"differently; {there if own.torch else 'install it there'}, and start tpiedge there again",
             )
         if table.member(key) is not None:
-            return self._accept(peer, message)
+            return self.decided(peer, message, "ok")
         if not message.secret:
             return Refused("denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it")
         outcome = self.glance(message.secret)
@@ -90,12 +90,9 @@ class Enrolment:
     def decided(self, peer: str, message: Enrol, outcome: Redemption | TpiedgeError) -> Enrolled | Refused:
         if isinstance(outcome, TpiedgeError):
             return Refused("denied", f"the master cannot let this worker in: {sanitised_line(outcome)}")
-        if outcome == "ok":
-            return self._accept(peer, message)
-        kind, words = _WORDS[outcome]
-        return Refused(kind, f"{words}: {_NEW_TOKEN}")
-
-    def _accept(self, peer: str, message: Enrol) -> Enrolled:
+        if outcome != "ok":
+            kind, words = _WORDS[outcome]
+            return Refused(kind, f"{words}: {_NEW_TOKEN}")
         own = self.own.version
         if message.version != own:
             name, version = sanitised_name(message.name), sanitised_name(message.version)

@@ -39,8 +39,7 @@ def guest_policy(folder: Path) -> GuestPolicy:
 
 
 class FrontDoor:
-    """Make it right after the hub: it admits the journal's members and keeps revoked keys out. `beside`: other hubs for
-    members only. Close it before the hubs."""
+    """Admits the journal's members from the start. `beside`: other hubs, for members only. Close it before the hubs."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class FrontDoor:
         for admission in self._admissions:
             for member in self.journal.table.members:
                 admission.admit(member.key, member.name)
-            for revoked in self.journal.table.revoked:
+            for revoked in self.journal.table.revoked:  # last: a key in both lists stays out
                 admission.revoke(revoked.name, revoked.key)
 
     def is_member(self, peer: str) -> bool:
@@ -98,8 +97,6 @@ class FrontDoor:
         while self._outcomes:
             member, message, outcome = self._outcomes.popleft()
             self._candidates.discard(member.name)
-            if isinstance(outcome, TpiedgeError):
-                _log.error("cannot let %s (%s) in: %s", member.name, member.host, outcome)
             self._answer(member.name, self._enrolment.decided(member.name, message, outcome))
         return [self._newcomers.popleft() for _ in range(len(self._newcomers))]
 
@@ -131,8 +128,7 @@ class FrontDoor:
             )
 
     def tick(self) -> None:
-        """Cuts the connections of revoked workers and overdue guests, and starts waiting tokens once the clock is set.
-        Call it several times a second."""
+        """Cuts off revoked workers and overdue guests, and starts tokens once the clock is set. Call it often."""
         if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
             self._clock_was_set = True
             self._jobs.put(self._start_tokens)
@@ -151,6 +147,7 @@ class FrontDoor:
         try:
             outcome = self.journal.join(member, functools.partial(self._tokens.judge, message.secret))
         except TpiedgeError as error:
+            _log.error("cannot let %s (%s) in: %s", member.name, member.host, error)
             outcome = error
         if outcome == "ok":
             self._admitted(member)

@@ -7,13 +7,11 @@ from tpiedge.errors import UserError
 from tpiedge.host.private_file import create_private, read_private
 from tpiedge.transport.keys import CurveKeys, is_key, public_of
 
-_FILE = "key.json"
-
 
 def load_or_create_keys(folder: Path) -> CurveKeys:
     """Returns the key pair of the machine with state `folder`; makes it on first use. Raises UserError if others can
     read the file or it is damaged: a new key would be a new machine."""
-    path = folder / _FILE
+    path = folder / "key.json"
     found = read_private(path)
     if found is None:
         keys = CurveKeys.generate()

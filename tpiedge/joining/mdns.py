@@ -123,12 +123,7 @@ def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
         browser.cancel()
         found = {_master(mdns, name, deadline) for name in names}
     # Several masters may claim one name.
-    return tuple(
-        sorted(
-            (one for one in found if one is not None),
-            key=lambda one: (one.name, str(one.address), one.protocol),
-        )
-    )
+    return tuple(sorted(filter(None, found), key=lambda one: (one.name, str(one.address), one.protocol)))
 
 
 def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMaster | None:

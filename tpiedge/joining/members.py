@@ -1,7 +1,6 @@
 """Keeps the members of the cluster and the revoked keys.
 
-A member in `MemberJournal` is on the disk already; a revoked key is out before the disk has it. One write makes a
-worker a member and spends a use of its token.
+A member is on the disk before it counts; a revoked key is out before that. One write admits and spends a token's use.
 """
 
 import threading
@@ -70,8 +69,8 @@ class MemberTable:
 
     @property
     def spent(self) -> Counter[str]:
-        tokens = [one.token for one in self.members] + [one.token for one in self.revoked]
-        return Counter(token for token in tokens if token)
+        known: tuple[KnownWorker | Revoked, ...] = (*self.members, *self.revoked)
+        return Counter(one.token for one in known if one.token)
 
     def admit(self, member: KnownWorker) -> "MemberTable":
         """Replaces the entry of the key, whose spent token is kept. Raises UserError for a revoked key."""
@@ -177,8 +176,8 @@ def read_members(folder: Path) -> MemberTable:
     values = read_private(path) or {"members": [], "revoked": []}
     try:
         table = msgspec.convert(values, MemberTable)
-        keys = [one.key for one in table.members] + [one.key for one in table.revoked]
-        if values.keys() >= {"members", "revoked"} and all(map(is_key, keys)):
+        known = all(is_key(one.key) for one in (*table.members, *table.revoked))
+        if known and values.keys() >= {"members", "revoked"}:
             return table
     except (msgspec.ValidationError, UnicodeError):
         pass  # as any other damage

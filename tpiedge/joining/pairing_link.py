@@ -1,7 +1,6 @@
 """Pairing over the network: the master's hub beside its control port, and the worker's visit.
 
-Every tpiedge derives the same key pair for the hub, which proves nothing: trust rests on the code (`pairing.py`). The
-handshake proves the worker's own key.
+The hub's key pair is the same in every tpiedge and proves nothing: trust rests on the code (`pairing.py`).
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import KnownWorker
 from tpiedge.joining.pairing import BY_TOKEN, PAIRING_S, PairingMaster, PairingWorker, Pending
 from tpiedge.transport.admission import GuestPolicy
-from tpiedge.transport.endpoint import EndpointClosed, LinkReset, MalformedMessage, Plane, Unreachable
+from tpiedge.transport.endpoint import LinkReset, MalformedMessage, Plane, Unreachable
 from tpiedge.transport.keys import CurveKeys, key_text, public_of
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.fields import Message
@@ -66,14 +65,10 @@ class PairingHub:
         try:
             self._admit(member)
         except TpiedgeError as error:
-            self._tell(visitor.name, Verdict(b"", f"it cannot let this worker in: {error}"))
+            self._hub.post(Verdict(b"", f"it cannot let this worker in: {error}"), visitor.name)
             raise
-        self._tell(visitor.name, verdict)
+        self._hub.post(verdict, visitor.name)
         return member
-
-    def _tell(self, name: str, verdict: Verdict) -> None:
-        with contextlib.suppress(EndpointClosed):
-            self._hub.post(verdict, name)
 
     def close(self) -> None:
         self._closing = True

@@ -171,11 +171,11 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
         lacking = reference if model.has_tokenizer else model
         say(f"tpiedge: {lacking.name} has no tokenizer: its vocabulary is not compared")
         return
-    one, two = model.tokenizer, reference.tokenizer
-    shared = set(one.vocabulary.values()) & set(two.vocabulary.values())
-    found = min((token for token in shared if one.token(token) != two.token(token)), default=None)
+    vocabularies = (prepared.tokenizer.vocabulary for prepared in (model, reference))
+    one, two = ({token: text for text, token in vocabulary.items()} for vocabulary in vocabularies)
+    found = min((token for token in one.keys() & two.keys() if one[token] != two[token]), default=None)
     if found is not None:
-        own, other = quote(one.token(found)), quote(two.token(found))
+        own, other = quote(one[found]), quote(two[found])
         raise UserError(
             f"token {found} of {model.name} is {own}, of {reference.name} {other}: only models of one vocabulary "
             "can be compared"

@@ -62,10 +62,7 @@ class RandomSource(TensorSource):
 
     @classmethod
     def for_spec(cls, seed: int, spec: ModelSpec, dtype: SourceDtype, std: float = STD) -> Self:
-        shapes: dict[str, tuple[int, ...]] = {}
-        for blob in (spec.embedding, *spec.layers, spec.head):
-            shapes |= blob.source_shapes
-        return cls(seed, shapes, dtype, std)
+        return cls(seed, spec.source_shapes, dtype, std)
 
     @property
     def fingerprint(self) -> str:

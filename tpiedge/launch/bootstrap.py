@@ -40,8 +40,7 @@ class OwnStalls:
 class NodeBootstrap:
     """The master's address and this node's identity, from a parent on this computer: no message of a master can name
     a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model; "" if Assign
-    names it. `locker`: folder of the spill file, encrypted with `locker_key` (hex). `trace` and `locker`: "" for
-    none."""
+    names it. `locker`: folder of the spill file, encrypted with `locker_key` (hex); "": none, as of `trace`."""
 
     rank: int
     epoch: int
@@ -74,14 +73,6 @@ NOT_MEASURED = Capacity(0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class ServerOrder:
-    """First line to a fork server."""
-
-    measure: bool
-    threads: int
-
-
-@dataclass(frozen=True)
 class NodeReport:
     """A fork server's measurement. `isa` is the native kernels' or, without them, "torch"."""
 
@@ -90,7 +81,7 @@ class NodeReport:
     capacity: Capacity
 
 
-def to_line(said: NodeBootstrap | ServerOrder | NodeReport) -> bytes:
+def to_line(said: NodeBootstrap | NodeReport | int) -> bytes:
     # Not by msgspec, which refuses a path that is not UTF-8, as Linux has.
     return json.dumps(msgspec.to_builtins(said)).encode()
 

@@ -2,15 +2,13 @@
 
 A child's standard input is its lifeline: on this socket the parent writes the first line, with secrets that no argument
 list or environment may have, and keeps it open. It closes when the parent dies, and the child ends (tpiedge.lifeline).
-The thread that starts a child must outlive it: the kernel's parent-death signal is about threads.
-"""
+The thread that starts a child must outlive it: the kernel's parent-death signal is about threads."""
 
 import contextlib
 import logging
 import math
 import os
 import select
-import selectors
 import signal
 import socket
 import subprocess
@@ -71,7 +69,6 @@ class Child:
         """Calls `start(standard input, log)`; `stop` closes what this opens. Raises ResourceError."""
         self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
-        self._reading = threading.Lock()  # guards `_report` and the pipe that it comes from
         with contextlib.ExitStack() as opened:
             self._log = opened.enter_context(_log_file())
             try:
@@ -97,25 +94,22 @@ class Child:
             self._lifeline.sendall((line + b"\n")[sent:])
 
     def read_report(self, deadline: float) -> bytes | None:
-        """Waits for the child's report; None if none came by `deadline` (monotonic seconds). From any thread. Raises
+        """Waits for the child's report; None if none came by `deadline` (monotonic seconds). Not beside `stop`. Raises
         PeerError or OutOfMemory if the child ends without one."""
-        with self._reading:
-            pipe = self._process.stdout
-            if pipe is None or pipe.closed:
-                raise InternalError("a child that has no pipe for a report (any more) was asked for it")
-            while b"\n" not in self._report:
-                with selectors.DefaultSelector() as selector:
-                    selector.register(pipe, selectors.EVENT_READ)
-                    if not selector.select(max(0.0, deadline - time.monotonic())):
-                        return None
-                data = os.read(pipe.fileno(), 4096)
-                self._report += data
-                if not data or len(self._report) > 65536:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        self._process.wait(2.0)  # the pipe closes shortly before the process has a status
-                    kind = OutOfMemory if self._was_killed_for_memory else PeerError
-                    raise kind(f"a process that was to get ready did not report: {self.exit_cause()}")
-            return self._report.partition(b"\n")[0]
+        pipe = self._process.stdout
+        if pipe is None or pipe.closed:
+            raise InternalError("a child that has no pipe for a report (any more) was asked for it")
+        while b"\n" not in self._report:
+            if not _is_readable(pipe.fileno(), max(0.0, deadline - time.monotonic())):
+                return None
+            data = os.read(pipe.fileno(), 4096)
+            self._report += data
+            if not data or len(self._report) > 65536:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(2.0)  # the pipe closes shortly before the process has a status
+                kind = OutOfMemory if self._was_killed_for_memory else PeerError
+                raise kind(f"a process that was to get ready did not report: {self.exit_cause()}")
+        return self._report.partition(b"\n")[0]
 
     def exit_cause(self) -> str | None:
         """Says why the child ended, with its log's last line; None while it runs. Does not block."""
@@ -154,8 +148,7 @@ class Child:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # The kernel frees 1 GB in 0.1 s: others would miss heartbeats. A process whose disk never answers does not
-            # end.
+            # The kernel frees 1 GB in 0.1 s: others would miss heartbeats. Without an answer of its disk none ends.
             for _ in range(300):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(0.1)
@@ -164,8 +157,7 @@ class Child:
             else:
                 _log.warning("process %d was killed and does not end: does its disk answer?", self.pid)
         if self._process.stdout is not None:
-            with self._reading:  # a reader has seen the end of the pipe by now
-                self._process.stdout.close()
+            self._process.stdout.close()
         self._log.close()
 
 
@@ -209,10 +201,7 @@ class ForkedProcess:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise subprocess.TimeoutExpired("a node", timeout or 0.0)
-            # select() takes no descriptor above 1023. The next turn sees what another thread closes meanwhile.
-            poller = select.poll()
-            poller.register(self._told, select.POLLIN)
-            poller.poll(min(1.0, left_s) * 1000)
+            _is_readable(self._told, min(1.0, left_s))  # another thread may close it meanwhile
         return status
 
     def kill(self) -> None:
@@ -248,6 +237,12 @@ class ForkedChild(Child):
         """Says why the server ended if that ended this child."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
+
+
+def _is_readable(descriptor: int, within_s: float) -> bool:
+    poller = select.poll()  # select() takes no descriptor above 1023
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(within_s * 1000))
 
 
 def _log_file() -> IO[bytes]:

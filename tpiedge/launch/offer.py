@@ -99,10 +99,9 @@ class MemoryOffer:
         self.offered_bytes = usable
         self._first = usable
         self._roomy: float | None = None  # since when more could be offered
-        #: The limit after an out-of-memory, its end, and what was usable then.
-        self._cap: int | None = None
-        self._until = 0.0
-        self._capped_at = 0
+        self._cap: int | None = None  # the limit after an out-of-memory
+        self._until = 0.0  # the end of the limit
+        self._capped_at = 0  # usable bytes at the out-of-memory
         self._length_s = 0.0
 
     @property

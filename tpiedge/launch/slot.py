@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
-from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, ServerOrder, from_line, to_line
+from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, from_line, to_line
 from tpiedge.launch.child import Child, ForkedChild
 from tpiedge.launch.offer import LOOK_S, MemoryOffer
 
@@ -26,8 +26,8 @@ class ForkServer(Child):
     """A process that imports torch, measures its machine if it is to `measure`, and forks nodes."""
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
-        order = to_line(ServerOrder(measure, threads))
-        super().__init__(FORK_SERVER_MODULE, order, node_environment(threads), reports=measure)
+        to_measure = to_line(threads if measure else 0)
+        super().__init__(FORK_SERVER_MODULE, to_measure, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
         """Awaits the measurement; None at `deadline` (monotonic seconds). Raises as Child.read_report."""
@@ -45,14 +45,14 @@ _log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class NodeSlot:
     """One thread must make all calls, and outlive the node. `_usable_memory` does not wait; `_say` gets changes of the
-    offer `memory`. Another process may have the folder `_locker` of spill files until `own_locker`."""
+    offer `memory`. Another process may have the folder `locker` of spill files until `own_locker`."""
 
     threads: int
     memory: MemoryOffer
     _usable_memory: Callable[[], int]
     _clock: Clock
     _say: Callable[[str], None]
-    _locker: Path | None = None
+    locker: Path | None = None
     _server: ForkServer | None = None
     _key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     _child: Child | None = None
@@ -61,6 +61,7 @@ class NodeSlot:
 
     def __post_init__(self) -> None:
         self._weighed = self._clock.now()  # when it last looked how much memory it may use
+        self._sweep()
 
     def own_locker(self) -> None:
         self._has_locker = True
@@ -102,8 +103,8 @@ class NodeSlot:
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
         """Kills an earlier node and starts this one; `planned_bytes`: its most memory. Raises ResourceError."""
         self.stop()
-        if self._locker is not None:
-            bootstrap = replace(bootstrap, locker=str(self._locker), locker_key=self._key)
+        if self.locker is not None:
+            bootstrap = replace(bootstrap, locker=str(self.locker), locker_key=self._key)
         self._child = self.warm().start_node(bootstrap)
         self._planned_bytes = planned_bytes
 
@@ -134,10 +135,10 @@ class NodeSlot:
 
     def _sweep(self) -> None:
         """Deletes spill files of the last node, or of one that ended early."""
-        if self._locker is None or not self._has_locker:
+        if self.locker is None or not self._has_locker:
             return
         try:
-            for path in self._locker.glob("*"):
+            for path in self.locker.glob("*"):
                 path.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("cannot delete what lies in %s: %s", self._locker, error.strerror)
+            _log.warning("cannot delete what lies in %s: %s", self.locker, error.strerror)

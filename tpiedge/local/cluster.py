@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tpiedge.clock import MonotonicClock
@@ -15,7 +16,7 @@ from tpiedge.launch.child import Child, Place
 from tpiedge.launch.slot import NODE_MODULE, ForkServer, node_environment
 from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.master.assignments import Assignment, Served
+from tpiedge.master.assignments import Assignment, Assignments, Served
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
 from tpiedge.pack.grids import grid_exponents
@@ -63,15 +64,14 @@ class LocalCluster:
             allowed={keys.public: control_name(rank, _EPOCH) for rank, keys in enumerate(self._node_keys)},
             plane=CONTROL,
         )
-        #: Messages of the nodes, or the error that ends the cluster.
-        self._events: queue.Queue[EpochEvent] = queue.Queue()
+        self._events: queue.Queue[EpochEvent] = queue.Queue()  # messages of nodes, or the error that ends all
         public_keys = {rank: keys.public for rank, keys in enumerate(self._node_keys)}
         self._epoch = Epoch(
             _EPOCH,
             self._clock,
             len(assignments),
             self._timing,
-            lambda rank: served.assign(_EPOCH, assignments, rank, public_keys),
+            partial(served.assign, _EPOCH, Assignments(assignments), keys=public_keys, carried=None),
             self._post,
             self._events.put,
         )

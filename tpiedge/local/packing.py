@@ -2,17 +2,17 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import check_free, name_pack, packs_folder, write_files
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER, pooling_config
+from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.folder import TEXT_FILES, has_file, list_files, read_bytes, read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_tensors
+from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_matrices
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
@@ -54,15 +54,15 @@ def pack_model(
     spec, target = model_spec(source.config), out or cached_pack(source, storage, cache)
     if isinstance(source, Checkpoint):
         source.check(spec)
-        losses = []
-    else:
-        losses = [*source.losses(storage)]
     if out is None:
         check_free(target, name)
     request = PackRequest(spec, source.tensors, storage, target)
     report = run_packing(request, f"packing {source.label} as {storage.label(tied=spec.tied)}")
+    quantisation = source.quantisation if isinstance(source, Checkpoint) else None
+    losses = [*rounded_matrices(source.tensors, spec, storage, load_quality(target), quantisation)]
     if isinstance(source, Checkpoint):
-        notices = [*_keep_text(source, storage, target)]
+        notices = losses
+        _keep_text(source, target / TEXT_FOLDER)
         owner, mark, stem = source.label.partition("--")
         origin = f"{owner}/{stem}" if mark else str(source.folder.absolute())
         if source.folder == resolve_model(DEMO):
@@ -76,16 +76,13 @@ def pack_model(
     return PackedModel(report, name, tuple(losses), tuple(notices))
 
 
-def _keep_text(checkpoint: Checkpoint, storage: Storage, pack: Path) -> Iterator[str]:
-    text = pack / TEXT_FOLDER
+def _keep_text(checkpoint: Checkpoint, text: Path) -> None:
     keep_text_files(checkpoint.folder, text)
     if checkpoint.quantisation:
         # An export of the pack has plain numbers.
         config = dict(read_json(text, "config.json", MAX_CONFIG_BYTES))
         config.pop(QUANTISATION_KEY, None)
         write_files(text, {"config.json": json.dumps(config, indent=2).encode()})
-        quality = load_quality(pack)
-        yield from rounded_tensors(checkpoint.tensors, checkpoint.quantisation, storage.layers, quality)
 
 
 def run_packing(request: PackRequest, label: str) -> PackReport:
@@ -122,15 +119,8 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
 
 
 def _write_text(model: GgufModel, folder: Path) -> Iterator[str]:
-    made: dict[str, Mapping[str, object]] = {"config.json": model.huggingface}
-    if model.generation:
-        made["generation_config.json"] = model.generation
-    configs = {name: json.dumps(dict(values), indent=2).encode() for name, values in made.items()}
-    write_files(folder, configs | dict(model.text.files))
-    if model.pooling is not None:
-        pooling = json.dumps(dict(pooling_config(model.pooling)), indent=2).encode()
-        write_files(folder / POOLING_FOLDER, {POOLING_FILE: pooling})
-    notice = model.text.notice
+    files, notice = model.text()
+    write_files(folder, files)
     if not notice:
         try:
             Tokenizer.open(folder)

@@ -19,7 +19,7 @@ from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.source import DEMO, parse_hub_name
 from tpiedge.model.spec import config_of_pack
-from tpiedge.model.template import ChatTemplate, has_template
+from tpiedge.model.template import ChatTemplate, templates_of
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack, PackHold
@@ -107,7 +107,7 @@ class PreparedModel:
 
     @cached_property
     def has_template(self) -> bool:
-        return self.has_tokenizer and self._folder is not None and has_template(self._folder)
+        return self.has_tokenizer and self._folder is not None and bool(templates_of(self._folder))
 
     def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Returns the prompt of a conversation. Raises UserError if the model has no template."""

@@ -4,6 +4,5 @@
 plan may have, `placement` asks the planner, `assignments` is its answer, `foresight` plans for what may come.
 `reconciler` does what is due, `session_manager` owns rank 0 and runs a `session` per plan, each with its `epoch`;
 `switching` says when a plan replaces the one that serves. `counters` watch nodes, `blame` says which node caused a
-loss, `history` counts events. `request_queue` holds requests, each with its `journal` and `request_times`, and clients
-take `turns`. Other threads read `status`.
-"""
+loss, `history` counts events. `request_queue` holds requests, each with `journal` and `request_times`; clients take
+`turns`. Other threads read `status`."""

@@ -27,11 +27,9 @@ class Assignment:
     weights: f.WeightMemory = f.ALL_PINNED
     host: str = field(default="", compare=False)
     speed: float = field(default=0.0, compare=False)
-    #: Seconds of its FFN in each layer of a step with one token; 0: not known.
-    ffn_s: float = field(default=0.0, compare=False)
+    ffn_s: float = field(default=0.0, compare=False)  # in a layer, for one token; 0: not known
     slowdown: float = field(default=1.0, compare=False)  # expected, times slower than measured
-    #: Memory that the node may grow to, with the process that starts it.
-    planned_bytes: int = field(default=0, compare=False)
+    planned_bytes: int = field(default=0, compare=False)  # most memory, with the process that starts it
 
     @property
     def attention(self) -> f.UnitRange:
@@ -44,8 +42,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """A plan, rank 0 first. `spare` says why each other machine has no part. `step_s` is the predicted time of one
-    token, 0 if unknown. `reason` says in one line why there is no plan."""
+    """A plan, rank 0 first, or the `reason` for its absence. `spare` says why each other machine has no part; `step_s`
+    is the predicted time of one token, 0 if unknown."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
@@ -84,12 +82,12 @@ class Served:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart
 
-    def prepare(self, epoch: int, assignments: tuple[Assignment, ...], rank: int, timing: Timing) -> Prepare:
-        assignment = assignments[rank]
+    def prepare(self, epoch: int, plan: Assignments, rank: int, timing: Timing) -> Prepare:
+        assignment = plan.assignments[rank]
         return Prepare(
             epoch=epoch,
             rank=rank,
-            ranks=len(assignments),
+            ranks=len(plan.assignments),
             pack=self.pack_id,
             attention=assignment.attention,
             ffn=assignment.ffn,
@@ -103,19 +101,14 @@ class Served:
         )
 
     def assign(
-        self,
-        epoch: int,
-        assignments: tuple[Assignment, ...],
-        rank: int,
-        keys: Mapping[int, str],
-        carried: Carried | None = None,
+        self, epoch: int, plan: Assignments, rank: int, keys: Mapping[int, str], carried: Carried | None
     ) -> Assign:
         """Makes the Assign for `rank`; `keys` are the nodes' public keys, `carried` is the earlier epoch's KV cache."""
-        assignment = assignments[rank]
+        assignment = plan.assignments[rank]
         return Assign(
             epoch=epoch,
             rank=rank,
-            nodes=tuple(range(len(assignments))),
+            nodes=tuple(range(len(plan.assignments))),
             attention=assignment.attention,
             ffn=assignment.ffn,
             pack=str(self.pack) if rank == 0 else "",
@@ -131,7 +124,7 @@ class Served:
             wire=self.wire,
             kv=self.kv,
             grids=self.grids,
-            elastic=any(one.weights.pin == "auto" for one in assignments),
+            elastic=any(one.weights.pin == "auto" for one in plan.assignments),
             carried=carried,
         )
 

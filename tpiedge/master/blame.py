@@ -1,8 +1,7 @@
 """Finds the worker that caused the end of an epoch. Pure.
 
 If a worker stays silent towards another one, or sends it junk, the master cannot tell which of the two is at fault:
-that is a dispute. In the star every message passes rank 0, the master's own process, which knows the sender.
-"""
+that is a dispute. In the star every message passes rank 0, the master's own process, which knows the sender."""
 
 import re
 from collections.abc import Sequence
@@ -34,8 +33,8 @@ class Failure:
 def failure_of(
     error: TpiedgeError, epoch: Epoch, assignments: Sequence[Assignment], *, linked: bool, stalled: bool
 ) -> Failure:
-    """Attributes the end of `epoch` to the node that was lost first. `linked`: workers have links with each other;
-    `stalled`: a node that gives up waited for a hung one."""
+    """Attributes the end of `epoch` to its first lost node. `linked`: workers have links with each other; `stalled`: a
+    node waited for a hung one."""
     lost = next((member for member in epoch.members if member.state is NodeState.LOST), None)
     if lost is None:
         return Failure(_with_host(error, None, assignments))

@@ -1,8 +1,7 @@
 """Counters of nodes: rates, the time line of a step, the speed of machines, and the progress of requests. Pure.
 
 Progress is a token, scores or the end of a running request, a node that got further than ever in its step, blocks or
-weights, and a change in rank 0's counters, which alone show the chunks of a long prompt.
-"""
+weights, and a change in rank 0's counters, which alone show the chunks of a long prompt."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -63,16 +62,14 @@ class StepTimeline:
 
 
 class Pace:
-    """Finds nodes that compute slower or faster than expected, for example because a machine got hot. All nodes take
-    the same steps, so the time of a node's FFN, divided by the expected one, should be the same on all. Rank 0, which
-    cannot be replaced, is the reference; if it has no FFN, nothing is found."""
+    """Finds nodes slower or faster than expected: as all take the same steps, the ratio of measured to expected FFN
+    time should be equal. The reference is rank 0, which cannot be replaced; if it has no FFN, nothing is found."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         """`expected`: by rank, a number proportional to the seconds of a step's FFN; 0: not known."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
-        #: By rank, times slower than expected in the last windows.
-        self.slower = [deque[float](maxlen=AGREEING) for _ in expected]
+        self.slower = [deque[float](maxlen=AGREEING) for _ in expected]  # by rank, in the last windows
 
     def look(self, counters: Mapping[int, Stats], now: float) -> None:
         """Ends a window if one is due. `counters`: the latest of each rank."""

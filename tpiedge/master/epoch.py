@@ -1,8 +1,5 @@
-"""One epoch's nodes as the master sees them. No socket, no thread.
-
-Every node says Hello and gets its part of the plan. A node that others connect to answers with the address of its data
-endpoint; once all peers of a node listen, the node gets their addresses.
-"""
+"""One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part of the plan.
+A node to which others connect answers with its address; once all peers of a node listen, it gets their addresses."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -29,8 +26,7 @@ from tpiedge.wire import control
 from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.fields import Message
 
-EpochEvent = Message | TpiedgeError
-"""A message of a node, or the error that ends the epoch."""
+EpochEvent = Message | TpiedgeError  # a message of a node, or the end of the epoch
 
 #: Failures of a node that the user sees as themselves, not as a lost node.
 _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
@@ -59,15 +55,13 @@ class Member:
     step: int = 0
     block: int = 0
     bytes_read: int = 0
-    #: When it got its part, until it says where it listens; its address; the ranks that it is still to connect to.
-    asked: float | None = None
-    endpoint: str = ""
-    peers: range | None = None
+    asked: float | None = None  # when it got its part, until it says where it listens
+    endpoint: str = ""  # where it listens
+    peers: range | None = None  # the ranks that it is still to connect to
     #: It ended by itself, broke the protocol or hangs; a silent node or a lost link or machine is no such failure.
     failed: bool = False
     gave_up: str = ""  # why, over another node
-    #: It gave up over a worker, and the master cannot tell which of the two is at fault.
-    disputes: bool = False
+    disputes: bool = False  # it gave up over a worker, and either may be at fault
     breach: str = ""  # how it broke the protocol
 
 

@@ -1,7 +1,5 @@
-"""Plans for what may come: the loss of each serving worker, and a machine less or more if a user asks.
-
-While an epoch serves, machines fetch beforehand what the plans for losses need of them.
-"""
+"""Plans for what may come: the loss of each serving worker, and a machine less or more if a user asks. While an epoch
+serves, machines fetch beforehand what the plans for losses need of them."""
 
 import logging
 import math
@@ -21,8 +19,6 @@ _log = logging.getLogger(__name__)
 
 PlaceNodes: TypeAlias = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments]
 """(present machines, workers that serve now) -> assignments."""
-
-_Share = tuple[UnitRange, UnitRange]
 
 
 def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments:
@@ -46,10 +42,9 @@ class Foresight:
     _facts: object = None  # on which the plans depend
     #: Losses to be planned for, and shares of the plans made so far, by machine.
     _due: list[str] = field(default_factory=list)
-    _needed: dict[str, dict[_Share, None]] = field(default_factory=dict)
+    _needed: dict[str, dict[tuple[UnitRange, UnitRange], None]] = field(default_factory=dict)
     _number: int = 0
-    #: By machine, the nonce of its agent and the latest order.
-    _told: dict[str, tuple[int, Stock]] = field(default_factory=dict)
+    _told: dict[str, tuple[int, Stock]] = field(default_factory=dict)  # agents' nonces and orders, by machine
     stocked: dict[str, Stocked] = field(default_factory=dict)
 
     def heard(self, machine: str, message: Stocked) -> None:
@@ -59,8 +54,8 @@ class Foresight:
             self.stocked[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def look(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
-        """Makes one of the missing plans, and after the last one sends orders to `machines`, the workers that a plan
-        may have. `own_bytes`: memory of the master's machine."""
+        """Makes one of the missing plans; after the last one it sends orders to `machines`, which plans may have.
+        `own_bytes`: memory of the master's machine."""
         facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving), own_bytes
         if facts != self._facts:
             self._facts = facts

@@ -1,7 +1,5 @@
-"""Events of plans and machines: counted, listed, and told to clients whose answers pause. Pure.
-
-Clients hear which machine was lost, which is waited for, and without which their answers go on.
-"""
+"""Events of plans and machines, counted and listed. Clients whose answers pause hear which machine was lost, which is
+waited for, and without which their answers go on. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -37,8 +35,7 @@ class ClusterEvent:
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
 """The end of a serving plan: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
 another one, a worker's node failed by itself, or anything else."""
-PlanCause: TypeAlias = Literal["start", "loss", "plan"]
-"""The plan is the first one, or replaces one that was lost, or one that served."""
+PlanCause: TypeAlias = Literal["start", "loss", "plan"]  # a first plan, or it replaces a lost or serving one
 LOSS_CAUSES: Final[tuple[LossCause, ...]] = get_args(LossCause)
 PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 

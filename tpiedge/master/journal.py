@@ -1,14 +1,12 @@
-"""One accepted request: its events for the thread that submitted it, and its answer so far, so that another epoch can
-go on with it.
+"""One accepted request: its events for the thread that submitted it, and its answer so far for the next epoch.
 
 Laws:
 1. A token, a score and an embedding are passed on once and in order, even if several epochs repeat them.
 2. The next epoch continues prompt and answer exactly: a random number depends only on the seed and the token's position
    (`engine/sampler.py`).
 3. A request is a suspect after SUSPECT deaths of nodes (`died` in `blame.py`) in a row without progress, and guilty
-   after GUILTY, one of which came while it ran alone. Three deaths after a single event count as one: that event shows
-   only that the prompt was read.
-"""
+   after GUILTY, one of which came while it ran alone. Three deaths after a single event count as one: a single event
+   shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -88,21 +86,18 @@ class PendingAnswer:
     answer_ids: list[int] = field(default_factory=list)  # tokens that were passed on
     begun: bool = False  # rank 0 of any epoch was asked
     interruptions: int = 0  # epochs that ended under it
-    #: When the current pause began, and the cause of the latest one.
-    paused: float | None = None
-    paused_by: PauseCause = "plan"
+    paused: float | None = None  # since when
+    paused_by: PauseCause = "plan"  # the cause of the latest pause
     _scored: int = 1  # the first position of the prompt without a score
     _embedded: bool = False  # whether its embedding was passed on
     _passed_on: int = 0  # events in this epoch
-    #: Thirds of deaths in a row (third law), and whether it ran alone in one of them.
-    _thirds: int = 0
-    _alone: bool = False
+    _thirds: int = 0  # of deaths in a row (third law)
+    _alone: bool = False  # during one of them
     _told: str = ""
     _events: "queue.Queue[_Event]" = field(default_factory=queue.Queue)
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Yields events up to Finished; blocks between them. Raises the error that ended the request. Closing it
-        cancels."""
+        """Yields events up to Finished; blocks between them. Raises the request's error. Closing it cancels."""
         ended = False
         try:
             while not ended:
@@ -128,8 +123,6 @@ class PendingAnswer:
         """Ends the request early as a success, as a stop string does. Otherwise like `cancel`."""
         self.whole = True
         self.cancel()
-
-    # --- for the queue
 
     @property
     def losses(self) -> int:

@@ -1,8 +1,7 @@
 """The master of a cluster.
 
 Its control thread owns the hub and decides everything; other threads submit requests and read snapshots. Messages
-change the roster and the sessions (`session_manager`); then `reconciler` does what is due.
-"""
+change the roster and the sessions (`session_manager`); then `reconciler` does what is due."""
 
 import logging
 import math
@@ -47,8 +46,7 @@ from tpiedge.wire.requests import GenerationRequest
 _log = logging.getLogger(__name__)
 
 _BURST = 5000  # messages per round
-#: Messages of a peer between two heartbeats that break the protocol.
-FLOOD: Final = 3000
+FLOOD: Final = 3000  # messages of a peer between two heartbeats that break the protocol
 
 
 class Master:
@@ -67,10 +65,9 @@ class Master:
         queue_limit: int = QUEUE_LIMIT,
         known: Sequence[str] = (),
         recovery_grace_s: float = RECOVERY_GRACE_S,
-        stock: bool = True,
+        stock: bool = True,  # machines fetch what plans for losses need of them
     ) -> None:
-        """`known`: workers that were let in before. Requests wait for lost machines for `recovery_grace_s`. `stock`:
-        machines fetch what plans for losses need of them."""
+        """`known`: workers that were let in before. Requests wait for lost machines for `recovery_grace_s`."""
         timing = timing or Timing()
         roster = self._roster = Roster(timing.timeout_s, known)
         send = self._send = partial(send_if_connected, hub)
@@ -79,8 +76,8 @@ class Master:
         self._door = door
         self._heartbeat_s = timing.heartbeat_s
         compiles = max(1, math.floor(usable_cores()) // 2)
-        requests = self.requests = RequestQueue(
-            queue_limit, served.sequences, self._cancel, hub.wake, clock.now, compiles
+        requests = self.requests = RequestQueue(  # a lambda, because the sessions, made next, need the queue
+            queue_limit, served.sequences, lambda id: self._sessions.cancel(id), hub.wake, clock.now, compiles
         )
         self._sessions = SessionManager(hub, send, roster, rank_zero, served, timing, clock, requests)
         self._foresight = Foresight(plan, send, served.pack_id, stock=stock)
@@ -92,9 +89,7 @@ class Master:
         self._stalls = OwnStalls(timing.heartbeat_s)
         self._traffic: Counter[str] = Counter()  # messages since the last heartbeat
         self._probings: dict[str, Probing] = {}
-        self._cut_off: dict[
-            str, float
-        ] = {}  # machines without connection at the last heartbeat, and since when
+        self._cut_off: dict[str, float] = {}  # machines without connection, and since which heartbeat
         self._closing = threading.Event()
         self.failed: TpiedgeError | None = None  # the error that ended the control thread
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
@@ -111,8 +106,8 @@ class Master:
         return self.requests.submit(request, client, attended=attended)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Queues a request that an earlier master answered with `said`. It waits for machines as after a loss. To be
-        called before `start`, in the order of the requests."""
+        """Queues, in order before `start`, a request that an earlier master answered with `said`. It waits for machines
+        as after a loss."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -120,8 +115,7 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with its histograms. Later calls see counters, and with `timeline` a step. Does not
-        block."""
+        """Returns `status` with histograms. Later calls see counters, and with `timeline` a step. Does not block."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
@@ -173,8 +167,7 @@ class Master:
             raise InternalError("the control thread did not end within 30 s")
 
     def turn(self) -> None:
-        """Handles messages, then does what is due. Blocks until the next heartbeat at most. Belongs to the control
-        thread."""
+        """Handles messages, then does what is due, in the control thread. Blocks until the next heartbeat at most."""
         try:
             self._hear(self._beat)
         except EndpointClosed:
@@ -188,11 +181,8 @@ class Master:
             self._tick(late_s)
         self._reconciler.reconcile()
 
-    # --- messages
-
     def _hear(self, until: float) -> None:
-        """Handles messages up to `until`, so that a crowd does not hold heartbeats up. Blocks for the first message.
-        Raises EndpointClosed."""
+        """Handles messages, waiting for the first one, until heartbeats are due at `until`. Raises EndpointClosed."""
         for name in self._door.settle():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
@@ -227,7 +217,7 @@ class Master:
         except MalformedMessage as error:
             self._broke_protocol(error.peer, str(error))
         except LinkReset as error:
-            self._link_broke(error.peer, str(error))
+            self._lose(error.peer, str(error))
         return True
 
     def _handle(self, envelope: Envelope) -> None:
@@ -297,14 +287,6 @@ class Master:
             if now > since and now - since >= dialling_s:
                 self._lose(one.name, "its process ended or its connection broke")
 
-    def _link_broke(self, peer: str, cause: str) -> None:
-        rank, number = node_of(peer)
-        epoch = self._sessions.epoch(number)
-        if rank is None:
-            self._lose(peer, cause)
-        elif epoch is not None:
-            epoch.lose(rank, cause)
-
     def _broke_protocol(self, peer: str, cause: str) -> None:
         """Loses the peer and cuts its connection; its machine waits."""
         rank, number = node_of(peer)
@@ -318,14 +300,14 @@ class Master:
             epoch.broke_protocol(rank, cause)
         self._hub.disconnect(peer)
 
-    def _lose(self, name: str, cause: str, event: WorkerEvent = WorkerEvent.LOST) -> None:
-        self._sessions.lose(name, cause, intended=event is WorkerEvent.STOPPED)
-        self._roster.lose(name, cause, self._clock.now(), event)
-
-    # --- the control thread
-
-    def _cancel(self, request: str) -> None:
-        self._sessions.cancel(request)
+    def _lose(self, peer: str, cause: str, event: WorkerEvent = WorkerEvent.LOST) -> None:
+        rank, number = node_of(peer)
+        epoch = self._sessions.epoch(number)
+        if rank is None:
+            self._sessions.lose(peer, cause, intended=event is WorkerEvent.STOPPED)
+            self._roster.lose(peer, cause, self._clock.now(), event)
+        elif epoch is not None:
+            epoch.lose(rank, cause)
 
     def _order(self, call: Callable[[], None]) -> None:
         """Has the control thread make the call in its next turn."""
@@ -345,9 +327,8 @@ class Master:
             self._end_all()
 
     def _end_all(self) -> None:
-        error: TpiedgeError = Cancelled("the master was stopped")
-        if self.failed is not None:
-            error = MasterFailed(str(self.failed))
+        stopped = Cancelled("the master was stopped")
+        error = stopped if self.failed is None else MasterFailed(str(self.failed))
         self.requests.close(NotServing(str(error)))
         self.requests.fail_all(error)
         self._sessions.close()

@@ -1,9 +1,7 @@
 """Makes plans, and begins, switches and ends sessions for them.
 
 When one session takes the place of another, by plan (`switching.py`) or after a loss, running requests pause and go on
-in the next one. If nothing serves and nothing is about to, requests wait for the recovery grace; then they fail, and
-new ones are refused.
-"""
+in the next. If nothing is to serve, requests wait for the recovery grace; then they fail and new ones are refused."""
 
 import logging
 import math
@@ -60,12 +58,10 @@ class Reconciler:
     _tell: Callable[[Spare, str], None]
     _grace_s: float
     _foresight: Foresight
-    #: Nothing is served nor about to be, and requests wait no longer.
-    hopeless: bool = False
+    hopeless: bool = False  # nothing is to serve, and requests wait no longer
     _stuck: float | None = None  # since when nothing is served nor about to be
     _served: bool = False  # whether a session was ready, of this master or of the one before
-    #: By machine, since when it is present and the kind of reason that it was told.
-    _told: dict[str, tuple[float, SpareKind]] = field(default_factory=dict)
+    _told: dict[str, tuple[float, SpareKind]] = field(default_factory=dict)  # `since` and reason, by machine
     _failures: int = 0  # failed attempts in a row since requests could last be served
     _known: int | None = None  # the roster's generation of the last plan; None: another plan is due
     _changed: float | None = None  # when the roster changed first since then

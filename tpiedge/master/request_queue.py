@@ -62,9 +62,8 @@ class Dismissed(Cancelled):
 @dataclass(eq=False)
 class RequestQueue:
     """Up to `limit` requests of a client wait, twice as many of all, and up to `parallel` run; their ids must differ.
-    Interrupted requests do not count. Thread-safe; nothing blocks. `on_cancel(id)` is called when a running request is
-    cancelled and must not call back, `on_submit()` after each accepted request. `compiles` grammars are compiled at a
-    time."""
+    Interrupted requests do not count. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not
+    call back; `on_submit()` follows each accepted one. `compiles` grammars are compiled at a time."""
 
     limit: InitVar[int]
     _parallel: int
@@ -164,8 +163,7 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Hands the request of the next grammar to `compile_next`, with the name of the group that shares the grammar.
-        Returns False if no grammar waits, or as many are compiled as may be."""
+        """Hands the next grammar's request to `compile_next`, with its group's name. Returns whether one was due."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._turns)
             if one is None:

@@ -1,8 +1,5 @@
-"""Latencies, lengths and reading rates of requests, without clock or threads.
-
-Times are as readers see them, in seconds, pauses included. For a request of an earlier master, times that began there
-are not counted. A failed or cancelled request has no latency.
-"""
+"""Latencies, lengths and reading rates of requests, in seconds as readers see them, pauses included. Times that began
+under an earlier master are not counted. A failed or cancelled request has no latency. Pure."""
 
 from bisect import bisect_left
 from collections import deque
@@ -23,8 +20,7 @@ LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for 
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values were at most `bounds[i]` and above the bound before; the last count is of all larger
-    values."""
+    """`counts[i]` values were at most `bounds[i]` and above the bound before, the last ones above all."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(init=False)
@@ -116,8 +112,7 @@ class ReadingRate:
     def __init__(self) -> None:
         self._since: float | None = None
         self._tokens = 0
-        # Enough to contain prompts without cached tokens.
-        self._rates: deque[float] = deque(maxlen=16)
+        self._rates: deque[float] = deque(maxlen=16)  # enough to contain prompts without cached tokens
 
     @property
     def token_s(self) -> float:
@@ -149,8 +144,7 @@ class Reading:
 
 
 class ReadingProgress:
-    """Progress of one prompt in one epoch. Tokens before the first report may have been cached: they do not count for
-    the rate."""
+    """Progress of one prompt in one epoch. Its rate is without tokens before the first report, perhaps cached ones."""
 
     def __init__(self) -> None:
         self._done = self._before = 0

@@ -1,8 +1,7 @@
 """The machines of a cluster as the master knows them. Pure.
 
 A machine is present from its Offer until it is lost. The GONE absent machines that were heard last are remembered. A
-drained machine stays so until its agent is started anew (another nonce) or the drain is undone.
-"""
+drained machine stays so until its agent is started anew (another nonce) or the drain is undone."""
 
 import logging
 import math

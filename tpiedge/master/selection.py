@@ -27,8 +27,8 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are late while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan, `without` one worker: if possible without waiting and slow workers, else with the waiting ones
-        whose waits end first, else with the slow ones."""
+        """Makes a plan, `without` one worker: if possible without waiting and slow workers, else with those whose waits
+        end first, else with slow ones."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}

@@ -78,24 +78,20 @@ class Session:
     failure: Failure | None = None
     epoch: Epoch | None = None
     routing: control.Ready | None = None  # rank 0's, which names the collectives
-    #: The epoch for which rank 0 was told to halt, 0 for none, and its answer.
-    halting: int = 0
+    halting: int = 0  # the epoch for which rank 0 was told to halt
     halted: control.Halted | None = None
     timeline: StepTimeline | None = None  # the latest step that all nodes recorded; for any thread
     _spans: dict[int, control.StepSpans] = field(default_factory=dict)
     _overruled: str = ""  # why the collective is not the one that the user chose
-    #: The most bytes that each node said it has loaded, and when that last grew.
-    _loaded: dict[int, float] = field(default_factory=dict)
-    _moved: float = 0.0
-    #: When the nodes were started, and when all were ready.
+    _loaded: dict[int, float] = field(default_factory=dict)  # the most bytes of each node
+    _moved: float = 0.0  # when one of them grew
     _launched: float = 0.0
-    _ready: float = 0.0
+    _ready: float = 0.0  # when all nodes were
     _answered: bool = False  # whether a request made progress
     _asked: float = 0.0  # when the counters were asked for
 
     def __post_init__(self) -> None:
         self.assignments, self.step_s = self._plan.assignments, self._plan.step_s
-        #: Ranks of workers, by name.
         self.ranks = {one.machine: rank for rank, one in enumerate(self.assignments) if one.machine}
         self.machines = tuple(self.ranks)
         self._counters = [CounterLog() for _ in self.assignments]
@@ -157,7 +153,7 @@ class Session:
 
     def prepare(self) -> None:
         for machine, rank in self.ranks.items():
-            self._send(self._served.prepare(self.number, self.assignments, rank, self._timing), machine)
+            self._send(self._served.prepare(self.number, self._plan, rank, self._timing), machine)
         self._look_prepared()
 
     def launch(self, root_key: str, overruled: str = "", carried: control.Carried | None = None) -> None:
@@ -167,7 +163,7 @@ class Session:
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
         served, keys = replace(self._served, collective=self._collective), {0: root_key, **self.keys}
-        assign = partial(served.assign, self.number, self.assignments, keys=keys, carried=carried)
+        assign = partial(served.assign, self.number, self._plan, keys=keys, carried=carried)
         nodes = len(self.assignments)
         self.epoch = Epoch(self.number, self._clock, nodes, self._timing, assign, self._to_node, self._event)
         for machine in self.ranks:
@@ -265,15 +261,12 @@ class Session:
         return self._counters[rank].counted(self._clock.now())
 
     def slowdowns(self) -> Mapping[str, Sequence[float]]:
-        """Returns how many times slower than measured each worker was in the last windows; empty until there are
-        enough. Call it with every heartbeat."""
+        """Returns each worker's slowdowns in the last windows, if there are enough. Call it with every heartbeat."""
         counted = [self.counted(rank) for rank in range(len(self.assignments))]
         latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
         self._pace.look(latest, self._clock.now())
-        slower = self._pace.slower
-        return {
-            name: slower[rank] if len(slower[rank]) == AGREEING else () for name, rank in self.ranks.items()
-        }
+        paces = self._pace.slower
+        return {one: paces[rank] if len(paces[rank]) == AGREEING else () for one, rank in self.ranks.items()}
 
     def end(self) -> None:
         """Tells every worker to end its node. Idempotent."""

@@ -1,18 +1,14 @@
-"""The serving and the coming session, and the process of the master's own node.
-
-Nodes of one session at most run: rank 0 has one process, and the hub admits no node of an ended session.
-"""
+"""The serving and the coming session, and the process of the master's own node. Nodes of one session at most run: rank
+0 has one process, and the hub admits no node of an ended session."""
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
 from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name
-from tpiedge.launch.offer import MemoryOffer
 from tpiedge.launch.slot import NodeSlot
 from tpiedge.master.assignments import Assignments, Served
 from tpiedge.master.blame import Failure
@@ -36,20 +32,13 @@ _OBSERVED_S = 90.0
 _WATCHED_S = 5.0
 
 
+@dataclass(eq=False)
 class RankZero(NodeSlot):
-    """The slot of the master's own node, rank 0 of every epoch."""
+    """The slot of the master's own node, rank 0 of every epoch. `bootstrap` lacks what changes with the epoch."""
 
-    def __init__(
-        self,
-        bootstrap: NodeBootstrap,
-        clock: Clock,
-        memory: MemoryOffer,
-        usable_memory: Callable[[], int],
-        locker: Path | None = None,
-    ) -> None:
-        super().__init__(bootstrap.threads, memory, usable_memory, clock, _log.warning, locker)
-        self._bootstrap = bootstrap
-        self.own_locker()
+    bootstrap: NodeBootstrap = field(kw_only=True)
+    _say: Callable[[str], None] = _log.warning
+    _has_locker: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
         """Offers more memory, because no plan can be made. Returns whether that was possible."""
@@ -59,7 +48,7 @@ class RankZero(NodeSlot):
 
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         """Starts the node of `epoch`; `planned_bytes` and errors as in NodeSlot.start."""
-        self.start(replace(self._bootstrap, epoch=epoch, keys=keys), planned_bytes)
+        self.start(replace(self.bootstrap, epoch=epoch, keys=keys), planned_bytes)
 
 
 def send_if_connected(hub: ZmqHub, message: Message, to: str) -> None:

@@ -2,8 +2,7 @@
 
 A session that is only faster waits until the time lost by waiting equals the pause: so at most twice the least possible
 time is lost, however long answers go on. Keys and values of running requests travel (`planner/carriage.py`) if that is
-faster than to compute them anew. Rank 0 halts first, and goes on if the plan comes to nothing.
-"""
+faster than to compute them anew. Rank 0 halts first, and goes on if the plan comes to nothing."""
 
 import logging
 from dataclasses import dataclass
@@ -30,9 +29,8 @@ class Switching:
     _roster: Roster
     _served: Served
     _selection: Selection
-    #: When the serving session was told to halt, and until when its answer is waited for.
-    since: float = 0.0
-    _until: float = 0.0
+    since: float = 0.0  # when the serving session was told to halt
+    _until: float = 0.0  # the end of the wait for its answer
     _waiting: tuple[int, float] = 0, 0.0  # the session that is only faster, and since when it waits
     _carriage: Carriage | None = None
 
@@ -107,9 +105,8 @@ class Switching:
 
     def _holders(self, session: Session) -> list[KVHolder]:
         links = {one.name: one.link.bytes_per_s for one in self._roster.machines if one.link is not None}
+        group = self._served.group_size
         return [
-            KVHolder(
-                one.machine, kv_share(one.share.attention, self._served.group_size), links.get(one.machine)
-            )
+            KVHolder(one.machine, kv_share(one.share.attention, group), links.get(one.machine))
             for one in session.assignments
         ]

@@ -27,10 +27,7 @@ class Turns:
         self._least = 0  # of those that waited at the latest turn
 
     def next(
-        self,
-        able: Sequence[PendingAnswer],
-        running: Iterable[PendingAnswer],
-        waiting: Iterable[PendingAnswer],
+        self, able: list[PendingAnswer], running: Iterable[PendingAnswer], waiting: Iterable[PendingAnswer]
     ) -> PendingAnswer:
         """Picks one of the `able` requests, at least one, in order. `running` have places, `waiting` are all others."""
         places = Counter(one.client for one in running)

@@ -1,5 +1,4 @@
-"""The states of a worker, and how long one that failed waits. Pure; docs/failures.md states the rules. Events without a
-line in TRANSITIONS change nothing."""
+"""The states of a worker, and how long one that failed waits, by the rules of docs/failures.md. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -52,6 +51,7 @@ _ANYWHERE: _Moves = {
     _E.BREACHED: (_S.WAITING, ("count", "plan")),
     _E.FAILED: (_S.WAITING, ("count", "plan")),
 }
+#: Other events change nothing.
 TRANSITIONS: Final[Mapping[WorkerState, _Moves]] = {
     _S.AWAY: {_E.OFFERED: (_S.PRESENT, ("plan",)), _E.BREACHED: (_S.AWAY, ("count",))},
     _S.PRESENT: {**_ANYWHERE, _E.ENGAGED: (_S.ENGAGED, ()), _E.DRAINED: (_S.DRAINED, ("plan",))},
@@ -130,19 +130,10 @@ def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))
-    wait_s = min(LONGEST_S, FIRST_S * 2.0 ** (doublings - 1))
-    row, due = one.row, one.due
+    end = now + min(LONGEST_S, FIRST_S * 2.0 ** (doublings - 1))
     if fault == one.fault == "breach" and one.waits(now):
         cause = one.cause  # the first one says most
     if fault in ("died", "unfit"):
-        row, due = row + 1, now + (min(LONGEST_DUE_S, 2.0**row) if row else 0.0)
-    return replace(
-        one,
-        fault=fault,
-        cause=sanitised_line(cause),
-        failed=now,
-        until=now + wait_s,
-        doublings=doublings,
-        row=row,
-        due=due,
-    )
+        due_s = min(LONGEST_DUE_S, 2.0**one.row) if one.row else 0.0
+        one = replace(one, row=one.row + 1, due=now + due_s)
+    return replace(one, fault=fault, cause=sanitised_line(cause), failed=now, until=end, doublings=doublings)

@@ -32,15 +32,21 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: refuses more than the system could ever give. `filled`: all of it will be used, so that huge
-        pages waste nothing."""
+        """`committed`: refuses more than the system could ever give. `filled`: all will be used, by huge pages."""
         self.nbytes = whole_pages(nbytes)
+        # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if committed else _NORESERVE)
         try:
-            self._map = _anonymous(max(self.nbytes, ALIGN), 0 if committed else _NORESERVE, filled)
+            self._map = mmap.mmap(-1, max(self.nbytes, ALIGN), flags=flags)
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemory(
                 f"cannot reserve {format_bytes(nbytes)} for {purpose} ({error}): {remedy}"
             ) from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # A token's products read huge pages a quarter faster, but in partly used memory a byte makes 2 MiB
+            # resident.
+            with contextlib.suppress(OSError):  # a kernel without them
+                self._map.madvise(mmap.MADV_HUGEPAGE if filled else mmap.MADV_NOHUGEPAGE)
 
     def buffer(self, offset: int, length: int) -> memoryview:
         return memoryview(self._map)[offset : offset + length]
@@ -58,16 +64,6 @@ class Arena:
         """Returns the memory, at the latest when the last tensor that views it is gone."""
         with contextlib.suppress(BufferError):
             self._map.close()
-
-
-def _anonymous(nbytes: int, flags: int, filled: bool) -> mmap.mmap:
-    # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
-    found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A token's products read huge pages a quarter faster, but in partly used memory a byte makes 2 MiB resident.
-        with contextlib.suppress(OSError):  # a kernel without them
-            found.madvise(mmap.MADV_HUGEPAGE if filled else mmap.MADV_NOHUGEPAGE)
-    return found
 
 
 def as_matrix(

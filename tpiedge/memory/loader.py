@@ -39,7 +39,7 @@ class PieceLoader:
         self._own = Arena(self._offsets[-1], filled=not ring_bytes)
         self._ring = Arena(ring_bytes, filled=True)
         self._files: dict[str, tuple[DirectFile, HashTable]] = {}
-        self._ranges: dict[int, Sequence[Sequence[HashedRange]]] = {}  # of each piece
+        self._groups: dict[int, Sequence[Sequence[HashedRange]]] = {}  # of each piece, to be read at once
         self._tracer: Tracer | None = None
         try:
             for key in {piece.key: None for piece in sweep.pieces}:
@@ -63,14 +63,14 @@ class PieceLoader:
     def read(self, order: Read, done: Callable[[Exception | None], None]) -> None:
         """Begins a read, checked in the reading threads; any thread calls `done` once nothing is written any more."""
         piece = self._sweep.pieces[order.piece]
-        if order.piece not in self._ranges:  # worked out once: a piece is read again in every sweep
+        if order.piece not in self._groups:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)
-            self._ranges[order.piece] = tuple(grouped(matrix.ranges(piece.units.start, piece.units.stop)))
-        (file, hashes), groups = self._files[self._pack.blob_id(piece.key)], self._ranges[order.piece]
-        arena, offset, nbytes = self._place(order.piece, order.offset)
+            self._groups[order.piece] = tuple(grouped(matrix.ranges(piece.units.start, piece.units.stop)))
+        (file, hashes), groups = self._files[self._pack.blob_id(piece.key)], self._groups[order.piece]
+        arena, offset = self._place(order.piece, order.offset)
         timed = None if self._tracer is None else functools.partial(_trace, self._tracer, piece)
         finished = _last_of(len(groups), done)
-        for job in self._reader.read_ranges(file, groups, hashes, arena.buffer(offset, nbytes), timed):
+        for job in self._reader.read_ranges(file, groups, hashes, arena.buffer(offset, piece.nbytes), timed):
             job.add_done_callback(finished)
 
     def drop(self, piece: int | None) -> None:
@@ -83,16 +83,16 @@ class PieceLoader:
     def matrix(self, piece: int, offset: int | None) -> Weight:
         """Returns the piece at that place without a copy: panels, or [rows, cols] as stored with rows of padding."""
         held = self._sweep.pieces[piece]
-        arena, at, nbytes = self._place(piece, offset)
-        stored = arena.bytes(at, nbytes)
-        layout, units = self._pack.layout(held.key).matrix(held.matrix), held.units
+        arena, at = self._place(piece, offset)
+        stored = arena.bytes(at, held.nbytes)
+        layout = self._pack.layout(held.key).matrix(held.matrix)
         if isinstance(layout, RowLayout):
-            rows = layout.row_count(units.start, units.stop)
+            rows = held.nbytes // layout.row_stride
             return as_matrix(stored, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
         return PanelMatrix(
             stored,
             layout.precision.bits,
-            len(layout.rows_of(units)),
+            len(layout.rows_of(held.units)),
             layout.cols,
             layout.rows_per_unit,
             layout.unit_nbytes(0),
@@ -107,9 +107,8 @@ class PieceLoader:
         self._own.close()
         self._ring.close()
 
-    def _place(self, piece: int, offset: int | None) -> tuple[Arena, int, int]:
-        nbytes = self._sweep.pieces[piece].nbytes
-        return (self._own, self._offsets[piece], nbytes) if offset is None else (self._ring, offset, nbytes)
+    def _place(self, piece: int, offset: int | None) -> tuple[Arena, int]:
+        return (self._own, self._offsets[piece]) if offset is None else (self._ring, offset)
 
 
 def _trace(tracer: Tracer, piece: Piece, start: float, end: float, nbytes: int) -> None:

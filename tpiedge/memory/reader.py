@@ -1,55 +1,45 @@
 """Reads from disk straight into the arena and checks, in several threads. O_DIRECT leaves the page cache alone and
 takes a sixth of the CPU time. Without it the pages are given back at once."""
 
-import fcntl
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
-from tpiedge.pack.files import DIRECT_REFUSED, Closable, Descriptor, open_regular
+from tpiedge.errors import IntegrityError, InternalError
+from tpiedge.pack.files import DIRECT_REFUSED, Closable, OpenFile
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import ALIGN, HashedRange
 
 _READ_BYTES = 8 << 20
-BytesCheck = Callable[[memoryview], None]
 Timed = Callable[[float, float, int], None]
 """Takes begin, end and bytes of a read."""
 
 
-class DirectFile(Descriptor):
-    """A file open for aligned reads by any thread, past the page cache if `is_direct`. Raises UserError if it cannot be
-    opened."""
+class DirectFile(OpenFile):
+    """A pack's file, open for aligned reads by any thread, past the page cache if `is_direct`."""
+
+    _CANNOT_OPEN = "cannot open {path}: {cause}; is the pack complete?"
+    _ENDS_BEFORE = "the file ends before: delete the pack and pack again"
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
-        self.path = path
-        for flags in (os.O_DIRECT, 0) if direct and hasattr(os, "O_DIRECT") else (0,):
-            self.is_direct = bool(flags)
-            try:
-                self._fd = open_regular(path, flags)
-                return
-            except OSError as error:
-                if not flags or error.errno not in DIRECT_REFUSED:
-                    raise UserError(f"cannot open {path}: {error.strerror}; is the pack complete?") from None
+        super().__init__(path)
+        self.is_direct = direct and self.set_direct(True)
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Reads at most `into` once; returns the bytes read, 0 at the end of the file. Raises OSError."""
         direct = self.is_direct  # before: another thread may fall back meanwhile
         try:
-            count = os.preadv(self._fd, [into], offset)
+            count = super().read_into(offset, into)
         except OSError as error:
             if error.errno not in DIRECT_REFUSED or not direct:
                 raise
-            # Some file systems accept the flag when opening and refuse the read.
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, 0)
-            self.is_direct = False
-            count = os.preadv(self._fd, [into], offset)
-        if not self.is_direct and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_DONTNEED)
+            # Some file systems accept the flag and refuse the read.
+            self.is_direct = self.set_direct(False)
+            count = super().read_into(offset, into)
+        if not self.is_direct:
+            self.advise("DONTNEED", offset, count)
         return count
 
 
@@ -87,12 +77,25 @@ class DirectReader(Closable):
         file: DirectFile,
         offset: int,
         into: memoryview,
-        check: BytesCheck = lambda _: None,
+        check: Callable[[memoryview], None] = lambda _: None,
         timed: Timed | None = None,
     ) -> "Future[int]":
         """Fills `into` from `offset`, then runs `check`, then `timed`. Offset, length and address are multiples of
         ALIGN. The result is the bytes read, or ReadFault, or what `check` raises."""
-        return self._pool.submit(self._run, file, offset, into, check, timed)
+        if offset % ALIGN or len(into) % ALIGN:  # the system's EINVAL would read as a refusal of O_DIRECT
+            raise InternalError(f"read of {len(into)} bytes at {offset} of {file.path} is not aligned")
+
+        def run() -> int:
+            started = time.perf_counter()
+            file.read(offset, into)
+            with self._lock:
+                self.bytes_read += len(into)
+            check(into)
+            if timed is not None:
+                timed(started, time.perf_counter(), len(into))
+            return len(into)
+
+        return self._pool.submit(run)
 
     def read_ranges(
         self,
@@ -114,30 +117,3 @@ class DirectReader(Closable):
     def close(self) -> None:
         """Drops jobs that have not started and waits for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _run(
-        self, file: DirectFile, offset: int, into: memoryview, check: BytesCheck, timed: Timed | None
-    ) -> int:
-        started = time.perf_counter()
-        self._fill(file, offset, into)
-        check(into)
-        if timed is not None:
-            timed(started, time.perf_counter(), len(into))
-        return len(into)
-
-    def _fill(self, file: DirectFile, start: int, into: memoryview) -> None:
-        done, length = 0, len(into)
-        if start % ALIGN or length % ALIGN:
-            raise InternalError(f"read of {length} bytes at {start} of {file.path} is not aligned")
-        while done < length:
-            offset, part = start + done, into[done : done + _READ_BYTES]
-            try:
-                count = file.read_into(offset, part)
-            except OSError as error:
-                raise ReadFault(file.path, offset, len(part), error.strerror or str(error)) from None
-            if count == 0:
-                cause = "the file ends before: delete the pack and pack again"
-                raise ReadFault(file.path, offset, len(part), cause)
-            done += count
-            with self._lock:
-                self.bytes_read += count

@@ -105,7 +105,6 @@ class Residency:
             raise InternalError(f"block {block} was entered inside block {self._at % len(self._blocks)}")
         self._at += (block - self._at) % len(self._blocks)
         self._entered = True
-        self._cursor = max(self._cursor, self._front)
         return self._settle()
 
     def leave(self) -> list[Instruction]:
@@ -113,7 +112,6 @@ class Residency:
             raise InternalError("a block was left that was not entered")
         self._entered = False
         self._at += 1
-        self._cursor = max(self._cursor, self._front)
         return self._settle()
 
     def loaded(self, ticket: int) -> list[Instruction]:
@@ -141,27 +139,15 @@ class Residency:
                 entry.use = _NO_USE
         return self._settle()
 
-    def ready(self, block: int) -> bool:
-        """Whether every piece of the entered block is where `place` says."""
+    def places(self, block: int) -> "list[int | None] | None":
+        """The entered block's pieces' offsets in the ring, None for a place of its own; None until it is ready."""
+        found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)
             if not (self._pins.get(piece, False) if entry is None else entry.here):
-                return False
-        return True
-
-    def place(self, piece: int) -> int | None:
-        """Returns the offset in the ring of a piece of the entered block, or None for its own place."""
-        entry = self._streamed.get(self._next_use(piece))
-        return None if entry is None else entry.offset
-
-    def streams(self, block: int) -> bool:
-        """Whether a piece of the entered, ready block came through the ring."""
-        return any(self._front + index in self._streamed for index in range(len(self._blocks[block])))
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes outside the ring that are filled, or being filled."""
-        return sum(self._sizes[piece] for piece in self._pins)
+                return None
+            found.append(None if entry is None else entry.offset)
+        return found
 
     @property
     def idle(self) -> bool:
@@ -184,6 +170,7 @@ class Residency:
         return front + (piece - front) % len(self._sizes)
 
     def _settle(self) -> list[Instruction]:
+        self._cursor = max(self._cursor, self._front)
         # What is behind leaves the ring, oldest first, up to what a read still writes to.
         while self._ring and self._ring[0].use < self._front and self._ring[0].here:
             self._streamed.pop(self._ring.popleft().use, None)
@@ -230,19 +217,18 @@ class Residency:
                 self._ring.append(entry)
                 self._ring_filled = True
                 self._streamed[entry.use] = entry
-                self._reads[self._next_ticket(entry.nbytes)] = entry
-                yield Read(self._ticket, piece, offset)
+                yield self._read(piece, entry)
             self._cursor += 1
 
     def _read_pin(self, piece: int) -> Read:
         self._pins[piece] = False
-        self._reads[self._next_ticket(self._sizes[piece])] = piece
-        return Read(self._ticket, piece, None)
+        return self._read(piece, None)
 
-    def _next_ticket(self, nbytes: int) -> int:
-        self._reading += nbytes
+    def _read(self, piece: int, entry: _Entry | None) -> Read:
+        self._reading += self._sizes[piece]
         self._ticket += 1
-        return self._ticket
+        self._reads[self._ticket] = piece if entry is None else entry
+        return Read(self._ticket, piece, None if entry is None else entry.offset)
 
     def _room(self, nbytes: int) -> int | None:
         """Returns the offset of free bytes after the newest entry or at the ring's start, or None."""

@@ -50,16 +50,17 @@ class Scheduler:
         self._closing = False
         self._busy_since = 0.0  # 0: no read is under way
 
-    def enter(self, block: int) -> None:
-        """Waits until the block is in memory, where it stays until `leave`. If it raises, the block is not entered."""
+    def enter(self, block: int) -> Sequence[int | None]:
+        """Waits until the block is in memory, up to `leave`; returns `Residency.places`. On an error it is left."""
         with self._changed:
             self._carry_out(self._residency.enter(block))
             try:
-                if self._residency.ready(block) and self._failure is None:
-                    self.counts.hits += self._residency.streams(block)
-                    return
+                places = self._residency.places(block)
+                if places is not None and self._failure is None:
+                    self.counts.hits += any(place is not None for place in places)
+                    return places
                 started = time.perf_counter()
-                self._await(lambda: self._residency.ready(block))
+                self._await(lambda: self._residency.places(block) is not None)
             except BaseException:
                 self._carry_out(self._residency.leave())
                 raise
@@ -70,6 +71,9 @@ class Scheduler:
                 waited = self._blocks[block]
                 layer = -1 if waited.kind == "head" else waited.layer
                 self.tracer.add(WAIT, self.tracer.name(waited.kind), started, ended, layer)
+            places = self._residency.places(block)
+            assert places is not None  # as the wait ended
+            return places
 
     def leave(self) -> None:
         with self._changed:
@@ -78,10 +82,6 @@ class Scheduler:
     def repin(self, pinned: Set[int]) -> None:
         with self._changed:
             self._carry_out(self._residency.repin(pinned))
-
-    def place(self, piece: int) -> int | None:
-        with self._changed:
-            return self._residency.place(piece)
 
     def settle(self, progress: Callable[[], None]) -> None:
         """Waits until all that can be read ahead is read, then zeroes the counts. Raises as `enter`."""

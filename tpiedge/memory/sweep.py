@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from tpiedge.errors import OutOfMemory
 from tpiedge.memory.residency import smallest_ring, streamed
-from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, MatrixLayout, RowLayout, share_of_matrix
+from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, RowLayout, share_of_matrix
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobKey
@@ -96,7 +96,9 @@ def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Bl
 def _head_blocks(pack: Pack) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
     key, name = pack.head_matrix
     matrix = pack.layout(key).matrix(name)
-    units = _tile_units(matrix)
+    units = max(1, _TILE_BYTES // matrix.unit_nbytes(0))
+    if isinstance(matrix, RowLayout) and matrix.padded_rows != matrix.rows_per_unit:
+        units = 1  # rows with padding between them cannot be computed in one product
     for index, start in enumerate(range(0, matrix.units, units)):
         held = Share(start, min(start + units, matrix.units))
         yield Block(index, "head"), (Piece(key, name, held, matrix.span(held.start, held.stop)[1]),)
@@ -106,13 +108,6 @@ def head_tile_bytes(pack: Pack) -> int:
     """Returns the bytes of the largest tile of the LM head."""
     _, (first,) = next(_head_blocks(pack))
     return first.nbytes
-
-
-def _tile_units(matrix: MatrixLayout) -> int:
-    # Rows with padding between them cannot be computed in one product.
-    if isinstance(matrix, RowLayout) and matrix.padded_rows != matrix.rows_per_unit:
-        return 1
-    return max(1, _TILE_BYTES // matrix.unit_nbytes(0))
 
 
 @dataclass(frozen=True)
@@ -190,8 +185,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns twice the largest block, to read ahead during computing, or less if need be, but at least what works;
-    `window_bytes` sets it."""
+    """Returns `window_bytes`, or twice the largest block, to read ahead, or less, but at least what works."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)

@@ -58,9 +58,9 @@ class NodeWeights:
         self._reader = DirectReader()
         self._embedding: EmbeddingTable | None = None
         self._scheduler: Scheduler | None = None  # until the weights are closed
-        self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
+        #: Those of "head" are rank 0's.
+        self.vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, Weight] = {}
-        #: All blocks, if they stay in memory.
         self._kept: dict[Block, BlockWeights] = {}
         try:
             self._read_ahead(rank0, direct, progress)
@@ -76,10 +76,6 @@ class NodeWeights:
     @property
     def window_bytes(self) -> int:
         return self._now.ring_bytes
-
-    @property
-    def streams(self) -> bool:
-        return self.placement.ring_bytes > 0
 
     @property
     def bytes_read(self) -> int:
@@ -116,8 +112,7 @@ class NodeWeights:
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """Yields (first vocabulary row, rows [R, H] as stored without padding) in order. A tile is valid until the
-        next. Rank 0 only."""
+        """Yields (first vocabulary row, rows [R, H] without padding), each valid until the next. Rank 0 only."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:
@@ -126,10 +121,6 @@ class NodeWeights:
             with self.resident(tile) as weights:
                 stored = weights.matrices[name]
                 yield first, stored if isinstance(stored, PanelMatrix) else stored[: matrix.rows - first]
-
-    def head_vectors(self) -> Mapping[str, torch.Tensor]:
-        """Rank 0 only."""
-        return self._vectors["head"]
 
     def trace(self, tracer: Tracer) -> None:
         if self._scheduler is not None:
@@ -155,7 +146,8 @@ class NodeWeights:
 
     def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
         keys: list[BlobKey] = [*range(self._pack.num_layers), *(["head"] if rank0 else [])]  # type: ignore[list-item]
-        self._vectors = {key: _load_vectors(self._pack, key, self._reader) for key in keys}
+        self.vectors = {key: _load_vectors(self._pack, key, self._reader) for key in keys}
+        self._vector_bytes = sum(self._pack.layout(key).vectors_nbytes for key in keys)
         ring = self.placement.ring_bytes
         residency = Residency(self.sweep.sizes, ring, self._now.pinned, 64 << 20)
         loader = PieceLoader(self._pack, self.sweep, ring, self._reader, direct=direct)
@@ -164,13 +156,10 @@ class NodeWeights:
         scheduler.settle(lambda: progress(min(total, self._reader.bytes_read), total) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
         if len(self.placement.pinned) == len(self.sweep.pieces):
-            self._kept = {block: self._weights_of(block, scheduler) for block in self.sweep.blocks}
+            for block, pieces in self.sweep.blocks.items():
+                self._kept[block] = self._weights_of(block, [None] * len(pieces), loader)
         if rank0:
             self._embedding = EmbeddingTable(self._pack)
-
-    @property
-    def _vector_bytes(self) -> int:
-        return sum(self._pack.layout(key).vectors_nbytes for key in self._vectors)
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
         """Lends matrices for the time of a `with`. They must not be changed."""
@@ -183,23 +172,23 @@ class NodeWeights:
 
     @contextmanager
     def _streamed(self, block: Block, scheduler: Scheduler) -> Iterator[BlockWeights]:
-        scheduler.enter(self.sweep.numbers[block])
+        places = scheduler.enter(self.sweep.numbers[block])
         try:
-            yield self._weights_of(block, scheduler)
+            yield self._weights_of(block, places, scheduler.loader)
         finally:
             scheduler.leave()
 
-    def _weights_of(self, block: Block, scheduler: Scheduler) -> BlockWeights:
+    def _weights_of(self, block: Block, places: Sequence[int | None], loader: PieceLoader) -> BlockWeights:
         matrices: dict[str, Weight] = {}
-        for number, piece in enumerate(self.sweep.blocks[block], self.sweep.first_piece[block]):
-            place = scheduler.place(number)
+        first = self.sweep.first_piece[block]
+        for number, (piece, place) in enumerate(zip(self.sweep.blocks[block], places, strict=True), first):
             if place is not None:
-                matrices[piece.matrix] = scheduler.loader.matrix(number, place)
+                matrices[piece.matrix] = loader.matrix(number, place)
                 continue
             if number not in self._own:
-                self._own[number] = scheduler.loader.matrix(number, None)
+                self._own[number] = loader.matrix(number, None)
             matrices[piece.matrix] = self._own[number]
-        return BlockWeights(matrices, self._vectors["head" if block.kind == "head" else block.layer])
+        return BlockWeights(matrices, self.vectors["head" if block.kind == "head" else block.layer])
 
 
 def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:

@@ -4,8 +4,7 @@
 - `llama3`: `{"name": ..., "parameters": {...}}; ...`;
 - `mistral`: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`;
 - `mistral-args`: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`;
-- `qwen-xml`, a line each tag:
-  `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`;
+- `qwen-xml`, in lines: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`;
 - `deepseek-v31`: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`;
 - `deepseek-v3`: "function" as name, and after the separator the name and a code block of arguments.
 
@@ -61,23 +60,23 @@ CALL_MARKS: Final[dict[CallForm, CallMarks]] = {
     "deepseek-v3": CallMarks(_DEEPSEEK, ("```", *_DEEPSEEK_ENDS), (_SEPARATOR,)),
     "deepseek-v31": CallMarks(_DEEPSEEK, _DEEPSEEK_ENDS, (_SEPARATOR,)),
 }
+#: Marks of a template, and the form that it teaches; the first match counts.
+_TAUGHT: Final[tuple[tuple[tuple[str, ...], CallForm], ...]] = (
+    ((_DEEPSEEK[-1], "```json"), "deepseek-v3"),
+    ((_DEEPSEEK[-1],), "deepseek-v31"),
+    (("<function=", "<parameter="), "qwen-xml"),
+    (("<function=",), ""),
+    (("<arg_key>",), ""),
+    (("[ARGS]",), "mistral-args"),
+    (("<tool_call>",), "hermes"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (('"parameters":',), "llama3"),
+)
 
 
 def call_form(template: str) -> CallForm:
     """Returns the form of calls that a chat template teaches; "" if unknown."""
-    if _DEEPSEEK[-1] in template:
-        return "deepseek-v3" if "```json" in template else "deepseek-v31"
-    if "<function=" in template:
-        return "qwen-xml" if "<parameter=" in template else ""
-    if "<arg_key>" in template:
-        return ""
-    if "[ARGS]" in template:
-        return "mistral-args"
-    if "<tool_call>" in template:
-        return "hermes"
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    return "llama3" if '"parameters":' in template else ""
+    return next((form for marks, form in _TAUGHT if all(mark in template for mark in marks)), "")
 
 
 def short_call_id(seed: str) -> str:
@@ -127,7 +126,7 @@ class _UnknownTool(Mismatch):
 
 
 class CallReader(ABC):
-    """Reads the calls of one answer; `several` reports more than the first. `_say` takes text that is no call."""
+    """Reads the calls of one answer; `several` reports more than the first."""
 
     def __init__(self, form: CallForm, tools: Sequence[ReadTool], several: bool) -> None:
         self._form = form
@@ -142,7 +141,8 @@ class CallReader(ABC):
         self.broken = 0  # reported and unfinished
 
     @abstractmethod
-    def _say(self, text: str) -> None: ...
+    def _say(self, text: str) -> None:
+        """Reports text that is no call."""
 
     def _read_call(self, opener: str) -> Waiting[None]:
         """Reads what follows the mark. Raises Mismatch if it is no call or unfinished; `held.raw` is then text."""
@@ -159,8 +159,6 @@ class CallReader(ABC):
             if self._inside:
                 self._end(self._held.raw)
             raise
-
-    # --- what is told
 
     def _begin(self, name: str) -> None:
         self._inside, self._name, self._argued = True, name, []
@@ -181,8 +179,6 @@ class CallReader(ABC):
         if self._several or self.calls == 1:
             self._said.append(said)
             self.broken += isinstance(said, CallEnded) and said.broken != ""
-
-    # --- the forms
 
     def _envelope(self) -> Waiting[None]:
         """Reads {"name": ..., "arguments": {...}} in any order. Reports an object after the name while it comes."""
@@ -304,8 +300,6 @@ class CallReader(ABC):
             scan = JsonScan()
             is_json = scan.take(value) == len(value) and scan.finish()
             self._argue(value if is_json else json.dumps(written, ensure_ascii=False))
-
-    # --- JSON
 
     def _object(self, name: str) -> Waiting[None]:
         if not self._held.text.startswith("{"):

@@ -82,9 +82,8 @@ def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> Temp
             arguments: GivenArguments = call["function"]["arguments"]
             shown = arguments.text if habits.text_arguments else arguments.value
             found["tool_calls"].append({**call, "function": {**call["function"], "arguments": shown}})
-        if not message["content"]:  # the given form of empty content if the template takes it
-            none = habits.null_content if message["content"] is None else not habits.empty_content
-            found["content"] = None if none else ""
+        if not message["content"] and message["content"] not in habits.contents:
+            found["content"] = habits.contents[0]
     return found
 
 

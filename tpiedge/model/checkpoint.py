@@ -15,7 +15,7 @@ offsets, which packing needs (pack/source.py).
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,23 +24,8 @@ from typing import BinaryIO, NoReturn
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import MAX_CONFIG_BYTES, ModelConfig
-from tpiedge.model.folder import (
-    ConfigFields,
-    has_file,
-    open_file,
-    parse_json,
-    read_bytes,
-    read_json,
-    resolve_file,
-)
-from tpiedge.model.quantisation import (
-    OLD_FILES,
-    QUANTISATION_KEY,
-    WEIGHT,
-    Quantisation,
-    joined_tensors,
-    of_old_file,
-)
+from tpiedge.model.folder import ConfigFields, has_file, open_file, parse_json, read_bytes, read_json
+from tpiedge.model.quantisation import OLD_FILES, WEIGHT, Quantisation, joined_tensors
 from tpiedge.model.source import folder_label
 from tpiedge.model.spec import EMBEDDING, HEAD
 from tpiedge.pack.layout import Storage
@@ -184,16 +169,14 @@ class Checkpoint:
                 )
         listed = {name: shards[shard][name] for name, shard in weights.items()}
         located = _usual_names(listed or shards[SINGLE], tied=config.tie_word_embeddings)
-        where, values = folder / "config.json", read_json(folder, "config.json", MAX_CONFIG_BYTES)
+        fields = ConfigFields(str(folder / "config.json"), read_json(folder, "config.json", MAX_CONFIG_BYTES))
         # Old checkpoints name their quantisation in a file of its own, which means nothing beside plain tensors.
-        old = next((name for name in OLD_FILES if has_file(folder, name)), None)
-        if old and any(name.endswith(WEIGHT) for name in located):
-            data = read_bytes(folder, old, MAX_CONFIG_BYTES)
-            digest.update(f"{old} {len(data)}\n".encode() + data)
-            if QUANTISATION_KEY not in values:
-                where = folder / old
-                values = {QUANTISATION_KEY: of_old_file(old, parse_json(data, str(where)))}
-        quantisation = Quantisation.of(ConfigFields(str(where), values))
+        old = None
+        given = next((name for name in OLD_FILES if has_file(folder, name)), None)
+        if given and any(name.endswith(WEIGHT) for name in located):
+            old = folder / given, read_bytes(folder, given, MAX_CONFIG_BYTES)
+            digest.update(f"{given} {len(old[1])}\n".encode() + old[1])
+        quantisation = Quantisation.of(fields, old)
         tensors = joined_tensors(located, quantisation) if quantisation else located
         if not any(isinstance(tensor, Int4Tensor) for tensor in tensors.values()):
             quantisation = None
@@ -212,7 +195,7 @@ class Checkpoint:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises UserError for a tensor that is missing or of a wrong form, or a tied head with other numbers."""
-        for source, shape in sources_of(spec):
+        for source, shape in spec.source_shapes.items():
             info = self.tensors.get(source)
             if info is None:
                 advice = _HEADLESS_ADVICE if source == HEAD else "check that config.json belongs to it"
@@ -234,14 +217,6 @@ class Checkpoint:
                 f"{self.folder}: config.json ties {HEAD} to the embedding, but the checkpoint has a different "
                 "one; write false for tie_word_embeddings in config.json"
             )
-
-
-def sources_of(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for blob in (spec.embedding, *spec.layers, spec.head):
-        for matrix in blob.matrices:
-            yield matrix.source, matrix.source_shape
-        for vector in blob.vectors:
-            yield vector.source, (vector.length,)
 
 
 def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
@@ -286,14 +261,13 @@ def weight_map(folder: Path) -> Mapping[str, str]:
 
 def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], str]:
     """Returns (tensors; size, modification time and digest of the header)."""
-    path = resolve_file(folder, name)
-    try:
-        with open_file(folder, name) as file:
+    with open_file(folder, name) as file:
+        try:
             stat = os.fstat(file.fileno())
-            tensors, digest = read_header(file, path, str(folder / name))
+            tensors, digest = read_header(file, Path(file.name), str(folder / name))
             return tensors, f"{stat.st_size} {stat.st_mtime_ns} {digest}"
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; check the disk") from None
+        except OSError as error:
+            raise UserError(f"{file.name} cannot be read: {error.strerror}; check the disk") from None
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from tpiedge.errors import UserError
 from tpiedge.model.folder import ConfigFields, has_file, parse_json, read_bytes, read_json
 from tpiedge.model.quantisation import Quantisation
-from tpiedge.model.rope import Positions, RopeConfig
+from tpiedge.model.rope import MAX_POSITIONS, Positions, RopeConfig
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import counted
 
@@ -24,9 +24,8 @@ _MAX_WIDTH = 1 << 17
 _MAX_FFN = 1 << 20
 _MAX_LAYERS = 1024
 _MAX_HEADS = 4096
-_MAX_HEAD_DIM = 1024
+MAX_HEAD_DIM = 1024
 _MAX_VOCAB = 1 << 22
-_MAX_POSITIONS = 1 << 27
 _MAX_EOS_IDS = 64
 _MIN_EPS, _MAX_EPS = 1e-12, 0.1
 _DEFAULT_WINDOW = 4096
@@ -70,7 +69,7 @@ class ModelConfig:
     num_layers: Annotated[int, Meta(ge=1, le=_MAX_LAYERS)]
     num_heads: Annotated[int, Meta(ge=1, le=_MAX_HEADS)]
     num_kv_heads: Annotated[int, Meta(ge=1, le=_MAX_HEADS)]
-    head_dim: Annotated[int, Meta(ge=2, le=_MAX_HEAD_DIM)]
+    head_dim: Annotated[int, Meta(ge=2, le=MAX_HEAD_DIM)]
     vocab_size: Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
     rms_norm_eps: Annotated[float, Meta(ge=_MIN_EPS, le=_MAX_EPS)]
     rope: RopeConfig
@@ -101,11 +100,8 @@ class ModelConfig:
         generation = ConfigFields(where, read_json(folder, "generation_config.json", MAX_CONFIG_BYTES))
         bos_id = generation.optional_integer("bos_token_id", 0, parsed.vocab_size - 1)
         eos_ids = _eos_ids(generation, parsed.vocab_size)
-        return replace(
-            parsed,
-            bos_id=parsed.bos_id if bos_id is None else bos_id,
-            eos_ids=parsed.eos_ids if eos_ids is None else eos_ids,
-        )
+        found: dict[str, Any] = {"bos_id": bos_id, "eos_ids": eos_ids}
+        return replace(parsed, **{name: value for name, value in found.items() if value is not None})
 
     @staticmethod
     def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
@@ -116,7 +112,7 @@ class ModelConfig:
         heads, kv_heads, head_dim = _heads(config, family)
         layers = config.integer("num_hidden_layers", 1, _MAX_LAYERS)
         vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
-        positions = config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
+        positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
 
         def bias(key: str, fixed: bool | None) -> bool:
             return config.flag(key, False) if fixed is None else fixed
@@ -190,15 +186,15 @@ def _refuse_unsupported(config: ConfigFields) -> None:
 def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
     """Returns (query heads, KV heads, head dimension)."""
     heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
-    kv_default = heads if "num_key_value_heads" in config else family.kv_heads or heads
+    kv_default = heads if "num_key_value_heads" in config.values else family.kv_heads or heads
     kv_heads = config.integer("num_key_value_heads", 1, _MAX_HEADS, kv_default)
     if config.raw("head_dim") is not None or family.head_dim is not None:
-        return heads, kv_heads, config.integer("head_dim", 2, _MAX_HEAD_DIM, family.head_dim)
+        return heads, kv_heads, config.integer("head_dim", 2, MAX_HEAD_DIM, family.head_dim)
     hidden = config.integer("hidden_size", 1, _MAX_WIDTH)
     if hidden % heads:
         config.refuse("hidden_size", f"({hidden}) is not a multiple of num_attention_heads ({heads})")
-    if not 2 <= hidden // heads <= _MAX_HEAD_DIM:
-        config.refuse("hidden_size", f"/ num_attention_heads is {hidden // heads}, not 2 to {_MAX_HEAD_DIM}")
+    if not 2 <= hidden // heads <= MAX_HEAD_DIM:
+        config.refuse("hidden_size", f"/ num_attention_heads is {hidden // heads}, not 2 to {MAX_HEAD_DIM}")
     return heads, kv_heads, hidden // heads
 
 
@@ -206,12 +202,12 @@ def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[
     """Qwen's rule "layers": the layers that `layer_types` names, by default those from `max_window_layers` on."""
     window = None
     if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
-        default = None if "sliding_window" in config else _DEFAULT_WINDOW
-        window = config.optional_integer("sliding_window", 1, _MAX_POSITIONS) or default
+        default = None if "sliding_window" in config.values else _DEFAULT_WINDOW
+        window = config.optional_integer("sliding_window", 1, MAX_POSITIONS) or default
     if family.windows != "layers":
         return (window,) * layers
     if config.raw("layer_types") is None:
-        first = config.integer("max_window_layers", 0, _MAX_POSITIONS, 28)
+        first = config.integer("max_window_layers", 0, MAX_POSITIONS, 28)
         return tuple(window if layer >= first else None for layer in range(layers))
     types = config.sequence("layer_types", _MAX_LAYERS)
     if len(types) != layers:
@@ -275,7 +271,7 @@ def usual_pooling(folder: Path | None) -> str:
         return _USUAL
     data = read_bytes(folder, POOLING_FILE, 1_000_000, POOLING_FOLDER)
     fields = ConfigFields(str(folder / where), parse_json(data, str(folder / where)))
-    names = [name for name in fields.names() if name.startswith(_PREFIX)]
+    names = [name for name in fields.values if name.startswith(_PREFIX)]
     modes = [name.removeprefix(_PREFIX) for name in names if fields.flag(name)]
     if not modes and fields.raw(_MODE) is not None:
         modes = [fields.text(_MODE)]

@@ -7,13 +7,16 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn, TypeVar
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
+
+T = TypeVar("T")
 
 #: Files of a model beside its weights, its templates in a folder, and its pooling.
 TEXT_FILES = (
@@ -22,27 +25,6 @@ TEXT_FILES = (
 )
 # Bounds the memory of parsing, up to 200 bytes for each value.
 _MAX_COMMAS = 400_000
-
-
-def resolve_file(folder: Path, name: str, inner: str = "") -> Path:
-    """Returns the real path. Only `inner` is trusted. Raises UserError if the file is missing or elsewhere."""
-    if not _is_plain(name):
-        raise UserError(
-            f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
-        )
-    place = folder / inner
-    try:
-        root = folder.resolve(strict=True)
-        path = (root / inner / name).resolve(strict=True)
-    except FileNotFoundError:
-        raise UserError(f"{place} has no {name}: download the model again, all of its files") from None
-    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
-        raise UserError(f"{place / name} cannot be read: {_reason(error)}") from None
-    if path.parent != root / inner and not _in_cache_blobs(root, path):
-        raise UserError(
-            f"{place / name} links to a file outside of the model's folder: put the file itself there"
-        )
-    return path
 
 
 def has_file(folder: Path, name: str) -> bool:
@@ -59,11 +41,27 @@ def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
 
 
 def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
-    """Opens a regular file. Raises UserError; never blocks on a pipe or a device."""
-    path = resolve_file(folder, name, inner)
+    """Opens a regular file; its `name` is its real path. Only `inner` is trusted. Raises UserError if it is missing
+    or elsewhere; never blocks on a pipe or a device."""
+    if not _is_plain(name):
+        raise UserError(
+            f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
+        )
+    place = folder / inner
     try:
-        # O_NOFOLLOW: resolve_file has followed and checked all links.
-        return os.fdopen(open_regular(path, os.O_NOFOLLOW), "rb")
+        root = folder.resolve(strict=True)
+        path = (root / inner / name).resolve(strict=True)
+    except FileNotFoundError:
+        raise UserError(f"{place} has no {name}: download the model again, all of its files") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+        raise UserError(f"{place / name} cannot be read: {_reason(error)}") from None
+    if path.parent != root / inner and not _in_cache_blobs(root, path):
+        raise UserError(
+            f"{place / name} links to a file outside of the model's folder: put the file itself there"
+        )
+    try:
+        # O_NOFOLLOW: all links were followed and checked.
+        return open(path, "rb", opener=lambda _path, _flags: open_regular(path, os.O_NOFOLLOW))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {_reason(error)}") from None
 
@@ -140,22 +138,16 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or sanitised_line(error, 120)
 
 
+@dataclass(frozen=True)
 class ConfigFields:
     """Reads typed fields of `values`; `where` names the file in messages. A missing or null field takes the default.
     Every method raises UserError, also for a missing field without a default."""
 
-    def __init__(self, where: str, values: Mapping[str, object]) -> None:
-        self.where = where
-        self._values = values
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._values)
+    where: str
+    values: Mapping[str, object]
 
     def raw(self, key: str) -> object:
-        return self._values.get(key)
+        return self.values.get(key)
 
     def refuse(self, key: str, problem: str) -> NoReturn:
         raise UserError(f"{self.where}: {key} {problem}")
@@ -179,16 +171,10 @@ class ConfigFields:
         return None if self.raw(key) is None else self.number(key, low, high)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            self.refuse(key, f"is {quote(value)}, not true or false")
-        return value
+        return self._of(bool, key, default, "true or false")
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            self.refuse(key, f"is {quote(value)}, not a text")
-        return value
+        return self._of(str, key, default, "a text")
 
     def choice(self, key: str, supported: Collection[str], default: str | None = None) -> str:
         value = self.text(key, default)
@@ -198,10 +184,7 @@ class ConfigFields:
 
     def fields(self, key: str) -> "ConfigFields":
         """Returns the object under `key`; empty if it is missing or null."""
-        value = self._value(key, {})
-        if not isinstance(value, dict):
-            self.refuse(key, f"is {quote(value)}, not an object")
-        return ConfigFields(f"{self.where}, {key}", value)
+        return ConfigFields(f"{self.where}, {key}", self._of(dict, key, {}, "an object"))
 
     def sequence(self, key: str, limit: int) -> list[object]:
         value = self._value(key, None)
@@ -209,8 +192,14 @@ class ConfigFields:
             self.refuse(key, f"is {quote(value)}, not a list of at most {limit} entries")
         return value
 
+    def _of(self, kind: type[T], key: str, default: T | None, described: str) -> T:
+        value = self._value(key, default)
+        if not isinstance(value, kind):
+            self.refuse(key, f"is {quote(value)}, not {described}")
+        return value
+
     def _value(self, key: str, default: object) -> object:
-        value = self._values.get(key)
+        value = self.raw(key)
         found = default if value is None else value
         if found is None:
             self.refuse(key, "is missing")

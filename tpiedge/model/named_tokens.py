@@ -76,7 +76,7 @@ def _usual(fields: ConfigFields) -> dict[str, AddedToken]:
 
 
 def _named(fields: ConfigFields) -> dict[str, AddedToken]:
-    names = (name for name in fields.names() if name.endswith("_token") and name not in _NAMES)
+    names = (name for name in fields.values if name.endswith("_token") and name not in _NAMES)
     values = {name: fields.raw(name) for name in names if isinstance(fields.raw(name), str)}
     extra = fields.raw(_EXTRA)
     values |= extra if isinstance(extra, dict) else {}
@@ -98,7 +98,7 @@ def _read(folder: Path, name: str) -> Mapping[str, object]:
 def _decoder(config: ConfigFields) -> dict[int, AddedToken]:
     decoder = config.fields(_DECODER)
     found: dict[int, AddedToken] = {}
-    for key in decoder.names():
+    for key in decoder.values:
         value = decoder.raw(key)
         if not (key.isascii() and key.isdigit() and len(key) < 10 and isinstance(value, dict)):
             decoder.refuse(quote(key), "is not a token's number and its object")
@@ -110,7 +110,7 @@ def _decoder(config: ConfigFields) -> dict[int, AddedToken]:
 def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
     fields = ConfigFields(str(folder / _ADDED), _read(folder, _ADDED))
     found: dict[int, AddedToken] = {}
-    for text in fields.names():
+    for text in fields.values:
         number = fields.integer(text, 0, 1 << 31)
         value = {"content": text, "special": text in special}
         for token in _tokens(fields, quote(text), value, special=False):
@@ -143,7 +143,6 @@ _MARKS: Final = (
 )  # fmt: skip
 """Texts that people do not write, as in llama.cpp."""
 _TAGS: Final = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
-_MESSAGE_END: Final = "<|end|>"
 _MESSAGE_FORMATS: Final = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
 """In a vocabulary with all marks of one set, <|end|> ends a message but not the answer."""
 
@@ -152,7 +151,7 @@ def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable
     """Finds the ids of `vocabulary` (text -> id) that end an answer; `marks` are ids that are no pieces of text."""
     texts = [text for text in _MARKS if text in vocabulary]
     if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
-        texts = [text for text in texts if text != _MESSAGE_END]
+        texts = [text for text in texts if text != "<|end|>"]
     for text in _TAGS:
         # A text is a mark if the file says so, or if no merge of two pieces makes it.
         splits = ((text[:at], text[at:]) for at in range(1, len(text)))

@@ -16,16 +16,10 @@ from typing import Final
 import msgspec
 
 from tpiedge.errors import UserError
-from tpiedge.model.config import ModelConfig
 
 _SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "max_position_embeddings",
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "max_position_embeddings"),
 )
 
 
@@ -120,10 +114,6 @@ class Alias:
     licence: str
     shape: str
     note: str = ""
-
-    @property
-    def config(self) -> ModelConfig:
-        return ModelConfig.from_huggingface(preset(self.shape), f"preset {self.shape}")
 
 
 @functools.cache

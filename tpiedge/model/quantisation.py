@@ -3,13 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import ConfigFields
+from tpiedge.model.folder import ConfigFields, parse_json
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.panel_writer import Quality
-from tpiedge.pack.quantised import WORD, Int4Tensor
+from tpiedge.pack.quantised import EXACT_BITS, WORD, BlockTensor, Int4Tensor
 from tpiedge.pack.source import SourceTensor, StoredTensor
-from tpiedge.pack.specs import Precision
+from tpiedge.pack.specs import ModelSpec, Precision
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
@@ -35,14 +37,24 @@ class Quantisation:
     act_order: bool
 
     @property
+    def is_apart(self) -> bool:
+        """Whether the inputs of a group may lie anywhere."""
+        return self.act_order and self.group is not None
+
+    @property
     def precision(self) -> Precision:
         """The smallest precision of a pack that adds little or no error."""
-        in_order = not (self.act_order and self.group)
-        return Precision.Q4 if self.symmetric and in_order else Precision.Q8
+        return Precision.Q4 if self.symmetric and not self.is_apart else Precision.Q8
 
     @staticmethod
-    def of(config: ConfigFields) -> "Quantisation | None":
-        """Reads the object in config.json; None for plain weights. Raises UserError for other methods."""
+    def of(config: ConfigFields, old: tuple[Path, bytes] | None = None) -> "Quantisation | None":
+        """Reads the object in config.json, or else the `old` file (path, content); None for plain weights.
+        Raises UserError for other methods."""
+        if old and QUANTISATION_KEY not in config.values:
+            path, data = old
+            renamed = {_OLD_NAMES.get(key, key): one for key, one in parse_json(data, str(path)).items()}
+            values = {"quant_method": OLD_FILES[path.name], **renamed}
+            config = ConfigFields(str(path), {QUANTISATION_KEY: values})
         if config.raw(QUANTISATION_KEY) is None:
             return None
         fields = config.fields(QUANTISATION_KEY)
@@ -68,11 +80,6 @@ class Quantisation:
         return Quantisation(method, group, _GPTQ_ZERO_OFFSETS[layout], symmetric, act_order)
 
 
-def of_old_file(name: str, values: Mapping[str, object]) -> dict[str, object]:
-    renamed = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
-    return {"quant_method": OLD_FILES[name], **renamed}
-
-
 WEIGHT = ".qweight"
 _ZEROS, _SCALES, _GROUPS = ".qzeros", ".scales", ".g_idx"
 _SCALE_DTYPES = ("F16", "BF16", "F32")
@@ -92,25 +99,38 @@ def joined_tensors(
     return {name: tensor for name, tensor in tensors.items() if name not in parts} | joined
 
 
-def rounded_tensors(
+def rounded_matrices(
     tensors: Mapping[str, StoredTensor],
-    quantisation: Quantisation,
-    layers: Precision,
+    spec: ModelSpec,
+    storage: Storage,
     quality: Quality | None,
+    quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Describes the matrices that a pack rounds, a line for each kind; `quality` is that of the pack."""
-    found: Counter[str] = Counter()
-    if layers is Precision.BF16:  # too few bits for a code and its scale
-        found[layers.value] = sum(isinstance(tensor, Int4Tensor) for tensor in tensors.values())
-    for one in quality.tensors if quality else ():
-        found[one.precision.value] += isinstance(tensors.get(one.tensor), Int4Tensor) and one.error.noise > 0
-    for precision, count in sorted(found.items()):
+    """Describes the matrices of GGUF, GPTQ and AWQ that a pack of this `quality` rounds, a line for each kind. Without
+    `quality`, the types of a GGUF file tell."""
+    noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
+    found: Counter[tuple[str, str]] = Counter()
+    for key, blob in spec.blobs.items():
+        precision = storage.of_blob(key)
+        for matrix in blob.matrices:
+            tensor = tensors[matrix.source]
+            is_rounded = matrix.source in noisy
+            if isinstance(tensor, BlockTensor):
+                kind = tensor.kind
+                if quality is None and precision.quantised:
+                    is_rounded = EXACT_BITS.get(kind, 9) > precision.bits
+            elif isinstance(tensor, Int4Tensor):
+                kind = tensor.scheme.upper()
+            else:
+                continue
+            found[kind, precision.value] += is_rounded or (precision is Precision.BF16 and kind != "BF16")
+    apart = quantisation is not None and quantisation.is_apart
+    for (kind, rounded), count in sorted(found.items()):
         if count:
-            apart = quantisation.act_order and quantisation.group is not None and quality is not None
-            cause = ", because act-order has put the inputs of a group apart" if apart else ""
-            are = "are" if count > 1 else "is"
-            matrices = counted(count, "matrix", "matrices")
-            yield f"{matrices} of {quantisation.method.upper()} {are} rounded to {precision}{cause}"
+            matrices = f"{counted(count, 'matrix', 'matrices')} of {kind}"
+            by_order = apart and Precision(rounded).quantised
+            cause = ", because act-order has put the inputs of a group apart" if by_order else ""
+            yield f"{matrices} {'are' if count > 1 else 'is'} rounded to {rounded}{cause}"
 
 
 def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> Int4Tensor:

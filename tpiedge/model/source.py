@@ -35,8 +35,6 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     is_folder = bool(name) and os.path.isdir(name)  # unlike Path.is_dir, false for NUL and for names too long
     if is_folder and (folder / "config.json").is_file():
         return folder
-    if is_gguf(name) and os.path.isfile(name):
-        refuse_gguf(folder)
     hub_name = parse_hub_name(name)
     if hub_name is not None and (found := HubCache(cache).snapshot(hub_name)) is not None:
         return found

@@ -10,7 +10,7 @@ TILE_ROWS = 128
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-_FINAL_NORM = "model.norm.weight"
+FINAL_NORM = "model.norm.weight"
 
 
 def model_spec(config: ModelConfig) -> ModelSpec:
@@ -19,7 +19,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
     return ModelSpec(
         embedding=BlobSpec(matrices=(MatrixSpec("embedding", EMBEDDING, *vocabulary),)),
         layers=tuple(_layer(config, f"model.layers.{index}") for index in range(config.num_layers)),
-        head=BlobSpec(matrices=head, vectors=(VectorSpec("final_norm", _FINAL_NORM, config.hidden_size),)),
+        head=BlobSpec(matrices=head, vectors=(VectorSpec("final_norm", FINAL_NORM, config.hidden_size),)),
         config=config.to_json(),
     )
 
@@ -27,8 +27,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
 def config_of_pack(pack: Pack) -> ModelConfig:
     """Raises UserError unless the pack holds exactly the matrices of its config."""
     config = ModelConfig.from_json(pack.config)
-    expected, found = model_spec(config), pack.spec
-    if (expected.embedding, expected.layers, expected.head) != (found.embedding, found.layers, found.head):
+    if model_spec(config).blobs != pack.spec.blobs:
         raise UserError(f"the matrices of {pack.path} are not those of its model config: pack again")
     return config
 
@@ -43,23 +42,18 @@ def _layer(config: ModelConfig, prefix: str) -> BlobSpec:
     ]
     if config.qk_norm:
         vectors += [VectorSpec(f"{name}_norm", f"{attention}.{name}_norm.weight", unit) for name in "qk"]
-    biases: list[tuple[str, str, int]] = []
-    if config.qkv_bias:
-        biases += [(attention, "q", queries), (attention, "k", keys), (attention, "v", keys)]
-    if config.o_bias:
-        biases += [(attention, "o", hidden)]
-    if config.mlp_bias:
-        biases += [(mlp, "gate", ffn), (mlp, "up", ffn), (mlp, "down", hidden)]
-    vectors += [VectorSpec(f"{name}_bias", f"{part}.{name}_proj.bias", count) for part, name, count in biases]
-    return BlobSpec(
-        matrices=(
-            MatrixSpec("q", f"{attention}.q_proj.weight", queries, hidden, unit),
-            MatrixSpec("k", f"{attention}.k_proj.weight", keys, hidden, unit),
-            MatrixSpec("v", f"{attention}.v_proj.weight", keys, hidden, unit),
-            MatrixSpec("o", f"{attention}.o_proj.weight", queries, hidden, unit, transposed=True),
-            MatrixSpec("gate", f"{mlp}.gate_proj.weight", ffn, hidden, TILE_ROWS),
-            MatrixSpec("up", f"{mlp}.up_proj.weight", ffn, hidden, TILE_ROWS),
-            MatrixSpec("down", f"{mlp}.down_proj.weight", ffn, hidden, TILE_ROWS, transposed=True),
-        ),
-        vectors=tuple(vectors),
+    matrices = (
+        MatrixSpec("q", f"{attention}.q_proj.weight", queries, hidden, unit),
+        MatrixSpec("k", f"{attention}.k_proj.weight", keys, hidden, unit),
+        MatrixSpec("v", f"{attention}.v_proj.weight", keys, hidden, unit),
+        MatrixSpec("o", f"{attention}.o_proj.weight", queries, hidden, unit, transposed=True),
+        MatrixSpec("gate", f"{mlp}.gate_proj.weight", ffn, hidden, TILE_ROWS),
+        MatrixSpec("up", f"{mlp}.up_proj.weight", ffn, hidden, TILE_ROWS),
+        MatrixSpec("down", f"{mlp}.down_proj.weight", ffn, hidden, TILE_ROWS, transposed=True),
     )
+    has_bias = {**dict.fromkeys("qkv", config.qkv_bias), "o": config.o_bias}
+    for matrix in matrices:
+        if has_bias.get(matrix.name, config.mlp_bias):
+            bias = f"{matrix.source.removesuffix('weight')}bias"
+            vectors.append(VectorSpec(f"{matrix.name}_bias", bias, matrix.source_shape[0]))
+    return BlobSpec(matrices, tuple(vectors))

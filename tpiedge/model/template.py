@@ -33,11 +33,10 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes: arguments as a JSON text; null or empty content beside calls."""
+    """The forms that a template takes: arguments as a JSON text; contents beside calls, the best first."""
 
     text_arguments: bool = False
-    null_content: bool = False
-    empty_content: bool = True
+    contents: tuple[str | None, ...] = ("",)
 
 
 CALLS_AS_OBJECTS: Final = TemplateHabits()  # the habits of most templates, and the default
@@ -62,14 +61,13 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
 
     best, habits = 0, CALLS_AS_OBJECTS
     for arguments in (_ARGUMENTS, _TEXT):
-        null, empty = tried(None, arguments), tried("", arguments)
-        quality = max(_quality(null), _quality(empty))
+        texts = {content: tried(content, arguments) for content in ("", None)}
+        quality = max(map(_quality, texts.values()))
         if quality > best:
-            takes_empty = _quality(empty) == quality
-            nones = (empty or "").count("None") if takes_empty else 0
-            takes_null = null is not None and _quality(null) == quality and null.count("None") <= nones
-            best = quality
-            habits = TemplateHabits(arguments is _TEXT, takes_null or not takes_empty, takes_empty)
+            fitting = {content: str(text) for content, text in texts.items() if _quality(text) == quality}
+            nones = next(iter(fitting.values())).count("None")
+            contents = (content for content, text in fitting.items() if text.count("None") <= nones)
+            best, habits = quality, TemplateHabits(arguments is _TEXT, tuple(contents))
         if quality == _BEST:
             break
     return habits
@@ -97,24 +95,17 @@ class ChatTemplate:
     """The templates of one model by name ("default", "tool_use"), with its special tokens as variables."""
 
     def __init__(
-        self,
-        templates: Mapping[str, str],
-        special_tokens: Mapping[str, str],
-        *,
-        cpu_s: int = 2,
-        wall_s: float = 30.0,  # longer, as the process may have to wait for a processor
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, wall_s: float = 30.0
     ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
-        self._cpu_s = cpu_s
-        packages = ("jinja2", "markupsafe")
-        self._process = TextProcess("the model's chat template", packages, 256 * MIB, wall_s)
+        self._process = TextProcess("the model's chat template", 256 * MIB, wall_s)
         self._habits: dict[str, TemplateHabits] = {}
 
     @staticmethod
     def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
         """Reads the template files, tokenizer_config.json, or chat_template.json. Raises UserError."""
-        templates = _templates_of(folder)
+        templates = templates_of(folder)
         if not templates:
             raise UserError(
                 f"{folder} has no chat template: use text completion, or an instruction-tuned model "
@@ -149,7 +140,7 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"the messages are not plain JSON: {sanitised_line(error, 120)}") from None
         try:
-            return str(self._process.do(b"R", body, self._cpu_s))
+            return str(self._process.do(b"R", body))
         except JobFailed as error:
             # Another form of the same messages would meet the same limit.
             kind = UserError if error.limited else TemplateRefusal
@@ -167,13 +158,8 @@ class ChatTemplate:
         return self._templates.get("tool_use", usual) if tools else usual
 
 
-def has_template(folder: Path) -> bool:
-    """Looks for any template. Raises UserError for unreadable files."""
-    return bool(_templates_of(folder))
-
-
-def _templates_of(folder: Path) -> Mapping[str, str]:
-    """Template files win over `tokenizer_config.json`, and that over `chat_template.json`."""
+def templates_of(folder: Path) -> Mapping[str, str]:
+    """Reads name -> template. Files win over tokenizer_config.json, that over chat_template.json. Raises UserError."""
     templates = _templates_of_json(folder, "tokenizer_config.json")
     templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)

@@ -36,14 +36,12 @@ _DESCRIBED = ("TemplateError", "TemplateRuntimeError", "ValueError", "Exception"
 def main() -> None:
     sys.path += sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tokenizer: LoadedTokenizer | None = None
+    tokenizer = LoadedTokenizer()
     with contextlib.suppress(EOFError):
         while True:
             letter, cpu_s, body = receive(0)
             limit_time(cpu_s)
             try:
-                if letter == b"O":
-                    tokenizer = LoadedTokenizer.of(body)
                 found = json.dumps(_done(letter, body, tokenizer), ensure_ascii=False)
                 answer = b"j", found.encode("utf-8", "surrogatepass")
             except BaseException as error:  # a Rust panic is no Exception
@@ -79,21 +77,16 @@ def limit_time(cpu_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
-def _done(letter: bytes, body: bytes, tokenizer: "LoadedTokenizer | None") -> object:
-    asked: Any = None if letter == b"O" else json.loads(body)
+def _done(letter: bytes, body: bytes, tokenizer: "LoadedTokenizer") -> object:
     if letter == b"L":
-        limit_memory(asked)
+        limit_memory(int(body))
         return None
     if letter == b"R":
-        return _render(asked)
-    assert tokenizer is not None
+        return _render(json.loads(body))
+    found = tokenizer.do(letter, body)
     if letter == b"A":
-        table = tokenizer.add(asked)
         limit_memory(own_memory() + _WORKING_MEMORY)
-        return table
-    if letter == b"E":
-        return tokenizer.encode(**asked)
-    return tokenizer.count(asked) if letter == b"C" else tokenizer.added()
+    return found
 
 
 def _failure(error: BaseException) -> tuple[bytes, bytes]:
@@ -134,27 +127,36 @@ def own_memory() -> int:
 
 
 class LoadedTokenizer:
-    """A tokenizer of the library. Methods raise the library's errors."""
+    """A tokenizer of the library."""
 
-    def __init__(self, backend: Any) -> None:
-        backend.no_padding()
-        backend.no_truncation()
-        self._backend = backend
+    def __init__(self) -> None:
+        self._backend: Any = None
 
-    @staticmethod
-    def of(data: bytes) -> "LoadedTokenizer":
-        from tokenizers import Tokenizer
+    def do(self, letter: bytes, body: bytes) -> Any:
+        """Does the job of a frame: `O`, which comes first, `A`, `E` or `C`. Raises the library's errors."""
+        if letter == b"O":
+            from tokenizers import Tokenizer
 
-        return LoadedTokenizer(Tokenizer.from_buffer(data))
+            self._backend = Tokenizer.from_buffer(body)
+            self._backend.no_padding()
+            self._backend.no_truncation()
+            return self._added()
+        asked = json.loads(body)
+        if letter == b"A":
+            return self._add(asked)
+        if letter == b"E":
+            return self._encode(**asked)
+        assert letter == b"C", letter
+        return self._count_all(asked)
 
-    def added(self) -> list[tuple[int, str, dict[str, bool]]]:
+    def _added(self) -> list[tuple[int, str, dict[str, bool]]]:
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
         own = self._backend.get_added_tokens_decoder()
         return [
             (number, one.content, {flag: getattr(one, flag) for flag in flags}) for number, one in own.items()
         ]
 
-    def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
+    def _add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
         """Adds tokens. Returns a table for decoding: `vocabulary` (text -> id), `added()`, `parts` (base64 of each id's
         bytes within a text), `heads` (the text of ids that differ at its beginning). Raises ValueError if the library
         decodes otherwise."""
@@ -171,12 +173,12 @@ class LoadedTokenizer:
         listed = [base64.b64encode(part).decode() if part is not None else None for part in parts]
         return {
             "vocabulary": vocabulary,
-            "added": self.added(),
+            "added": self._added(),
             "parts": listed,
             "heads": list(heads.items()),
         }
 
-    def encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
+    def _encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
         """Returns the ids, or a lower bound of their number if that exceeds `most`."""
         if most and len(text) > most // 4:  # a text of fewer bytes has rarely more tokens
             count = 0
@@ -191,7 +193,7 @@ class LoadedTokenizer:
         finally:
             self._backend.encode_special_tokens = False
 
-    def count(self, text: str) -> int:
+    def _count_all(self, text: str) -> int:
         """Counts tokens, in pieces that end before a space."""
         count = start = 0
         while start < len(text):
@@ -287,14 +289,24 @@ def _compiled(template: str) -> Any:
     from datetime import datetime
 
     from jinja2.exceptions import TemplateError
-    from jinja2.ext import loopcontrols
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Scope
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationTag(Extension):
+        """{% generation %}...{% endgeneration %} marks training targets; here it is its contents."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     def raise_exception(message: object) -> None:
         raise TemplateError(str(message))
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_extension()]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
     )
     environment.filters["tojson"] = _tojson
     environment.globals.pop("lipsum")
@@ -315,23 +327,6 @@ def _tojson(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _generation_extension() -> type:
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-
-    class GenerationTag(Extension):
-        """{% generation %}...{% endgeneration %} marks training targets; here it is its contents."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    return GenerationTag
 
 
 def _describe(error: BaseException) -> str:

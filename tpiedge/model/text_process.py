@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, Final
 
 from tpiedge.errors import ChildLost, UserError
@@ -25,6 +26,10 @@ from tpiedge.model.text_child import HEAD, receive
 _CHILD: Final = Path(__file__).parent / "text_child.py"
 _ENDING_S: Final = 10.0
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
+_PACKAGES: Final = ("tokenizers", "jinja2", "markupsafe")
+#: CPU seconds of a job: limit memory, open a tokenizer, add tokens, encode, count, render.
+_CPU_S: Final = {b"L": 1, b"O": 60, b"A": 60, b"E": 20, b"C": 20, b"R": 2}
+_REPEATED: Final = (b"O", b"A")
 
 
 class JobFailed(ValueError):
@@ -37,25 +42,18 @@ class JobFailed(ValueError):
 
 class TextProcess:
     """Does one job of `text_child.py` at a time, in a process that the first job starts. Thread-safe. `what` names the
-    model's part in errors; the process may import `packages` and take `memory` bytes."""
+    model's part in errors; the process may take `memory` bytes. Each new one opens the tokenizer and adds tokens."""
 
-    def __init__(self, what: str, packages: Sequence[str], memory: int, wall_s: float) -> None:
-        self._setup = [(b"L", str(memory).encode(), 1)]
+    def __init__(self, what: str, memory: int, wall_s: float) -> None:
+        self._setup = [(b"L", str(memory).encode())]
         self._what = what
-        self._packages = packages
         self._wall_s = wall_s
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
         self._end: weakref.finalize[..., TextProcess] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def set_up(self, letter: bytes, body: bytes, cpu_s: int) -> Any:
-        """Does a job that each new process repeats."""
-        found = self.do(letter, body, cpu_s)
-        self._setup.append((letter, body, cpu_s))
-        return found
-
-    def do(self, letter: bytes, body: bytes, cpu_s: int) -> Any:
+    def do(self, letter: bytes, body: bytes) -> Any:
         """Returns the answer. Blocks. Raises JobFailed; UserError if the process ended at a limit; ChildLost if it was
         killed from outside twice, or got too little CPU time."""
         if not self._lock.acquire(timeout=self._wall_s):
@@ -65,7 +63,10 @@ class TextProcess:
                 try:
                     if self._link is None:
                         self._begin()
-                    return self._done(letter, body, cpu_s)
+                    found = self._done(letter, body)
+                    if letter in _REPEATED:
+                        self._setup.append((letter, body))
+                    return found
                 except (EOFError, ConnectionError):
                     status = self._close()
                 if not killed_from_outside(status):
@@ -86,7 +87,7 @@ class TextProcess:
             f"{self._what} took more than {self._wall_s:g} s: this machine is too busy for it; try again later"
         )
 
-    def _done(self, letter: bytes, body: bytes, cpu_s: int) -> Any:
+    def _done(self, letter: bytes, body: bytes) -> Any:
         link = self._link
         assert link is not None
         deadline = time.monotonic() + self._wall_s
@@ -96,7 +97,7 @@ class TextProcess:
             return link.recv(count)
 
         link.settimeout(self._wall_s)
-        link.sendall(HEAD.pack(len(body), letter, cpu_s) + body)
+        link.sendall(HEAD.pack(len(body), letter, _CPU_S[letter]) + body)
         kind, _, answer = receive(link.fileno(), read)
         if kind == b"j":
             return json.loads(answer)
@@ -106,7 +107,7 @@ class TextProcess:
 
     def _begin(self) -> None:
         environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-        command = ["-I", "-S", str(_CHILD), *_folders(self._packages)]
+        command = ["-I", "-S", str(_CHILD), *_folders()]
         self._process, self._link = start_linked(command, environment)
         self._end = weakref.finalize(self, _ended, self._process, self._link)
         self._end.atexit = False  # the system closes the socket
@@ -135,12 +136,9 @@ def start_linked(
         ours, theirs = socket.socketpair()
         with ExitStack() as unless_started, theirs:
             unless_started.callback(ours.close)
+            command = [sys.executable, *arguments]
             process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
+                command, stdin=theirs.fileno(), stdout=DEVNULL, stderr=DEVNULL, env=environment
             )
             unless_started.pop_all()
     except OSError as error:
@@ -160,10 +158,10 @@ def killed_twice(what: str) -> ChildLost:
     )
 
 
-def _folders(packages: Sequence[str]) -> list[str]:
-    """Locates packages for the child, which starts without site-packages in half the time."""
+def _folders() -> list[str]:
+    """Locates the packages of the child, which starts without site-packages in half the time."""
     folders = []
-    for name in packages:
+    for name in _PACKAGES:
         spec = find_spec(name)
         if spec is None or spec.origin is None:
             raise UserError(f"the Python package {name} is missing; install tpiedge again")

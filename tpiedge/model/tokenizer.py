@@ -23,8 +23,6 @@ from tpiedge.model.text_process import TextProcess
 from tpiedge.sanitise import quote, sanitised_line
 
 _MAX_BYTES: Final = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
-_ENCODE_S: Final = 20
-_OPEN_S: Final = 60
 _CHARACTER: Final = 3  # ids of an unfinished character at most
 _CONTEXT: Final = 32  # preceding ids that are read: more than a character has
 _MEMORY: Final = 3 << 30  # a large vocabulary takes 200 MB and reserves more
@@ -43,19 +41,18 @@ class Tokenizer:
 
     def __init__(
         self,
-        library: "LoadedTokenizer | _RemoteLibrary",
+        library: LoadedTokenizer | TextProcess,
         special_tokens: Mapping[str, str],
         tokens: Sequence[AddedToken] = (),
         config: ConfigFields | None = None,
     ) -> None:
-        """`tokens` are added to the library's own; `config` may name tokens around a text."""
+        """`library` has opened the file; `tokens` are added; `config` may name tokens around a text."""
         self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
-        table = library.add(tokens)
+        table = library.do(b"A", json.dumps(tokens).encode())
         self.vocabulary: Mapping[str, int] = MappingProxyType(table["vocabulary"])
-        self._texts = {number: text for text, number in self.vocabulary.items()}
         self._parts = [None if part is None else base64.b64decode(part) for part in table["parts"]]
-        self._heads = {int(number): text.encode() for number, text in table["heads"]}
+        self._heads: dict[int, bytes] = {int(number): text.encode() for number, text in table["heads"]}
         self._added = {int(number): text for number, text, _ in table["added"]}
         self.special_ids = frozenset(int(number) for number, _, flags in table["added"] if flags["special"])
         self._wrapping = _wrapping(config, self) if config else None
@@ -74,16 +71,12 @@ class Tokenizer:
         data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
         path = folder / "tokenizer.json"
         with _refusing(f"{path} is not a tokenizer that can be read", "; download the model again"):
-            library = LoadedTokenizer.of(data) if here else _RemoteLibrary(data)
-        own = {number: AddedToken(text, dict(flags)) for number, text, flags in library.added()}
+            library = LoadedTokenizer() if here else TextProcess("the model's tokenizer", _MEMORY, 120.0)
+            found = library.do(b"O", data)
+        own = {number: AddedToken(text, flags) for number, text, flags in found}
         config, special, added = read_named_tokens(folder, own)
         with _refusing(f"{path} cannot be used", "; get the model from a source you trust"):
             return Tokenizer(library, special, added, config)
-
-    @property
-    def vocab_size(self) -> int:
-        """Counts all tokens; a model's embedding may have more rows."""
-        return len(self.vocabulary)
 
     @property
     def bos_id(self) -> int | None:
@@ -102,9 +95,6 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         return self.vocabulary.get(token)
 
-    def token(self, token_id: int) -> str | None:
-        return self._texts.get(token_id)
-
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
@@ -118,8 +108,7 @@ class Tokenizer:
             raise UserError(f"{what}: send it as UTF-8") from None
         wrapping = self._wrapping if add_special else None
         special = add_special and wrapping is None
-        with _refusing("the model's tokenizer cannot encode the text"):
-            ids = self._library.encode(text, special=special, parse=parse_special, most=most)
+        ids = self._do(b"E", {"text": text, "special": special, "parse": parse_special, "most": most})
         if isinstance(ids, int):
             raise TooManyTokens(ids)
         before, after = wrapping or ((), ())
@@ -127,11 +116,14 @@ class Tokenizer:
 
     def count(self, text: str) -> int:
         """Counts the tokens of a text of any length, with "?" in place of half a surrogate pair. Raises UserError."""
+        return int(self._do(b"C", text.encode(errors="replace").decode()))
+
+    def _do(self, letter: bytes, asked: object) -> Any:
         with _refusing("the model's tokenizer cannot encode the text"):
-            return int(self._library.count(text.encode(errors="replace").decode()))
+            return self._library.do(letter, json.dumps(asked).encode())
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        detokenizer = Detokenizer(self, skip_special=skip_special)
+        detokenizer = Detokenizer(self, shown=frozenset() if skip_special else self.special_ids)
         return "".join([*map(detokenizer.push, ids), detokenizer.finish()])
 
     def token_bytes(self, token_id: int) -> bytes | None:
@@ -140,8 +132,7 @@ class Tokenizer:
 
     def head_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of `token_id` at the beginning of a text, where a decoder may drop its space."""
-        found = self._heads.get(token_id)
-        return self.token_bytes(token_id) or b"" if found is None else found
+        return self._heads.get(token_id, self.token_bytes(token_id) or b"")
 
     def all_bytes(self) -> list[bytes]:
         """Returns `token_bytes` of every id, empty without a token; special tokens as they are written."""
@@ -152,24 +143,21 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes one growing sequence of ids, without special tokens unless `shown`.
+    """Decodes one growing sequence of ids. Special tokens appear only if `shown`.
 
     1. The joined pieces are the library's decoding of all ids at once; bytes that are no UTF-8 become U+FFFD.
     2. A piece never ends within a character, and only an unfinished character is held back.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        skip_special: bool = True,
-        shown: frozenset[int] = frozenset(),
-        after: Sequence[int] = (),
+        self, tokenizer: Tokenizer, *, shown: frozenset[int] = frozenset(), after: Sequence[int] = ()
     ) -> None:
         """`after` are the ids before this text."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
-        self._begin()
+        self._skipped = tokenizer.special_ids - shown
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = False
+        self._held = ""  # text beside the unfinished character of the ids before
         known = (token for token in after[-_CONTEXT:] if tokenizer.token_bytes(token) is not None)
         before = [token for token in known if token not in self._skipped]
         whole = len(before) - unfinished(tokenizer, before)
@@ -177,11 +165,6 @@ class Detokenizer:
             self.push(token)
         self._decoder.reset()
         self._held = "".join(map(self.push, before[whole:]))
-
-    def _begin(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._begun = False
-        self._held = ""  # text beside the unfinished character of the ids before
 
     def push(self, token_id: int) -> str:
         """Adds one id. Returns the text that is now certain, often none."""
@@ -198,10 +181,8 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Returns the rest, with U+FFFD for an unfinished character, and resets this object."""
-        text = self._held + self._decoder.decode(b"", final=True)
-        self._begin()
-        return text
+        """Returns the rest, with U+FFFD for an unfinished character: once, at the end."""
+        return self._held + self._decoder.decode(b"", final=True)
 
 
 def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
@@ -217,26 +198,6 @@ def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
         else:
             return 0
     return 0
-
-
-class _RemoteLibrary:
-    """LoadedTokenizer in a child process, which gets the same file and tokens whenever it restarts."""
-
-    def __init__(self, data: bytes) -> None:
-        self._process = TextProcess("the model's tokenizer", ("tokenizers",), _MEMORY, 120.0)
-        self._added = self._process.set_up(b"O", data, _OPEN_S)
-
-    def added(self) -> Any:
-        return self._added
-
-    def add(self, tokens: Sequence[AddedToken]) -> Any:
-        return self._process.set_up(b"A", json.dumps(tokens).encode(), _OPEN_S)
-
-    def encode(self, text: str, **asked: object) -> Any:
-        return self._process.do(b"E", json.dumps({"text": text, **asked}).encode(), _ENCODE_S)
-
-    def count(self, text: str) -> Any:
-        return self._process.do(b"C", json.dumps(text).encode(), _ENCODE_S)
 
 
 @contextmanager

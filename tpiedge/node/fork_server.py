@@ -1,9 +1,9 @@
 """Entry of a fork server: `python -m tpiedge.node.fork_server`.
 
 It imports torch once and forks a node for each bootstrap, so that nodes share what was imported and wait for no import.
-On standard input, a socket of the parent, a ServerOrder arrives first, then each bootstrap with three open files: the
-node's standard input, its log, and a pipe for its pid and its exit status. A measurement is reported on standard
-output. It ends with its parent, and its nodes end with it.
+On standard input, a socket of the parent, the number of threads to measure with arrives first (0: do not measure), then
+each bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit status. A
+measurement is reported on standard output. It ends with its parent, and its nodes end with it.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 
-from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, ServerOrder, from_line, to_line
+from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, from_line, to_line
 from tpiedge.lifeline import die_with_parent, guard, raise_oom_score
 from tpiedge.node.process import import_engine, run
 
@@ -115,13 +115,13 @@ def main() -> int:
         server = Forks(parent)
         if (line := server.next_line()) is None:
             return 0
-        order = from_line(line, ServerOrder)
+        threads = from_line(line, int)
         # A descriptor for the report alone; what libraries print goes to the log.
         pipe = os.dup(1)
         os.dup2(2, 1)
         import_engine()
-        if order.measure:
-            server.measure(order.threads, pipe)
+        if threads:
+            server.measure(threads, pipe)
         while (line := server.next_line()) is not None:
             if server.start_node():
                 break

@@ -182,7 +182,8 @@ class Node:
             progress=functools.partial(self._loading, communicator),
         )
         self._resources.callback(self._weights.close)
-        if self._weights.streams:  # memory is short, and reading takes longer than page faults do
+        # With a ring memory is short, and reading takes longer than page faults do.
+        if self._weights.placement.ring_bytes:
             give_back_what_is_freed()
         linear = Linear.create(Arithmetic(assign.compute), assign.threads)
         self._resources.callback(linear.close)

@@ -35,7 +35,18 @@ def bf16_from_f32(values: Array) -> Array:
     flat_in, flat_out = values.reshape(-1), bits.reshape(-1)
     for start in range(0, flat_in.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        flat_out[part] = _round_block(flat_in[part].astype(np.float32, copy=False))
+        block = flat_in[part].astype(np.float32, copy=False)
+        raw = block.view(np.uint32)
+        rounded = raw >> 16
+        rounded &= 1
+        rounded += 0x7FFF
+        rounded += raw
+        rounded >>= 16
+        nan = np.isnan(block)
+        if nan.any():
+            # Rounding could carry a NaN into infinity: keep its upper half and set the quiet bit.
+            rounded[nan] = (raw[nan] >> 16) | 0x40
+        flat_out[part] = rounded
     return bits
 
 
@@ -47,20 +58,6 @@ def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
     if target == "F32":
         return f32_from_bf16(array) if dtype == "BF16" else array.astype(np.float32)
     return bf16_from_f32(array)
-
-
-def _round_block(values: Array) -> Array:
-    raw = values.view(np.uint32)
-    rounded = raw >> 16
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += raw
-    rounded >>= 16
-    nan = np.isnan(values)
-    if nan.any():
-        # Rounding could carry a NaN into infinity: keep its upper half and set the quiet bit.
-        rounded[nan] = (raw[nan] >> 16) | 0x40
-    return rounded.astype(np.uint16)
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,12 @@ def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) 
 def _places(pack: Pack) -> dict[str, tuple[TensorEntry, BlobKey, str]]:
     found: dict[str, tuple[TensorEntry, BlobKey, str]] = {}
     for key in pack.keys:
-        spec, layout = pack.blob_spec(key), pack.layout(key)
+        layout = pack.layout(key)
         dtype = STORED.get(layout.precision, "F32")
-        for m in spec.matrices:
+        for m in layout.matrices:
             found.setdefault(m.source, (TensorEntry(m.source, dtype, m.source_shape), key, m.name))
-        for v, place in zip(spec.vectors, layout.vectors, strict=True):
-            stored = STORED[place.precision]
+        for v in layout.vectors:
+            stored = STORED[v.precision]
             found.setdefault(v.source, (TensorEntry(v.source, stored, (v.length,)), key, v.name))
     return found
 
@@ -141,7 +141,9 @@ def _stored_parts(pack: Pack, tensor: TensorEntry, key: BlobKey, part: str) -> I
 def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:
     dtype = NUMPY[STORED[matrix.precision]]
     if matrix.transposed:
-        places = [(matrix.row_offset(row) - matrix.offset) // matrix.row_stride for row in range(matrix.rows)]
+        places = [
+            (matrix.row_place(row)[0] - matrix.offset) // matrix.row_stride for row in range(matrix.rows)
+        ]
         step = max(1, STRIP_BYTES // (matrix.rows * matrix.itemsize))
         for first in range(0, matrix.cols, step):
             shape = places[-1] + 1, min(step, matrix.cols - first)

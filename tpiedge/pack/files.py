@@ -1,7 +1,6 @@
 """Opens files safely, locks them between processes, and writes files and folders durably.
 
-A folder is written as `NAME.partial-RANDOM` under the lock `.NAME.lock` and renamed when complete. A lock ends with its
-process.
+A folder is written as `NAME.partial-RANDOM` under the lock `.NAME.lock`, then renamed. Locks end with their process.
 """
 
 import contextlib
@@ -50,24 +49,43 @@ class Descriptor(Closable):
             os.close(self._fd)
             self._fd = -1
 
+    def set_direct(self, on: bool) -> bool:
+        """Makes aligned reads and writes pass by the page cache, or no longer; returns whether they do."""
+        with contextlib.suppress(OSError, AttributeError):  # macOS has no O_DIRECT
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT if on else 0)
+            return on
+        return False
+
+    def advise(self, advice: str, offset: int = 0, nbytes: int = 0) -> None:
+        """Tells the system how the file will be used; `advice` is a suffix of POSIX_FADV_."""
+        with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
+            os.posix_fadvise(self._fd, offset, nbytes, getattr(os, f"POSIX_FADV_{advice}"))
+
 
 class OpenFile(Descriptor):
     """A regular file open for reading in parts. Raises UserError if it cannot be opened."""
+
+    _CANNOT_OPEN = "cannot open {path}: {cause}"
+    _ENDS_BEFORE = "the file ends before; write it anew"
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._fd = open_regular(path)
         except OSError as error:
-            raise UserError(f"cannot open {path}: {error.strerror}") from None
+            raise UserError(self._CANNOT_OPEN.format(path=path, cause=error.strerror)) from None
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """Reads at most `into` once; returns the bytes read, 0 at the end of the file. Raises OSError."""
+        return os.preadv(self._fd, [into], offset)
 
     def read(self, offset: int, into: memoryview) -> None:
         """Fills `into` from `offset`. Raises ReadFault."""
         done = 0
         while done < len(into):
-            cause = "the file ends before; write it anew"
+            cause = self._ENDS_BEFORE
             try:
-                count = os.preadv(self._fd, [into[done:]], offset + done)
+                count = self.read_into(offset + done, into[done:])
             except OSError as error:
                 count, cause = 0, error.strerror or str(error)
             if count == 0:
@@ -98,11 +116,6 @@ class OpenFile(Descriptor):
             self.read(offset + row * stride, view[row * row_bytes : (row + 1) * row_bytes])
         return values
 
-    def advise(self, advice: str, offset: int = 0, nbytes: int = 0) -> None:
-        """Tells the system how the file will be read; `advice` is a suffix of POSIX_FADV_."""
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(self._fd, offset, nbytes, getattr(os, f"POSIX_FADV_{advice}"))
-
 
 def open_regular(path: Path, flags: int = 0) -> int:
     """Opens a regular file for reading. Raises OSError; never waits for a pipe or a device."""
@@ -124,11 +137,8 @@ class FileLock(Descriptor):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def try_shared(self) -> bool:
-        return self._try(fcntl.LOCK_SH)
-
     def try_alone(self) -> bool:
-        if not self._try(fcntl.LOCK_EX):
+        if not self.try_lock(fcntl.LOCK_EX):
             return False
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
@@ -136,11 +146,10 @@ class FileLock(Descriptor):
 
     def is_held(self) -> bool:
         with self:
-            return not self._try(fcntl.LOCK_EX)
+            return not self.try_lock(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Takes the lock alone. Raises UserError, which names the holder, after `timeout_s`; Cancelled when
-        `stopped()`."""
+        """Takes the lock alone. Raises UserError, with the holder, after `timeout_s`; Cancelled when `stopped()`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -150,7 +159,7 @@ class FileLock(Descriptor):
                 raise UserError(f"{what}: process {who} is at it; wait until it is done, or end it")
             time.sleep(0.1)
 
-    def _try(self, kind: int) -> bool:
+    def try_lock(self, kind: int) -> bool:
         if self._fd < 0:
             # Follows no link to another program's file, and waits for no pipe.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -170,10 +179,9 @@ class FileLock(Descriptor):
 
 def holder_of(path: Path) -> str:
     """Returns the number of the process that last held the lock alone, or "unknown"."""
-    try:
+    text = ""
+    with contextlib.suppress(OSError):
         text = path.read_text(errors="replace")[:20].strip()
-    except OSError:
-        return "unknown"
     return text if text.isdigit() else "unknown"
 
 
@@ -205,8 +213,7 @@ def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a new folder, which becomes `target` at the end of the block or is removed if that fails. Removes partial
-    folders of dead processes. Needs the lock of `target`."""
+    """Yields a new folder, which becomes `target` at the end, or is removed. Needs the lock of `target`."""
     _remove_partials(target)
     partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
     try:

@@ -51,17 +51,7 @@ def check_exponents(exponents: Exponents, pack: Pack) -> None:
 def _of_matrix(file: OpenFile, matrix: MatrixLayout) -> int:
     if not isinstance(matrix, PanelLayout):
         raise UserError(f"{file.path}: {matrix.name} is not quantised as its layer is: pack again")
-    squares = [square for panel in _panels(file, matrix) for square in panel]
-    # fsum rounds once, so every computer gets the same sum.
-    mean = math.fsum(squares) / max(1, len(squares))
-    if mean == 0:
-        return -_BELOW  # panels outside the sample need not be zeros
-    variance = mean * 4.0 ** _SCALES[matrix.precision.bits] * matrix.rows
-    _, exponent = math.frexp(variance)  # 2**(exponent - 1) <= variance < 2**exponent
-    return max(_LEAST, min(_MOST, math.ceil(exponent / 2) - _BELOW))
-
-
-def _panels(file: OpenFile, matrix: PanelLayout) -> Iterator[list[float]]:
+    squares: list[float] = []
     for unit in _spread(matrix.units, 8):
         shape = matrix.shape(unit)
         offset, _ = matrix.span(unit, unit + 1)
@@ -69,7 +59,14 @@ def _panels(file: OpenFile, matrix: PanelLayout) -> Iterator[list[float]]:
             place = offset + panel * shape.panel_nbytes
             stored = file.array(place, (1, shape.panel_nbytes), np.dtype(np.uint8))
             scales, _ = split_panels(stored, shape)
-            yield [float(scale) ** 2 for scale in scales.ravel() if np.isfinite(scale)]
+            squares.extend(float(scale) ** 2 for scale in scales.ravel() if np.isfinite(scale))
+    # fsum rounds once, so every computer gets the same sum.
+    mean = math.fsum(squares) / max(1, len(squares))
+    if mean == 0:
+        return -_BELOW  # panels outside the sample need not be zeros
+    variance = mean * 4.0 ** _SCALES[matrix.precision.bits] * matrix.rows
+    _, exponent = math.frexp(variance)  # 2**(exponent - 1) <= variance < 2**exponent
+    return max(_LEAST, min(_MOST, math.ceil(exponent / 2) - _BELOW))
 
 
 def _spread(count: int, most: int) -> Iterator[int]:

@@ -9,15 +9,16 @@
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec.structs import astuple
+
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, Precision
+from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 
 ALIGN = 4096
 ROW_ALIGN = 64
@@ -41,30 +42,12 @@ class HashedRange:
         return f"unit {self.unit} of {self.matrix}" if self.matrix else "the vector section"
 
 
-@dataclass(frozen=True)
-class MatrixLayout(ABC):
-    """The place of a matrix in its blob. Offsets count bytes from the start of the blob."""
+class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
+    """A matrix and its place in its blob. Offsets count bytes from the start of the blob."""
 
-    name: str
-    rows: int
-    cols: int
-    rows_per_unit: int
-    transposed: bool
     precision: Precision
     offset: int
     first_range: int
-
-    @staticmethod
-    def of(spec: MatrixSpec, precision: Precision, offset: int, first_range: int) -> "MatrixLayout":
-        """Raises UserError if the matrix is too wide to be quantised."""
-        inputs = min(spec.rows, spec.rows_per_unit) if spec.transposed else spec.cols
-        if precision.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
-            raise UserError(
-                f"pack layout, {spec.name}: {inputs} inputs are too many to be quantised; pack with --precision bf16"
-            )
-        kind = PanelLayout if precision.quantised else RowLayout
-        shape = spec.rows, spec.cols, spec.rows_per_unit, spec.transposed
-        return kind(spec.name, *shape, precision, offset, first_range)
 
     @cached_property
     def units(self) -> int:
@@ -94,21 +77,20 @@ class MatrixLayout(ABC):
             offset, length = self.span(unit, unit + 1)
             yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
 
-    @abstractmethod
     def unit_nbytes(self, unit: int) -> int:
         """Bytes of a unit with its padding. The starts of units are `unit_nbytes(0)` apart."""
+        raise NotImplementedError
 
-    @abstractmethod
     def row_place(self, row: int) -> tuple[int, int]:
         """(offset, length) of the bytes that hold a data row. Not for transposed panels."""
+        raise NotImplementedError
 
     def _check_row(self, row: int) -> None:
         if not 0 <= row < self.rows:
             raise UserError(f"{self.name} has rows 0 to {self.rows - 1}, not {row}")
 
 
-@dataclass(frozen=True)
-class RowLayout(MatrixLayout):
+class RowLayout(MatrixLayout, frozen=True, kw_only=True, dict=True):
     @cached_property
     def itemsize(self) -> int:
         return self.precision.bits // 8
@@ -124,24 +106,17 @@ class RowLayout(MatrixLayout):
     def unit_nbytes(self, unit: int) -> int:
         return self._padded(self.unit_rows(unit)) * self.row_stride
 
-    def row_count(self, start: int, stop: int) -> int:
-        """Rows of the units [start, stop), padding included."""
-        return self.span(start, stop)[1] // self.row_stride
-
-    def row_offset(self, row: int) -> int:
+    def row_place(self, row: int) -> tuple[int, int]:
         self._check_row(row)
         unit, within = divmod(row, self.rows_per_unit)
-        return self.offset + (unit * self.padded_rows + within) * self.row_stride
-
-    def row_place(self, row: int) -> tuple[int, int]:
-        return self.row_offset(row), self.cols * self.itemsize
+        offset = self.offset + (unit * self.padded_rows + within) * self.row_stride
+        return offset, self.cols * self.itemsize
 
     def _padded(self, rows: int) -> int:
         return round_up(rows, ALIGN // math.gcd(self.row_stride, ALIGN))
 
 
-@dataclass(frozen=True)
-class PanelLayout(MatrixLayout):
+class PanelLayout(MatrixLayout, frozen=True, kw_only=True, dict=True):
     def shape(self, unit: int) -> PanelShape:
         rows = self.unit_rows(unit)
         outputs, inputs = (self.cols, rows) if self.transposed else (rows, self.cols)
@@ -165,12 +140,9 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-@dataclass(frozen=True)
-class VectorLayout:
-    """The place of a vector in its blob; `length` counts numbers, `offset` bytes."""
+class VectorLayout(VectorSpec, frozen=True, kw_only=True):
+    """A vector and its place in its blob; `length` counts numbers, `offset` bytes."""
 
-    name: str
-    length: int
     precision: Precision
     offset: int
 
@@ -196,14 +168,22 @@ class BlobLayout:
         vectors, offset = [], 0
         of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
-            vectors.append(VectorLayout(vector.name, vector.length, of_vectors, offset))
+            vectors.append(VectorLayout(*astuple(vector), precision=of_vectors, offset=offset))
             offset = round_up(offset + vectors[-1].nbytes, ROW_ALIGN)
         section = offset = whole_pages(offset)
-        matrices, ranges = [], 1 if section else 0
-        for spec_of_matrix in spec.matrices:
-            matrix = MatrixLayout.of(spec_of_matrix, precision, offset, ranges)
-            matrices.append(matrix)
-            offset, ranges = offset + matrix.nbytes, ranges + matrix.units
+        kind = PanelLayout if precision.quantised else RowLayout
+        matrices: list[MatrixLayout] = []
+        ranges = 1 if section else 0
+        for matrix in spec.matrices:
+            inputs = min(matrix.rows, matrix.rows_per_unit) if matrix.transposed else matrix.cols
+            if precision.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
+                raise UserError(
+                    f"pack layout, {matrix.name}: {inputs} inputs are too many to be quantised; pack with --precision "
+                    "bf16"
+                )
+            placed = kind(*astuple(matrix), precision=precision, offset=offset, first_range=ranges)
+            matrices.append(placed)
+            offset, ranges = offset + placed.nbytes, ranges + placed.units
         if offset > 1 << 42 or ranges > 1 << 20:
             raise UserError(
                 f"pack layout: a blob of {offset} bytes and {ranges} ranges is larger than any; pack again"

@@ -24,7 +24,7 @@ from tpiedge.pack.dtypes import NUMPY, Codes
 from tpiedge.pack.files import Closable, open_regular
 from tpiedge.pack.layout import PanelLayout
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import JSON, MatrixSpec, Precision
+from tpiedge.pack.specs import JSON, Precision
 
 # A job, a quarter of a piece, keeps a thread busy for milliseconds and leaves enough for the others; a piece has rows
 # long enough to be read one by one.
@@ -50,8 +50,7 @@ _StoredPart = tuple[Array, TensorQuality, bool]
 
 
 class Quantiser(Closable):
-    """One reading thread and up to four that quantise; `close` waits for them. `quality` grows by one entry per
-    tensor."""
+    """One reading thread and up to four that quantise; `close` waits for them. `quality` has an entry per tensor."""
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []
@@ -62,49 +61,36 @@ class Quantiser(Closable):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-quantise")
 
     def close(self) -> None:
-        for threads in (self._pool, self._reader):
-            threads.shutdown(wait=False, cancel_futures=True)
-        for threads in (self._pool, self._reader):
-            threads.shutdown()
+        for threads in (self._reader, self._pool):
+            threads.shutdown(cancel_futures=True)
 
-    def parts(
-        self, matrices: Iterable[tuple[MatrixSpec, PanelLayout]], source: TensorSource
-    ) -> Iterator[Array]:
+    def parts(self, matrices: Iterable[PanelLayout], source: TensorSource) -> Iterator[Array]:
         """Yields the padded bytes of the matrices in order. Raises UserError for numbers that cannot be quantised."""
-        jobs = (job for spec, matrix in matrices for job in _jobs(spec, matrix, source))
-        for stored, quality, begins in self._results(self._ahead(jobs)):
-            if begins:
-                self.quality.append(quality)
-            else:
-                error = self.quality[-1].error + quality.error
-                self.quality[-1] = msgspec.structs.replace(quality, **vars(error))
-            yield stored
-
-    def _ahead(self, jobs: Iterator["_Job"]) -> Iterator["_Job"]:
+        jobs = (job for matrix in matrices for job in _jobs(matrix, source))
+        waiting: deque[tuple[Future[_StoredPart], int]] = deque()
         reading = self._reader.submit(next, jobs, None)
         while (job := reading.result()) is not None:
             reading = self._reader.submit(next, jobs, None)
-            yield job
-
-    def _results(self, jobs: Iterator["_Job"]) -> Iterator[_StoredPart]:
-        waiting: deque[tuple[Future[_StoredPart], int]] = deque()
-        nbytes = 0
-        for job in jobs:
             waiting.append((self._pool.submit(job.run, self._search), job.values.nbytes))
-            nbytes += job.values.nbytes
-            while nbytes > 3 * PIECE_BYTES:
-                future, size = waiting.popleft()
-                yield future.result()
-                nbytes -= size
+            while sum(nbytes for _, nbytes in waiting) > 3 * PIECE_BYTES:
+                yield self._counted(waiting.popleft()[0])
         while waiting:
-            yield waiting.popleft()[0].result()
+            yield self._counted(waiting.popleft()[0])
+
+    def _counted(self, part: "Future[_StoredPart]") -> Array:
+        """Adds the error of a part to that of its tensor, and returns its bytes."""
+        stored, quality, begins = part.result()
+        if not begins:
+            error = self.quality.pop().error + quality.error
+            quality = msgspec.structs.replace(quality, **vars(error))
+        self.quality.append(quality)
+        return stored
 
 
 @dataclass(frozen=True)
 class _Job:
     """Units of a matrix with their numbers, [outputs, inputs]."""
 
-    spec: MatrixSpec
     matrix: PanelLayout
     units: range
     values: Array | Codes
@@ -113,53 +99,50 @@ class _Job:
         matrix, total = self.matrix, QuantisationError()
         stored = np.zeros(matrix.span(self.units.start, self.units.stop)[1], np.uint8)
         for number, unit in enumerate(self.units):
-            first = number * matrix.rows_per_unit
+            first, shape = number * matrix.rows_per_unit, matrix.shape(unit)
             rows = slice(first, first + matrix.unit_rows(unit))
             values_OI = self.values[:, rows] if matrix.transposed else self.values[rows]
-            into = stored[number * matrix.unit_nbytes(0) :][: matrix.shape(unit).nbytes]
-            total += self._quantise(values_OI, unit, search, into)
-        quality = TensorQuality(self.spec.source, self.spec.name, matrix.precision, **vars(total))
+            into = stored[number * matrix.unit_nbytes(0) :][: shape.nbytes]
+            if isinstance(values_OI, Codes):
+                into[:] = panels_of(values_OI, shape)
+                total += QuantisationError(signal=values_OI.squares())
+                continue
+            try:
+                total += quantise_unit(values_OI, shape, search, into)[1]
+            except CannotQuantise as error:
+                row = error.output + (0 if matrix.transposed else unit * matrix.rows_per_unit)
+                raise UserError(
+                    f"tensor {matrix.source}, row {row} {error.reason}: it cannot be quantised; pack with --precision "
+                    "bf16 or f32, or repair the checkpoint"
+                ) from None
+        quality = TensorQuality(matrix.source, matrix.name, matrix.precision, **vars(total))
         return stored, quality, self.units.start == 0
 
-    def _quantise(self, values_OI: Array | Codes, unit: int, search: bool, into: Array) -> QuantisationError:
-        shape = self.matrix.shape(unit)
-        if isinstance(values_OI, Codes):
-            into[:] = panels_of(values_OI, shape)
-            return QuantisationError(signal=values_OI.squares())
-        try:
-            return quantise_unit(values_OI, shape, search, into)[1]
-        except CannotQuantise as error:
-            first = 0 if self.matrix.transposed else unit * self.matrix.rows_per_unit
-            raise UserError(
-                f"tensor {self.spec.source}, row {first + error.output} {error.reason}: it cannot be quantised; "
-                "pack with --precision bf16 or f32, or repair the checkpoint"
-            ) from None
 
-
-def _jobs(spec: MatrixSpec, matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
+def _jobs(matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
     shape = matrix.shape(0)
-    unit_bytes = shape.outputs * shape.inputs * NUMPY[source.dtype(spec.source)].itemsize
+    unit_bytes = shape.outputs * shape.inputs * NUMPY[source.dtype(matrix.source)].itemsize
     per_piece, per_job = (max(1, nbytes // unit_bytes) for nbytes in (PIECE_BYTES, PIECE_BYTES // 4))
     for first in range(0, matrix.units, per_piece):
         piece = range(first, min(first + per_piece, matrix.units))
-        values = _read(spec, matrix, piece, source)
+        values = _read(matrix, piece, source)
         for done in range(0, len(piece), per_job):
             units = piece[done : done + per_job]
             rows = slice(done * matrix.rows_per_unit, (done + len(units)) * matrix.rows_per_unit)
-            yield _Job(spec, matrix, units, values[:, rows] if spec.transposed else values[rows])
+            yield _Job(matrix, units, values[:, rows] if matrix.transposed else values[rows])
 
 
-def _read(spec: MatrixSpec, matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
+def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
     """Reads [outputs, inputs] of `units`, as integers if the source has the pack's own."""
     rows, cols = matrix.rows_of(units), range(matrix.cols)
-    if spec.transposed:
+    if matrix.transposed:
         rows, cols = cols, rows
     # Groups begin with units here, but perhaps not there.
-    if not spec.transposed or len(units) == 1 or matrix.rows_per_unit % GROUP == 0:
-        codes = source.read_codes(spec.source, rows, cols, matrix.precision.bits)
+    if not matrix.transposed or len(units) == 1 or matrix.rows_per_unit % GROUP == 0:
+        codes = source.read_codes(matrix.source, rows, cols, matrix.precision.bits)
         if codes is not None:
             return codes
-    return source.read(spec.source, rows, cols)
+    return source.read(matrix.source, rows, cols)
 
 
 def panels_of(codes: Codes, shape: PanelShape) -> Array:

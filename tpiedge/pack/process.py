@@ -159,9 +159,8 @@ def main() -> int:
     except MemoryError:
         return _fail(OutOfMemory("memory ran out while packing: close other programs and pack again"))
     except Exception as error:
-        if isinstance(
-            error.__cause__ or error.__context__, Cancelled
-        ):  # it was raised in C code, or while cleaning up
+        # It may have been raised in C code, or while cleaning up.
+        if isinstance(error.__cause__ or error.__context__, Cancelled):
             return _fail(Cancelled("packing was ended"))
         return _fail(InternalError(f"packing failed: {type(error).__name__}: {error}; please report this"))
     return 0

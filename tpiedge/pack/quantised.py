@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -12,8 +12,6 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP, OFFSETS, Array
 from tpiedge.pack.dtypes import NUMPY, Codes, SourceDtype, f32_from_bf16
 from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
-
-_PLAIN: Mapping[str, SourceDtype] = MappingProxyType({"F32": "F32", "F16": "F16", "BF16": "BF16"})
 
 BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -52,7 +50,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
 
     @property
     def dtype(self) -> SourceDtype:
-        return _PLAIN.get(self.kind, "F32")
+        return cast(SourceDtype, self.kind) if self.kind in NUMPY else "F32"
 
     @property
     def row_nbytes(self) -> int:
@@ -104,7 +102,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
 
 def _decoded(kind: str, raw_RB: Array) -> Array:
     """uint8 [rows, bytes of whole blocks] -> the weights [rows, cols], F32, F16 or bits of BF16."""
-    if kind in _PLAIN:
+    if kind in NUMPY:
         plain: Array = raw_RB.view(NUMPY[kind])
         return plain
     if kind in EXACT_BITS:

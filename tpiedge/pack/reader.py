@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import BlobLayout, HashedRange, share_of_matrix
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.specs import BlobKey, BlobSpec, Precision
+from tpiedge.pack.specs import JSON, BlobKey, Precision
 
 
 class Pack:
@@ -32,16 +32,17 @@ class Pack:
         self.num_layers = len(manifest.blobs.layers)
         self.keys = tuple(self.spec.blobs)
         ids = manifest.blobs.embedding, *manifest.blobs.layers, manifest.blobs.head
-        self._blobs = dict(zip(self.keys, zip(ids, self.spec.blobs.values(), strict=True), strict=True))
+        self._ids = dict(zip(self.keys, ids, strict=True))
         self._layouts: dict[BlobKey, BlobLayout] = {}
 
     @staticmethod
     def open(path: Path) -> "Pack":
         """Opens a pack and checks the sizes of its blobs. Raises UserError."""
         pack = Pack(path)
-        stored: dict[str, BlobLayout] = {}
+        stored: dict[str, Mapping[str, JSON]] = {}
         for key in pack.keys:
-            if stored.setdefault(pack.blob_id(key), pack.layout(key)) != pack.layout(key):
+            described = pack.layout(key).descriptor()
+            if stored.setdefault(pack.blob_id(key), described) != described:
                 raise UserError(f"{path} gives one blob two layouts: delete the pack and pack again")
         for key in pack.unique_keys:
             blob, expected = pack.blob_path(key), pack.layout(key).nbytes
@@ -82,37 +83,33 @@ class Pack:
     def nbytes(self) -> int:
         return sum(self.layout(key).nbytes for key in self.unique_keys)
 
-    def blob_spec(self, key: BlobKey) -> BlobSpec:
-        return self._blobs[self._known(key)][1]
-
     def blob_id(self, key: BlobKey) -> str:
-        return self._blobs[self._known(key)][0]
-
-    def _known(self, key: BlobKey) -> BlobKey:
-        if key not in self._blobs:
+        if key not in self._ids:
             raise UserError(f"{self.path} has layers 0 to {self.num_layers - 1}, not {key}")
-        return key
+        return self._ids[key]
 
     def blob_path(self, key: BlobKey) -> Path:
         return self.path / BLOB_FOLDER / self.blob_id(key)
 
     def layout(self, key: BlobKey) -> BlobLayout:
         if key not in self._layouts:
-            self._layouts[key] = self.storage.layout(key, self.blob_spec(key))
+            self.blob_id(key)  # raises for an unknown key
+            self._layouts[key] = self.storage.layout(key, self.spec.blobs[key])
         return self._layouts[key]
 
     def hashes(self, key: BlobKey) -> HashTable:
         """Raises IntegrityError if the table on disk is not the one of the blob's id."""
-        blob = self.blob_id(key)
-        return HashTable.load(self.path / BLOB_FOLDER / f"{blob}.hashes", self.layout(key), blob)
+        path = self.blob_path(key).with_suffix(".hashes")
+        return HashTable.load(path, self.layout(key), self.blob_id(key))
 
-    def share_ranges(self, layer: int, share: NodeShare) -> Iterator[HashedRange]:
+    def share_ranges(self, layer: int, share: NodeShare) -> list[HashedRange]:
         """The ranges of a layer that a node of `share` needs, in order."""
         layout = self.layout(layer)
-        yield from layout.vector_ranges()
+        found = [*layout.vector_ranges()]
         for matrix in layout.matrices:
             units = share_of_matrix(matrix.name, share, layout.group_size)
-            yield from matrix.ranges(units.start, units.stop)
+            found.extend(matrix.ranges(units.start, units.stop))
+        return found
 
     def share_bytes(self, layer: int, share: NodeShare) -> int:
         return sum(item.length for item in self.share_ranges(layer, share))
@@ -129,8 +126,7 @@ def verify_pack(pack: Pack, *, fast: bool = False) -> None:
 def checked_ranges(
     pack: Pack, key: BlobKey, ranges: Sequence[HashedRange], fast: bool
 ) -> Iterator[tuple[HashedRange, bool]]:
-    """Yields each range and whether its bytes have their hash. Raises ReadFault, UserError, IntegrityError (of the
-    table of hashes)."""
+    """Yields each range and whether its bytes have their hash. Raises ReadFault, UserError, IntegrityError (table)."""
     if not ranges:
         return
     hashes = pack.hashes(key)

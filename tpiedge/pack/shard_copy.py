@@ -10,10 +10,10 @@ import hashlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from tpiedge.errors import ProtocolError, ResourceError, UserError
 from tpiedge.pack.files import (
@@ -32,16 +32,6 @@ from tpiedge.pack.reader import Pack, checked_ranges
 from tpiedge.pack.share import NodeShare
 
 ROOM_REMEDY = "free some (`tpiedge shards rm` removes packs), or give --cache a folder on another disk"
-
-
-def _own(path: Path) -> None:
-    """Replaces a link to another program's file by a copy."""
-    if not path.is_symlink() and path.stat().st_nlink == 1:
-        return
-    with replacing(path) as new:
-        shutil.copyfile(path, new)
-        with open(new, "rb") as file:
-            os.fsync(file.fileno())
 
 
 class Presence:
@@ -119,8 +109,20 @@ class RangeWriter(Descriptor):
                 raise ValueError("more bytes than the ranges have")
             item = self._left[0]
             part = data[: item.length - self._filled]
-            self._put(item, part)
             data = data[len(part) :]
+            self._sha.update(part)
+            offset = item.offset + self._filled
+            self._filled += len(part)
+            last = self._filled == item.length
+            good = not last or self._sha.digest() == self._hashes.record(item.index)[0]
+            with explain_store_errors(self._folder, self._needed):
+                while good and len(part):
+                    count = os.pwrite(self._fd, part, offset)
+                    part, offset = part[count:], offset + count
+            if last:
+                (self._verified if good else self.damaged).append(item)
+                self._left.popleft()
+                self._sha, self._filled = hashlib.sha256(), 0
 
     def take(self) -> list[HashedRange]:
         taken, self._verified = self._verified, []
@@ -133,58 +135,30 @@ class RangeWriter(Descriptor):
         with explain_store_errors(self._folder, self._needed):
             os.fsync(self._fd)
             self._presence.mark(verified, present=True)
-        with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
-            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def _put(self, item: HashedRange, part: memoryview) -> None:
-        self._sha.update(part)
-        offset = item.offset + self._filled
-        self._filled += len(part)
-        last = self._filled == item.length
-        good = not last or self._sha.digest() == self._hashes.sha256(item.index)
-        if good:
-            with explain_store_errors(self._folder, self._needed):
-                while len(part):
-                    count = os.pwrite(self._fd, part, offset)
-                    part, offset = part[count:], offset + count
-        if last:
-            (self._verified if good else self.damaged).append(item)
-            self._left.popleft()
-            self._sha, self._filled = hashlib.sha256(), 0
+        self.advise("DONTNEED")
 
 
-@dataclass(frozen=True)
-class LayerRanges:
-    """Ranges of a layer's blob in storage order. Of repeated layers the first is named."""
+LayerRanges: TypeAlias = Mapping[int, Sequence[HashedRange]]
+"""Ranges by layer, in storage order. Of repeated layers the first is named."""
 
-    layer: int
-    ranges: tuple[HashedRange, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(item.length for item in self.ranges)
+def ranges_nbytes(parts: LayerRanges) -> int:
+    return sum(item.length for ranges in parts.values() for item in ranges)
 
 
 class ShardCopy(Closable):
-    """A partly filled pack from `ShardStore.open`, which is not evicted before `close`. Missing ranges are zeros and
-    fail their checksums."""
+    """A partly filled pack of the store, not evicted before `close`. Missing ranges are zeros and fail their checks."""
 
     def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
         self.pack = pack
+        self.path = pack.path
         self.id = identity
         self._in_use = in_use
 
-    @property
-    def path(self) -> Path:
-        return self.pack.path
-
     def missing_tables(self, share: NodeShare) -> list[int]:
         """Layers that `share` needs and whose table of hashes is missing."""
-        return [
-            layer
-            for layer in self.pack.unique_layers
-            if self._wanted(layer, share) and not self._has_table(layer)
-        ]
+        wanted = (layer for layer in self.pack.unique_layers if self.pack.share_ranges(layer, share))
+        return [layer for layer in wanted if not self._has_table(layer)]
 
     def table_bytes(self, layer: int) -> int:
         return self.pack.layout(layer).range_count * RECORD_BYTES
@@ -196,91 +170,82 @@ class ShardCopy(Closable):
             raise ProtocolError(
                 f"the table of hashes of layer {layer} is not the one of its blob {blob[:12]}"
             )
-        path = self.pack.blob_path(layer)
-        with explain_store_errors(path.parent, len(data)), replacing(path.parent / f"{blob}.hashes") as new:
+        path = self.pack.blob_path(layer).with_suffix(".hashes")
+        with explain_store_errors(path.parent, len(data)), replacing(path) as new:
             write_synced(new, data)
 
-    def missing(self, share: NodeShare) -> list[LayerRanges]:
-        found = []
+    def missing(self, share: NodeShare) -> LayerRanges:
+        found = {}
         for layer in self.pack.unique_layers:
-            wanted = self._wanted(layer, share)
+            wanted = self.pack.share_ranges(layer, share)
             held = set(self.presence(layer).present(wanted)) if self._has_table(layer) else set()
-            absent = tuple(item for item in wanted if item not in held)
-            if absent:
-                found.append(LayerRanges(layer, absent))
-        return found
+            found[layer] = [item for item in wanted if item not in held]
+        return {layer: ranges for layer, ranges in found.items() if ranges}
 
-    def writer(self, part: LayerRanges) -> RangeWriter:
-        """A writer for the bytes of `part`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
-        path = self.pack.blob_path(part.layer)
-        with explain_store_errors(path.parent, self.pack.layout(part.layer).nbytes):
-            _own(path)
-        return RangeWriter(path, part.ranges, self.pack.hashes(part.layer), self.presence(part.layer))
+    def writer(self, layer: int, ranges: Sequence[HashedRange]) -> RangeWriter:
+        """A writer for the bytes of `ranges`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
+        path = self.pack.blob_path(layer)
+        with explain_store_errors(path.parent, self.pack.layout(layer).nbytes):
+            if path.is_symlink() or path.stat().st_nlink > 1:  # another program's file
+                with replacing(path) as new:
+                    shutil.copyfile(path, new)
+                    with open(new, "rb") as file:
+                        os.fsync(file.fileno())
+        return RangeWriter(path, ranges, self.pack.hashes(layer), self.presence(layer))
 
-    def forget(self, parts: Sequence[LayerRanges]) -> None:
+    def forget(self, parts: LayerRanges) -> None:
         with explain_store_errors(self.path):
-            for part in parts:
-                self.presence(part.layer).mark(part.ranges, present=False)
+            for layer, ranges in parts.items():
+                self.presence(layer).mark(ranges, present=False)
 
-    def verify(self, share: NodeShare, *, fast: bool = False) -> list[LayerRanges]:
+    def verify(self, share: NodeShare, *, fast: bool = False) -> LayerRanges:
         """Present ranges of `share` that differ from their hash (crc32 if `fast`, else sha256) or cannot be read."""
-        found = []
+        found = {}
         for layer in self.pack.unique_layers:
-            held = self.presence(layer).present(self._wanted(layer, share))
+            held = self.presence(layer).present(self.pack.share_ranges(layer, share))
             try:
                 good = {item for item, right in checked_ranges(self.pack, layer, held, fast) if right}
             except (ResourceError, UserError):
                 good = set()
-            bad = tuple(item for item in held if item not in good)
-            if bad:
-                found.append(LayerRanges(layer, bad))
-        return found
+            found[layer] = [item for item in held if item not in good]
+        return {layer: ranges for layer, ranges in found.items() if ranges}
+
+    def shared_with(self, other: Pack) -> Mapping[int, Path]:
+        """The layers whose blobs the pack `other` has, and its files of them."""
+        theirs = {other.blob_id(layer): other.blob_path(layer) for layer in other.unique_layers}
+        ours = {layer: self.pack.blob_id(layer) for layer in self.pack.unique_layers}
+        return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}
 
     def import_from(self, other: Pack) -> int:
         """Links missing blobs that the whole pack `other` on this computer has, unread; returns their number."""
-        count = 0
-        theirs = {other.blob_id(layer): layer for layer in range(other.num_layers)}
-        for layer in self.pack.unique_layers:
-            blob, layout = self.pack.blob_id(layer), self.pack.layout(layer)
-            complete = len(self.presence(layer).present(layout.ranges())) == layout.range_count
-            if blob in theirs and not complete:
-                count += self._link(layer, other.blob_path(theirs[blob]).resolve())
+        held, count = self.held(), 0
+        for layer, path in self.shared_with(other).items():
+            if len(held[layer]) < self.pack.layout(layer).range_count:
+                count += self._link(layer, path.resolve())
         return count
 
-    def overlaps(self, other: Pack) -> bool:
-        theirs = {other.blob_id(layer) for layer in range(other.num_layers)}
-        return any(self.pack.blob_id(layer) in theirs for layer in self.pack.unique_layers)
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(
-            item.length
-            for layer in self.pack.unique_layers
-            for item in self.presence(layer).present(self.pack.layout(layer).ranges())
-        )
+    def held(self) -> LayerRanges:
+        layers = self.pack.unique_layers
+        return {layer: self.presence(layer).present(self.pack.layout(layer).ranges()) for layer in layers}
 
     def presence(self, layer: int) -> Presence:
-        path = self.pack.blob_path(layer)
-        return Presence(path.parent / f"{path.name}.present", self.pack.layout(layer).range_count)
+        path = self.pack.blob_path(layer).with_suffix(".present")
+        return Presence(path, self.pack.layout(layer).range_count)
 
     def close(self) -> None:
         self._in_use.close()
 
-    def _wanted(self, layer: int, share: NodeShare) -> list[HashedRange]:
-        return list(self.pack.share_ranges(layer, share))
-
     def _has_table(self, layer: int) -> bool:
-        try:
+        with contextlib.suppress(ResourceError, UserError):
             self.pack.hashes(layer)
-        except (ResourceError, UserError):
-            return False
-        return True
+            return True
+        return False
 
     def _link(self, layer: int, source: Path) -> bool:
         if source.stat().st_size != self.pack.layout(layer).nbytes:
             return False
         try:
-            self.adopt_table(layer, (source.parent / f"{source.name}.hashes").read_bytes())
+            self.adopt_table(layer, source.with_name(source.name + ".hashes").read_bytes())
         except ProtocolError:
             return False
         path = self.pack.blob_path(layer)

@@ -15,40 +15,26 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
 from tpiedge.pack.dtypes import NUMPY, Codes, SourceDtype
-from tpiedge.pack.files import OpenFile, open_regular
+from tpiedge.pack.files import OpenFile
 from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import JSON
 
 
 class SourceFile(OpenFile):
-    """A file whose parts are read once: long runs by O_DIRECT if the page cache lacks them, which takes a fraction of
-    the CPU time and leaves the cache alone."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._direct = -1
-        if hasattr(os, "O_DIRECT") and hasattr(os, "RWF_NOWAIT"):
-            with contextlib.suppress(OSError):
-                self._direct = open_regular(path, os.O_DIRECT)
+    """A file whose parts one thread reads once: long runs by O_DIRECT if the page cache lacks them, which takes a
+    fraction of the CPU time and leaves the cache alone."""
 
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
     ) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         # A smaller read is not worth the pages at both ends that it shares with its neighbours.
-        if self._direct < 0 or shape[1] * dtype.itemsize != stride or nbytes < 1 << 20:
-            return super().strided(offset, stride, shape, dtype)
-        if self._is_cached(offset) and self._is_cached(offset + nbytes - 1):
+        scattered = shape[1] * dtype.itemsize != stride or nbytes < 1 << 20
+        if scattered or (self._is_cached(offset) and self._is_cached(offset + nbytes - 1)):
             return super().strided(offset, stride, shape, dtype)
         raw = self._past_the_cache(offset, nbytes)
         aligned = raw if raw.ctypes.data % dtype.alignment == 0 else raw.copy()
         return aligned.view(dtype).reshape(shape)
-
-    def close(self) -> None:
-        super().close()
-        if self._direct >= 0:
-            os.close(self._direct)
-            self._direct = -1
 
     def _is_cached(self, offset: int) -> bool:
         """Whether the page cache has the byte; True if that is unknown."""
@@ -56,7 +42,7 @@ class SourceFile(OpenFile):
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except BlockingIOError:
             return False
-        except (OSError, NotImplementedError):  # the file system cannot tell
+        except (OSError, NotImplementedError, AttributeError):  # the system or its file system cannot tell
             return True
 
     def _past_the_cache(self, offset: int, nbytes: int) -> Array:
@@ -66,8 +52,10 @@ class SourceFile(OpenFile):
         view = block[-block.ctypes.data % ALIGN :][: end - start]
         head = offset - start
         done = 0
-        with contextlib.suppress(OSError):
-            done = os.preadv(self._direct, [view.data], start)
+        if self.set_direct(True):
+            with contextlib.suppress(OSError):
+                done = self.read_into(start, view.data)
+            self.set_direct(False)
         # `_is_cached` made the system read its pages, which would seem cached next time.
         self.advise("DONTNEED", start, end - start)
         if done < head + nbytes:
@@ -107,8 +95,7 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, in groups from the first column on. None if they would not be exact, or a
-        scale is not finite."""
+        """Reads integers of `bits` bits, in groups from the first column on. None unless exact, with finite scales."""
         ...
 
 
@@ -150,8 +137,8 @@ def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JS
 
 
 class TensorSource:
-    """Named tensors, read in rectangles: float32 for F32, float16 for F16 and uint16 (bits) for BF16, which the caller
-    may change. Unknown names raise UserError, failed reads ReadFault."""
+    """Named tensors, which one thread reads in rectangles: float32 for F32, float16 for F16 and uint16 (bits) for BF16,
+    which the caller may change. Unknown names raise UserError, failed reads ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors

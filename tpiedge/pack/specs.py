@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
 import msgspec
@@ -87,8 +88,7 @@ class BlobSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model; the head has the vector "final_norm" and, unless it is tied, the matrix "head". `config` is opaque
-    here."""
+    """A whole model; the head has the vector "final_norm" and, unless it is tied, the matrix "head"."""
 
     embedding: BlobSpec
     layers: tuple[BlobSpec, ...]
@@ -105,9 +105,13 @@ class ModelSpec:
         if [matrix.name for matrix in self.head.matrices] not in ([], ["head"]):
             raise UserError("pack layout: the head blob may hold the one matrix 'head' only; pack again")
 
-    @property
-    def blobs(self) -> dict[BlobKey, BlobSpec]:
+    @cached_property
+    def blobs(self) -> Mapping[BlobKey, BlobSpec]:
         return {"embedding": self.embedding, **dict(enumerate(self.layers)), "head": self.head}
+
+    @property
+    def source_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for blob in self.blobs.values() for name, shape in blob.source_shapes.items()}
 
     @property
     def tied(self) -> bool:

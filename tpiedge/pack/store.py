@@ -12,7 +12,9 @@ PACK is the sha256 of the manifest. Every lock ends with its process.
 """
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +22,6 @@ from pathlib import Path
 
 from tpiedge.errors import DiskFull, ProtocolError, TpiedgeError, UserError
 from tpiedge.pack.files import FileLock, check_free_space, partial_folder, replacing, write_synced
-from tpiedge.pack.hashes import is_blob_id
 from tpiedge.pack.manifest import (
     BLOB_FOLDER,
     MANIFEST_NAME,
@@ -32,6 +33,7 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import ROOM_REMEDY, Presence, ShardCopy, explain_store_errors
 from tpiedge.units import format_bytes
 
+_ID = re.compile(r"[0-9a-f]{64}")
 _IN_USE = "in-use"
 
 
@@ -88,7 +90,7 @@ class ShardStore:
 
     @property
     def pack_ids(self) -> tuple[str, ...]:
-        return tuple(sorted(e.name for e in self._packs.iterdir() if is_blob_id(e.name)))
+        return tuple(sorted(e.name for e in self._packs.iterdir() if _ID.fullmatch(e.name)))
 
     def has(self, identity: str) -> bool:
         """Whether the undamaged manifest of the pack `identity` is here."""
@@ -123,7 +125,7 @@ class ShardStore:
                     f"the shard store {self.folder} has no whole pack {identity[:12]}: fetch it again"
                 )
             lock = FileLock(folder / _IN_USE)
-            if not lock.try_shared():
+            if not lock.try_lock(fcntl.LOCK_SH):
                 raise UserError(f"another process is removing the pack {identity[:12]}: try again")
             try:
                 os.utime(folder / _IN_USE)
@@ -143,8 +145,7 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless `needed` and `reserve` fit without eviction. Without a limit, 10 % of the disk stay
-        free."""
+        """Raises DiskFull unless both fit without eviction. Without a limit, 10 % of the disk stay free."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
@@ -166,7 +167,7 @@ class ShardStore:
             return StoreUsage(tuple(self._usages()), self._held_bytes(), self.limit_bytes)
 
     def _folder_of(self, identity: str) -> Path:
-        if not is_blob_id(identity):
+        if not _ID.fullmatch(identity):
             raise ProtocolError(f"not the id of a pack: {identity[:80]!r}")
         return self._packs / identity
 
@@ -177,10 +178,9 @@ class ShardStore:
             yield
 
     def _read_limit(self) -> int | None:
-        try:
+        text = ""
+        with contextlib.suppress(OSError):
             text = (self.folder / "limit").read_text()[:32].strip()
-        except OSError:
-            return None
         return int(text) if text.isascii() and text.isdigit() else None
 
     def _usages(self) -> list[PackUsage]:
@@ -246,7 +246,7 @@ def _open(folder: Path) -> Pack:
         path, layout = pack.blob_path(key), pack.layout(key)
         if path.is_file() and path.stat().st_size == layout.nbytes:
             continue
-        Presence(path.parent / f"{path.name}.present", layout.range_count).remove()
+        Presence(path.with_suffix(".present"), layout.range_count).remove()
         path.unlink(missing_ok=True)
         with open(path, "xb") as file:
             file.truncate(layout.nbytes)

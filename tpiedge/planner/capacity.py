@@ -1,9 +1,7 @@
 """Decides which machines take part, with which share, and why.
 
-A machine on a slow link can cost more than it computes (`prediction`). Latency depends on the slowest link alone, so
-the first candidates are the machines within each round trip. A machine with an empty share would still delay every
-all-reduce, so it takes no part.
-"""
+A machine on a slow link, or with an empty share, can cost more than it computes (`prediction`). Latency depends on the
+slowest link alone, so the first candidates are the machines within each round trip."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +12,14 @@ from tpiedge.errors import InternalError
 from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import Bound, node_bound, pinned_limit
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes, smallest_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, layer_bytes, smallest_bytes
 from tpiedge.planner.prediction import MachineFacts, least_step_s, measured, predict, without_idle
 from tpiedge.planner.solve import Plan, ShareWeight, partition
 from tpiedge.units import counted, format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
 _Option: TypeAlias = tuple[list[int], Plan]  # members in rank order, the master's first
-MOST_MACHINES = 32
-"""Machines of one plan, the master's own among them."""
+MOST_MACHINES = 32  # of one plan, the master's own among them
 _FEW = 7  # machines whose sets are all looked at: 64 of them
 _TRIES = 3  # of the sets of more machines, in the order of what they promise
 
@@ -60,9 +57,7 @@ def allocate(
     filled = measured(machines)
     if weights is None:
         return _fastest(model, machines, filled, min_workers)
-    members = [
-        index for index, weight in enumerate(weights) if index == 0 or weight.attention + weight.ffn > 0
-    ]
+    members = [index for index, one in enumerate(weights) if index == 0 or one.attention + one.ffn > 0]
     plan = predict(model, _pick(filled, members), [weights[index] for index in members])
     if isinstance(plan, Infeasible):
         return plan
@@ -88,13 +83,13 @@ def _fastest(
     (members, plan), spare = found, {}
     for index in set(range(len(machines))).difference(members):
         times = candidates.least_step_s(sorted({*members, index})) or 0.0, plan.step_s
-        spare[index] = why_out(model, filled[index], bounds[index], times, len(able) - 1)
-    sizes = [layer_bytes(model, share) for share in plan.shares]
-    reasons = tuple(
-        why_in(model, machines[index], filled, members, index, size / sum(sizes), need)
-        for index, size, need in zip(members, sizes, plan.needs, strict=True)
-    )
-    return Allocation(tuple(members), plan, reasons, spare)
+        spare[index] = candidates.why_out(index, times, len(able) - 1)
+    total = sum(layer_bytes(model, share) for share in plan.shares)
+    reasons = [
+        candidates.why_in(members, rank, plan, total, assumed=machines[index].speed <= 0)
+        for rank, index in enumerate(members)
+    ]
+    return Allocation(tuple(members), plan, tuple(reasons), spare)
 
 
 @dataclass(frozen=True)
@@ -157,6 +152,40 @@ class _Candidates:
             plan = without_idle(self.model, _pick(self.machines, members), plan, busy)
         return members, plan
 
+    def why_in(self, members: Sequence[int], rank: int, plan: Plan, total: int, *, assumed: bool) -> str:
+        """Explains why the member of that `rank` gets its part of the `total` bytes. `assumed`: its speed is."""
+        node, limit, need = self.machines[members[rank]], "", plan.needs[rank]
+        guess = " (assumed, not measured)" if assumed else ""
+        by_speed = node.speed / sum(self.machines[member].speed for member in members)
+        # What keeps the machine from the part that its speed alone would give it.
+        for words, nbytes, alone in (
+            ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),
+            ("memory", node.memory_bytes, replace(node, free_disk_bytes=None)),
+        ):
+            part = pinned_limit(self.model, rank, alone)
+            if nbytes is not None and part < by_speed:
+                by_speed, limit = part, f"; limited by {words} {format_bytes(nbytes)}"
+        if need.streamed_bytes:
+            limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
+        fraction = layer_bytes(self.model, plan.shares[rank]) / total
+        return f"{format_bytes(node.speed)}/s of weights{guess}, {fraction:.0%} of the cluster{limit}"
+
+    def why_out(self, index: int, seconds: tuple[float, float], workers: int) -> SpareReason:
+        """Explains why a machine has no part. `seconds` per token: the least with it, and those without it."""
+        model, machine = self.model, self.machines[index]
+        small = too_small(model, machine)
+        if small is not None:
+            return small
+        if self.bounds[index].limit * model.shape.ffn_tiles < 1:
+            free = format_bytes(machine.free_disk_bytes or 0)
+            why = f"its disk has {free} for weights, which is too little for any share"
+            return SpareReason("no room", why)
+        least_s, without_s = seconds
+        trip = format_seconds(machine.round_trip_s)
+        because = f"{2 * model.num_layers} exchanges a token; its link's round trip takes {trip}"
+        with_s = max(least_s, without_s)  # with whole units it is no faster
+        return slower(with_s, without_s, because, workers)
+
 
 def _cost(option: _Option) -> tuple[float, int]:
     return option[1].step_s, len(option[0])
@@ -212,8 +241,8 @@ def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """The reason for which no plan fits the master's memory, however many workers join; None without one. `weights`: of
-    --shares, the master's first; without them it may have no layers."""
+    """The reason for which no plan fits the master's memory, however many workers join; None without one. Without
+    `weights` of --shares it may have no layers."""
     nothing = NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)
@@ -225,45 +254,3 @@ def master_too_small(
         f"the master may use {format_bytes(machine.memory_bytes)}, but its program and the LM head of "
         f"{model.name} {part} need {needed}: give --memory {needed.replace(' ', '')} or more"
     )
-
-
-def why_in(
-    model: ModelFacts,
-    machine: MachineFacts,
-    filled: Sequence[MachineFacts],
-    members: Sequence[int],
-    index: int,
-    fraction: float,
-    need: NodeNeed,
-) -> str:
-    """Explains the `fraction` of the layers that machine `index` of the `filled` gets beside the `members`."""
-    node, limit, rank = filled[index], "", members.index(index)
-    assumed = "" if machine.speed > 0 else " (assumed, not measured)"
-    by_speed = node.speed / sum(filled[member].speed for member in members)
-    # What keeps the machine from the part that its speed alone would give it.
-    for words, nbytes, alone in (
-        ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),
-        ("memory", node.memory_bytes, replace(node, free_disk_bytes=None)),
-    ):
-        part = pinned_limit(model, rank, alone)
-        if nbytes is not None and part < by_speed:
-            by_speed, limit = part, f"; limited by {words} {format_bytes(nbytes)}"
-    if need.streamed_bytes:
-        limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
-    return f"{format_bytes(node.speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
-
-
-def why_out(
-    model: ModelFacts, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
-) -> SpareReason:
-    """Explains why a machine has no part. `seconds` per token: the least with it, and those without it."""
-    small = too_small(model, machine)
-    if small is not None:
-        return small
-    if bound.limit * model.shape.ffn_tiles < 1:
-        free = format_bytes(machine.free_disk_bytes or 0)
-        return SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
-    least_s, without_s = seconds
-    trip = format_seconds(machine.round_trip_s)
-    because = f"{2 * model.num_layers} exchanges a token; its link's round trip takes {trip}"
-    return slower(max(least_s, without_s), without_s, because, workers)  # with whole units it is no faster

@@ -1,8 +1,5 @@
-"""Keys and values that travel when a plan replaces another. Pure.
-
-A machine keeps what both its nodes have. The rest goes by rank 0: to it from the lowest old rank that has the head, and
-from it to each new node that lacks it.
-"""
+"""Keys and values that travel when a plan replaces another. A machine keeps what both its nodes have. The rest goes by
+rank 0: to it from the lowest old rank that has the head, and from it to each new node that lacks it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +7,8 @@ from typing import Final
 
 from tpiedge.pack.share import Share
 
-#: As what stays on a machine is written and read again, by the page cache of a slow computer.
-_LOCAL_BYTES_PER_S: Final = 200e6
-#: Of a link that was not measured.
-_LINK_BYTES_PER_S: Final = 1e6
+_LOCAL_BYTES_PER_S: Final = 200e6  # of the page cache of a slow computer, by which kept heads go
+_LINK_BYTES_PER_S: Final = 1e6  # of a link that was not measured
 
 
 @dataclass(frozen=True)
@@ -64,10 +59,9 @@ def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
 
 def carriage_s(found: Carriage, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
     """Seconds of the transfer, link after link; `head_bytes`: of a head in all layers and pages."""
-    travels = sum(head_bytes / (old[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.sent)
-    travels += sum(
-        head_bytes / (new[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.brought
-    )
+    senders, receivers = [old[rank] for rank, _ in found.sent], [new[rank] for rank, _ in found.brought]
+    rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
+    travels = sum(head_bytes / rate for rate in rates)
     heads = [len(kept) for kept in found.kept]
     heads[0] += len(found.stored) + len(found.sent)
     return travels + 2 * max(heads) * head_bytes / _LOCAL_BYTES_PER_S

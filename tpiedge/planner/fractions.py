@@ -1,8 +1,6 @@
-"""The part of every layer that each node takes, as a real number, so that the slowest node is fastest.
-
-With a fraction f of the layers a node computes f W / speed seconds and meanwhile reads what does not fit in memory in
-(f W - pinned) / disk rate seconds (TPI-LLM, section 3.3).
-"""
+"""The part of every layer that each node takes, as a real number, so that the slowest node is fastest. With a fraction
+f a node computes f W / speed seconds and meanwhile reads what does not fit in memory in (f W - pinned) / disk rate
+seconds (TPI-LLM, section 3.3)."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

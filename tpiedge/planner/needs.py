@@ -16,10 +16,8 @@ from tpiedge.wire.fields import ALL_PINNED, Keeping, KVPrecision, WeightMemory
 #: What a node weighs beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
 NODE_BASE_BYTES = 328 * MIB
-#: Of them the master, or the worker's agent.
-_COMPANION_BYTES = 64 * MIB
-#: Hidden states of a step at most (as engine.steps.StepLimits).
-_ACTIVATION_BYTES = 64 * MIB
+_COMPANION_BYTES = 64 * MIB  # of them the master, or the worker's agent
+_ACTIVATION_BYTES = 64 * MIB  # most hidden states of a step (as engine.steps.StepLimits)
 _REMEDY = "raise its memory limit or shorten the context"
 
 
@@ -40,30 +38,22 @@ class ModelFacts:
 
     shape: LayerShape
     num_layers: int
-    #: Of q and o; of k and v; of gate, up and down.
-    query_unit_bytes: tuple[int, int]
-    kv_unit_bytes: tuple[int, int]
-    ffn_tile_bytes: tuple[int, int, int]
+    query_unit_bytes: tuple[int, int]  # of q and o
+    kv_unit_bytes: tuple[int, int]  # of k and v
+    ffn_tile_bytes: tuple[int, int, int]  # of gate, up and down
     last_tile_bytes: tuple[int, int, int]
     resident_bytes: int
     head_bytes: int
-    #: Of one KV head in one layer for a page of the KV cache, the tokens of a page, and those of the whole cache.
-    kv_part_bytes: int
+    kv_part_bytes: int  # of one KV head in one layer for a page
     kv_page_tokens: int
-    capacity_tokens: int = 0
-    #: Of what is read of the LM head at a time.
-    head_tile_bytes: int = 0
-    #: Of a token's hidden state: in a step's memory, and in an allreduce.
-    row_bytes: int = 0
-    #: The precision in which the model would be the smallest; "" where it is stored in that.
-    smaller_precision: str = ""
-    #: Whether the layers' matrices are quantised, and whether the LM head is: machines have another speed with those.
-    quantised: bool = False
+    capacity_tokens: int = 0  # of the whole KV cache
+    head_tile_bytes: int = 0  # of the LM head that are read at a time
+    row_bytes: int = 0  # of a token's hidden state in f32
+    smaller_precision: str = ""  # the smallest precision; "" if the model is stored in it
+    quantised: bool = False  # the matrices of the layers
     head_quantised: bool = False
-    #: Whether machines without native kernels have no part in it: the layers, or keys and values, are quantised.
-    needs_native: bool = False
-    #: What the user calls it.
-    name: str = "the model"
+    needs_native: bool = False  # layers, or keys and values, are quantised
+    name: str = "the model"  # for the user
 
     @property
     def kv_head_bytes(self) -> int:
@@ -87,8 +77,7 @@ class NodeFacts:
     free_disk_bytes: int | None = None
     disk_bytes_per_s: float | None = None
     keeping: Keeping = field(default_factory=Keeping)
-    #: Whether the process that started it is counted with another node.
-    alone: bool = False
+    alone: bool = False  # the process that started it is counted with another node
     head_speed: float | None = None
 
     @property
@@ -103,7 +92,6 @@ class NodeNeed:
     weight_bytes: int
     kv_bytes: int
     base_bytes: int
-    #: How the weights are held.
     weights: WeightMemory = ALL_PINNED
     streamed_bytes: int = 0
 

@@ -1,8 +1,6 @@
-"""Predicts a decode step on given machines: every node's weights and two all-reduces per layer.
-
-Three and more nodes all-reduce through rank 0: one round trip of the slowest link, and a row per worker each way. Two
-nodes exchange rows: half a round trip.
-"""
+"""Predicts a decode step on given machines: every node's weights and two all-reduces per layer. Three and more nodes
+all-reduce through rank 0: one round trip of the slowest link, and a row per worker each way. Two nodes exchange rows:
+half a round trip."""
 
 import re
 import statistics
@@ -13,8 +11,7 @@ from tpiedge.planner.fractions import Bound, fractions
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, head_seconds
 from tpiedge.planner.solve import Plan, ShareWeight, evaluate, solve
 
-#: Bytes per second of a disk that was not measured.
-_USUAL_DISK = 2e8
+_USUAL_DISK = 2e8  # bytes per second of a disk that was not measured
 
 
 @dataclass(frozen=True)
@@ -72,11 +69,8 @@ def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:
     """The machines with speeds: an unmeasured one counts as the median of the others."""
     known = [machine.speed for machine in machines if machine.speed > 0]
     usual = statistics.median(known) if known else 1e9
+    speeds = [one.speed if one.speed > 0 else usual for one in machines]
     return [
-        replace(
-            machine,
-            speed=machine.speed if machine.speed > 0 else usual,
-            disk_bytes_per_s=machine.disk_bytes_per_s or _USUAL_DISK,
-        )
-        for machine in machines
+        replace(one, speed=speed, disk_bytes_per_s=one.disk_bytes_per_s or _USUAL_DISK)
+        for one, speed in zip(machines, speeds, strict=True)
     ]

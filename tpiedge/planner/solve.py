@@ -2,12 +2,10 @@
 
 Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, as all-reduces end blocks and rank 0
 computes the LM head alone; so the head does not move the split. Memory: weights, KV cache and a fixed part, on rank 0
-also the head. The split is by speed while parts fit; else a full node streams, or others take its weights
-(`fractions`).
+also the head. The split is by speed while parts fit; else full nodes stream, or others take weights (`fractions`).
 
 Attention and FFN are cut independently (TPI-LLM, section 3.1): attention at KV heads, or at query heads with replicated
-KV heads if more nodes take part.
-"""
+KV heads if more nodes take part."""
 
 import math
 from bisect import bisect_left
@@ -33,8 +31,7 @@ from tpiedge.units import counted
 
 _CLOSE = 1.05  # to the time that fractions of units would take
 _SLACKS = (1.1, 1.6)
-_SecondsOf: TypeAlias = Callable[[int, NodeShare], float]
-"""Seconds of all layers on the node of a rank; infinite if they do not fit."""
+_SecondsOf: TypeAlias = Callable[[int, NodeShare], float]  # of a rank's layers; infinite without room
 _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
 
 
@@ -147,12 +144,10 @@ def _parse_weight(item: str, text: str) -> ShareWeight:
 def evaluate(
     model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[ShareWeight]
 ) -> Plan | Infeasible:
-    return _judged(model, nodes, partition(model.shape, weights))
+    return _judge(model, nodes, partition(model.shape, weights))
 
 
-def _judged(
-    model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShare, ...]
-) -> Plan | Infeasible:
+def _judge(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShare, ...]) -> Plan | Infeasible:
     found = [
         node_need(model, rank, share, node)
         for rank, (node, share) in enumerate(zip(nodes, shares, strict=True))
@@ -161,10 +156,8 @@ def _judged(
     if refusals:
         return Infeasible("; ".join(refusals))
     needs = tuple(need for need in found if isinstance(need, NodeNeed))
-    layers_s = max(
-        node_seconds(model, share, node, need) for node, share, need in zip(nodes, shares, needs, strict=True)
-    )
-    return Plan(shares, needs, layers_s, head_seconds(model, nodes[0]))
+    seconds = map(partial(node_seconds, model), shares, nodes, needs)
+    return Plan(shares, needs, max(seconds), head_seconds(model, nodes[0]))
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
@@ -189,9 +182,8 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
     """The fastest plan; among equal ones the first, which needs no disk."""
-    return min(
-        (plan for plan in plans if isinstance(plan, Plan)), key=lambda plan: plan.layers_s, default=None
-    )
+    found = [plan for plan in plans if isinstance(plan, Plan)]
+    return min(found, key=lambda plan: plan.layers_s, default=None)
 
 
 def _of_fractions(
@@ -206,7 +198,7 @@ def _of_fractions(
     for slack in (1.0,) if seconds == math.inf else (*_SLACKS, math.inf):
         shares = _fit_whole_units(model.shape, parts, slack * seconds, seconds_of)
         if shares is not None:
-            return [_judged(model, nodes, shares), rounded]
+            return [_judge(model, nodes, shares), rounded]
     return [rounded]
 
 

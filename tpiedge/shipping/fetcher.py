@@ -1,7 +1,6 @@
 """The worker's side of shipping: `fetch` fills the shard store with a share of a pack.
 
-Bytes are checked by sha256 as they arrive, and damaged ranges are requested again. After a crash the next `fetch` goes
-on from the last durable ranges (every 64 MB or 2 s).
+Damaged ranges are requested again. After a crash `fetch` goes on from the last durable ranges (every 64 MB or 2 s).
 """
 
 import contextlib
@@ -12,13 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import Cancelled, DiskFull, PeerError, ProtocolError
 from tpiedge.pack.files import FileLock
+from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.manifest import MAX_MANIFEST_BYTES
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.shard_copy import LayerRanges, ShardCopy
+from tpiedge.pack.shard_copy import LayerRanges, ShardCopy, ranges_nbytes
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store import ShardStore
 from tpiedge.progress import ProgressCallback
@@ -51,8 +52,7 @@ def fetch(
     clock: Clock | None = None,
 ) -> ShardCopy:
     """Fetches the missing part of `share`; the caller closes the copy. No other thread uses `spoke` (plane FILES).
-    Links blobs of `local` packs. With `evict` unused packs make room. Raises PeerError, DiskFull, UserError, Cancelled,
-    EndpointClosed."""
+    With `evict` unused packs make room. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):
@@ -65,7 +65,7 @@ def fetch(
                 copy.import_from(pack)
             _fetch_tables(window, copy, share)
             missing = copy.missing(share)
-            left = sum(part.nbytes for part in missing)
+            left = ranges_nbytes(missing)
             total = sum(copy.pack.share_bytes(layer, share) for layer in copy.pack.unique_layers)
             if missing and evict:
                 store.make_room(left)
@@ -82,8 +82,9 @@ def fetch(
                 if missing:
                     missing = _transfer(window, copy, missing, count, sync_bytes)
             if missing:
+                layer, ranges = next(iter(missing.items()))
                 raise PeerError(
-                    f"{missing[0].ranges[0].label} of layer {missing[0].layer} arrived damaged {_ATTEMPTS} times (its "
+                    f"{ranges[0].label} of layer {layer} arrived damaged {_ATTEMPTS} times (its "
                     "sha256 differs): run `tpiedge pack --verify` on the master, and check the memory of both computers"
                 )
     except BaseException:
@@ -95,17 +96,18 @@ def fetch(
 def _transfer(
     window: RequestWindow,
     copy: ShardCopy,
-    parts: Sequence[LayerRanges],
+    parts: LayerRanges,
     count: Callable[[int], None],
     sync_bytes: int,
-) -> list[LayerRanges]:
+) -> LayerRanges:
     """Writes bytes as they arrive, makes them durable in a thread of its own, and returns damaged ranges."""
-    damaged = []
-    arriving = window.stream(span for part in parts for span in _spans(copy.pack, part))
+    damaged = {}
+    spans = (_spans(layer, copy.pack.blob_id(layer), ranges) for layer, ranges in parts.items())
+    arriving = window.stream(chain.from_iterable(spans))
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="tpiedge-sync") as pool:
-        for part in parts:
-            writer = copy.writer(part)
+        for layer, ranges in parts.items():
+            writer = copy.writer(layer, ranges)
             written, since = 0, time.monotonic()
             try:
                 while not writer.complete:
@@ -123,10 +125,10 @@ def _transfer(
                 pending.append(pool.submit(writer.commit, writer.take()))
                 pending.append(pool.submit(writer.close))
             if writer.damaged:
-                damaged.append(LayerRanges(part.layer, tuple(writer.damaged)))
+                damaged[layer] = writer.damaged
     for commit in pending:
         commit.result()
-    count(-sum(part.nbytes for part in damaged))
+    count(-ranges_nbytes(damaged))
     return damaged
 
 
@@ -154,15 +156,14 @@ def _fetch_tables(window: RequestWindow, copy: ShardCopy, share: NodeShare) -> N
             data.clear()
 
 
-def _spans(pack: Pack, part: LayerRanges) -> Iterator[FileBytes]:
-    blob = pack.blob_id(part.layer)
-    start = end = part.ranges[0].offset
-    for item in part.ranges:
+def _spans(layer: int, blob: str, ranges: Sequence[HashedRange]) -> Iterator[FileBytes]:
+    start = end = ranges[0].offset
+    for item in ranges:
         if item.offset != end:
-            yield FileBytes("blob", part.layer, blob, start, end - start)
+            yield FileBytes("blob", layer, blob, start, end - start)
             start = item.offset
         end = item.offset + item.length
-    yield FileBytes("blob", part.layer, blob, start, end - start)
+    yield FileBytes("blob", layer, blob, start, end - start)
 
 
 class Provision:
@@ -192,7 +193,7 @@ class Provision:
         if copy.id not in self._told:
             self._told.add(copy.id)
             for pack in self._local:
-                if not copy.overlaps(pack):  # a folder that the user named in vain
+                if not copy.shared_with(pack):  # a folder that the user named in vain
                     _log.warning(
                         "%s is not the model that the master serves (no layer is the same): the weights come from the "
                         "master",
@@ -219,7 +220,7 @@ class Provision:
         if not self._store.has(pack):
             return 0
         with self._store.open(pack) as copy:
-            return copy.held_bytes
+            return ranges_nbytes(copy.held())
 
     @contextlib.contextmanager
     def _turns(self, cancelled: threading.Event) -> Iterator[None]:

@@ -9,19 +9,20 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import PeerError, TpiedgeError, UserError
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import RECORD_BYTES
-from tpiedge.pack.manifest import manifest_bytes, pack_id
+from tpiedge.pack.manifest import MANIFEST_NAME, manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 from tpiedge.sanitise import RateLimitedLog, sanitised_line
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, Unreachable
 from tpiedge.wire.codec import FLAT_BYTES, encode
-from tpiedge.wire.data import Fetch, FetchFailed, FileChunk
+from tpiedge.wire.data import Fetch, FetchFailed, FileChunk, FilePart
 from tpiedge.wire.fields import MAX_FILE_CHUNK, TensorHeader
 
 _BUSY_S = 0.1
@@ -29,17 +30,17 @@ _FORGET_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class _ServedPack:
-    """The manifest (at most 16 MiB, in memory) and the files of a pack that may be sent. Raises UserError."""
-
-    def __init__(self, pack: Pack) -> None:
-        self.manifest = manifest_bytes(pack.path)
-        private = {pack.blob_id("embedding"), pack.blob_id("head")}
-        self.files = {
-            blob: (pack.blob_path(layer), pack.layout(layer))
-            for layer in pack.unique_layers
-            if (blob := pack.blob_id(layer)) not in private
-        }
+def _files_of(pack: Pack) -> Mapping[tuple[FilePart, str], tuple[Path, int]]:
+    """Returns the files that may be sent and their sizes, by part and blob. Raises UserError."""
+    found: dict[tuple[FilePart, str], tuple[Path, int]] = {}
+    found["manifest", ""] = pack.path / MANIFEST_NAME, len(manifest_bytes(pack.path))
+    private = {pack.blob_id("embedding"), pack.blob_id("head")}
+    for layer in pack.unique_layers:
+        blob, path, layout = pack.blob_id(layer), pack.blob_path(layer), pack.layout(layer)
+        if blob not in private:
+            found["blob", blob] = path, layout.nbytes
+            found["hashes", blob] = path.with_suffix(".hashes"), layout.range_count * RECORD_BYTES
+    return found
 
 
 @dataclass
@@ -55,8 +56,7 @@ class ShipServer:
     def __init__(self, hub: Endpoint, packs: Sequence[Pack], clock: Clock | None = None) -> None:
         self._hub = hub
         self._clock = clock or MonotonicClock()
-        served = [_ServedPack(pack) for pack in packs]
-        self._packs = {pack_id(pack.manifest): pack for pack in served}
+        self._packs = {pack_id(manifest_bytes(pack.path)): _files_of(pack) for pack in packs}
         self._requesters: dict[str, _Requester] = {}
         self._frame = memoryview(bytearray(FLAT_BYTES + MAX_FILE_CHUNK))
         self._warnings = RateLimitedLog(_log, self._clock.now)
@@ -83,7 +83,13 @@ class ShipServer:
                         del self._requesters[name]
 
     def _receive(self) -> None:
-        timeout_s = self._timeout_s()
+        now = self._clock.now()
+        blocked = [
+            requester.blocked_until > now for requester in self._requesters.values() if requester.queue
+        ]
+        timeout_s = 0.5
+        if blocked:
+            timeout_s = _BUSY_S if all(blocked) else 0.0
         for _ in range(256):  # then waiting workers get answers
             try:
                 envelope = self._hub.recv(timeout_s)
@@ -102,13 +108,6 @@ class ShipServer:
             except PeerError as error:  # malformed: counted by the hub
                 self._warnings.warning("%s", error)
             timeout_s = 0.0
-
-    def _timeout_s(self) -> float:
-        now = self._clock.now()
-        waiting = [requester for requester in self._requesters.values() if requester.queue]
-        if any(requester.blocked_until <= now for requester in waiting):
-            return 0.0
-        return _BUSY_S if waiting else 0.5
 
     def _serve_one(self, name: str, requester: _Requester) -> None:
         request = requester.queue[0]
@@ -132,29 +131,21 @@ class ShipServer:
         requester.seen_at = self._clock.now()
 
     def _answer(self, request: Fetch) -> memoryview:
-        pack = self._packs.get(request.pack)
-        if pack is None:
+        files = self._packs.get(request.pack)
+        if files is None:
             raise UserError(f"the pack {request.pack[:12]} is not served here")
         if not 1 <= request.length <= MAX_FILE_CHUNK:
             raise UserError(f"{request.length} bytes at once: 1 to {MAX_FILE_CHUNK} are given")
+        if (request.part, request.blob) not in files:
+            raise UserError(f"{request.blob[:12]} is no layer of the pack {request.pack[:12]}")
+        path, total = files[request.part, request.blob]
         length = request.length
-        into = self._frame[FLAT_BYTES : FLAT_BYTES + length]
-        if request.part == "manifest":
-            data = pack.manifest[request.offset : request.offset + length]
-            total, length = len(pack.manifest), len(data)
-            into[:length] = data
-        else:
-            if request.blob not in pack.files:
-                raise UserError(f"{request.blob[:12]} is no layer of the pack {request.pack[:12]}")
-            path, layout = pack.files[request.blob]
-            total = layout.nbytes
-            if request.part == "hashes":
-                path = path.parent / f"{request.blob}.hashes"
-                total = layout.range_count * RECORD_BYTES
-            if request.offset + length > total:
-                raise UserError(f"bytes {request.offset} to {request.offset + length} of a file of {total}")
-            with OpenFile(path) as file:
-                file.read(request.offset, into)
+        if request.part == "manifest":  # whose size only the answers tell
+            length = min(length, max(0, total - request.offset))
+        if request.offset + length > total:
+            raise UserError(f"bytes {request.offset} to {request.offset + length} of a file of {total}")
+        with OpenFile(path) as file:
+            file.read(request.offset, self._frame[FLAT_BYTES : FLAT_BYTES + length])
         header = encode(FileChunk(request.epoch, request.number, total, TensorHeader("u8", (length,))))
         self._frame[:FLAT_BYTES] = header
         return self._frame[: FLAT_BYTES + length]

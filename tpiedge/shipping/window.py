@@ -15,8 +15,6 @@ from tpiedge.wire.data import Fetch, FetchFailed, FileChunk, FilePart
 
 LEAST_CHUNK = 1 << 16
 """Bytes that one request may always bring."""
-
-
 _NOTHING = memoryview(b"")
 
 
@@ -36,16 +34,13 @@ class FileBytes:
 
     @property
     def label(self) -> str:
-        if self.part == "manifest":
-            return "the manifest"
-        if self.part == "hashes":
-            return f"the table of hashes of layer {self.layer}"
-        return f"bytes {self.offset} to {self.offset + self.length} of layer {self.layer}"
+        if self.part == "blob":
+            return f"bytes {self.offset} to {self.offset + self.length} of layer {self.layer}"
+        return "the manifest" if self.part == "manifest" else f"the table of hashes of layer {self.layer}"
 
 
 class RequestWindow:
-    """Asks for bytes of the pack `pack` over `spoke`, which it uses alone during a `stream`. A wait ends with Cancelled
-    when `stopped()`."""
+    """Asks for bytes of the pack over `spoke`, used alone during a `stream`. `stopped()` ends a wait with Cancelled."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke
@@ -60,8 +55,7 @@ class RequestWindow:
         self._duplicate: DuplicateName | None = None
 
     def stream(self, spans: Iterator[FileBytes]) -> Iterator[FileBytes]:
-        """Yields the bytes of `spans` in order, in chunks, at most 8 MiB ahead. Raises PeerError, Cancelled,
-        EndpointClosed."""
+        """Yields `spans` in order, in chunks, at most 8 MiB ahead. Raises PeerError, Cancelled, EndpointClosed."""
         self._open.clear()  # left by a stream that was given up
         self._heard_at = self._asked_at = self._clock.now()
         span = next(spans, None)
@@ -118,15 +112,12 @@ class RequestWindow:
         if isinstance(message, FetchFailed):
             raise PeerError(f"the master does not give {request.label}: {message.message}")
         assert envelope.tensor is not None  # as its codec checks
-        self._answered(request, envelope.tensor, message.total)
-
-    def _answered(self, request: FileBytes, data: memoryview, total: int) -> None:
-        expected, count = request.length, len(data)
+        expected, count = request.length, len(envelope.tensor)
         if request.part == "manifest":  # only the answers tell its size
-            expected = min(expected, max(0, total - request.offset))
+            expected = min(expected, max(0, message.total - request.offset))
         if count != expected or not count:
             raise ProtocolError(f"the master sent {count} bytes as {request.label}, not {expected}")
-        request.data, request.total = data, total
+        request.data, request.total = envelope.tensor, message.total
         self._duplicate = None
         now = self._clock.now()
         if now - self._heard_at < 0.1:

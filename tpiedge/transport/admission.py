@@ -22,7 +22,6 @@ from tpiedge.transport.endpoint import Counters
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.fields import Message
 
-_ZAP_ADDRESS = "inproc://zeromq.zap.01"
 #: Time in which an admitted connection is introduced, or gone.
 _INTRODUCTION_S = 6.0
 
@@ -32,9 +31,9 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class GuestPolicy:
     """Unknown keys connect under the name from `name_of`, for `stay_s`, `limit` at a time and `each` per address. If no
-    place is free, a newcomer replaces the oldest guest that has had `grace_s`. A guest has one connection: libzmq would
-    give a second the routing id and forget the first one's descriptor. With `takes`, which the hub's owner calls, a
-    newcomer may show a ticket for one of `limit` further places. All others hear `crowded`."""
+    place is free, a newcomer replaces the oldest guest that has had `grace_s`, or, with `takes`, which the hub's owner
+    calls, shows a ticket for one of `limit` further places. All others hear `crowded`. A guest has one connection:
+    libzmq would give a second the routing id."""
 
     name_of: Callable[[str], str]
     limit: int = 32
@@ -47,20 +46,17 @@ class GuestPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Guest:
-    """`called`: when its last handshake ended. `connection`: None before its introduction, or if it was gone then."""
+    """`until`: when its latest connection is introduced or gone; 0 after that. `connection`: None if it was gone."""
 
     key: str
     since: float
     address: str
-    called: float
-    introduced: bool = False
+    until: float
     connection: TcpConnection | None = None
     has_ticket: bool = False
 
     def may_be_connected(self, now: float) -> bool:
-        if not self.introduced:
-            return now < self.called + _INTRODUCTION_S
-        return self.connection is not None and is_open(self.connection)
+        return now < self.until or (self.connection is not None and is_open(self.connection))
 
 
 class Admission:
@@ -79,15 +75,12 @@ class Admission:
         self._others: dict[str, _Guest] = {}
         self._replaced: set[str] = set()
         self._denied: dict[str, None] = {}
+        self.guests: tuple[str, ...] = ()
         self.admitted: frozenset[str] = frozenset()
         #: Counts the changes of `admitted`, for native code.
         self.changes = ctypes.c_uint32()
         for key, name in allowed.items():
             self.admit(key, name)
-
-    @property
-    def guests(self) -> tuple[str, ...]:
-        return tuple(self._guests)
 
     def may_be_guest(self, name: str) -> bool:
         """False for members and without guests; `name` is "" before the introduction."""
@@ -119,11 +112,10 @@ class Admission:
         with self._lock:
             guest = self._guests.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
-            if self._policy is not None:
-                for one in filter(None, (*gone, guest.key if guest else "", key)):
-                    self._denied[one] = None
-                while len(self._denied) > 10_000:
-                    del self._denied[next(iter(self._denied))]
+            for one in filter(None, (*gone, guest.key if guest else "", key)):
+                self._denied[one] = None
+            while len(self._denied) > 10_000:
+                del self._denied[next(iter(self._denied))]
             self._replace({known: other for known, other in self._names.items() if other != name})
 
     def dismiss(self, name: str) -> None:
@@ -149,7 +141,7 @@ class Admission:
         with self._lock:
             guest = self._guests.get(name)
             if guest is not None:
-                self._guests[name] = replace(guest, introduced=True, connection=connection)
+                self._guests[name] = replace(guest, until=0.0, connection=connection)
 
     def judge(self, key: str, address: str = "") -> str | None:
         """Returns the name for `key`, a guest's too; None (counted) refuses it."""
@@ -169,7 +161,7 @@ class Admission:
         last = known or self._others.get(name)
         if (last is not None and last.may_be_connected(now)) or (known is None and name in self.admitted):
             return None
-        guest = _Guest(key, now, address, now)
+        guest = _Guest(key, now, address, now + _INTRODUCTION_S)
         if known is not None:  # no newcomer, and does not get more time
             self._seat(name, replace(guest, since=known.since, has_ticket=known.has_ticket))
             return name
@@ -180,7 +172,7 @@ class Admission:
         if self._push_out(crowd, limit, now):
             self._seat(name, guest)
         elif self._policy.takes is not None:
-            self._keep(name, guest, now)
+            self._keep(name, guest)
         else:
             return None
         return name
@@ -188,17 +180,18 @@ class Admission:
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
         """Gives `name`, which found no place, one for its ticket, or returns what to answer, if anything."""
         policy, caller = self._policy, self._others.get(name)
-        if policy is None or policy.takes is None or caller is None or caller.introduced:
+        if policy is None or policy.takes is None or caller is None or not caller.until:
             return None
         has_ticket = policy.takes(ticket, name)
         with self._lock:
             known = caller.key in self._denied or caller.key in self._names
             if known or self._others.get(name) is not caller:
                 return None  # that changed meanwhile
-            if has_ticket and self._push_out(self._crowd(has_ticket=True), policy.limit, caller.called):
+            called = caller.until - _INTRODUCTION_S  # grace counts to its handshake: the owner may be slow
+            if has_ticket and self._push_out(self._crowd(has_ticket=True), policy.limit, called):
                 self._seat(name, replace(caller, has_ticket=True))
                 return None
-            self._others[name] = replace(caller, introduced=True, connection=connection)
+            self._others[name] = replace(caller, until=0.0, connection=connection)
         return policy.crowded
 
     def _seat(self, name: str, guest: _Guest) -> None:
@@ -207,11 +200,11 @@ class Admission:
         self._guests[name] = guest
         self._replace(self._names)
 
-    def _keep(self, name: str, guest: _Guest, now: float) -> None:
+    def _keep(self, name: str, guest: _Guest) -> None:
         """Remembers that it may be connected, and drops up to two old entries that are not: so they stay few."""
         for other in tuple(itertools.islice(self._others, 2)):
             one = self._others.pop(other)
-            if one.may_be_connected(now):
+            if one.may_be_connected(self._clock.now()):
                 self._others[other] = one
         self._others[name] = guest
 
@@ -231,18 +224,18 @@ class Admission:
         return True
 
     def _dismiss(self, name: str) -> None:
-        self._keep(name, self._guests.pop(name), self._clock.now())
+        self._keep(name, self._guests.pop(name))
         self._replace(self._names)
 
     def _replace(self, names: dict[str, str]) -> None:
         self._names = names
-        self.admitted = frozenset((*names.values(), *self._guests))
+        self.guests = tuple(self._guests)
+        self.admitted = frozenset((*names.values(), *self.guests))
         self.changes.value += 1
 
 
 class ZmqContext:
-    """A context, and the thread that answers its ZAP requests. `close` waits until all its endpoints are closed.
-    `io_threads` encrypt different connections in parallel."""
+    """A context and its ZAP thread. `close` waits for all endpoints to close. `io_threads` encrypt in parallel."""
 
     def __init__(self, io_threads: int = 1) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
@@ -258,7 +251,7 @@ class ZmqContext:
             # Bound before any hub exists: a hub without a ZAP handler would admit every key.
             requests = self._context.socket(zmq.REP)
             requests.linger = 0
-            requests.bind(_ZAP_ADDRESS)
+            requests.bind("inproc://zeromq.zap.01")
             self._thread = threading.Thread(
                 target=self._serve, args=(requests,), name="tpiedge-zap", daemon=True
             )

@@ -10,6 +10,7 @@ Strangers are limited per address and in all; the oldest of the fullest address 
 
 import contextlib
 import logging
+import math
 import socket
 import struct
 import sys
@@ -18,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -48,10 +49,8 @@ _PERIOD_S: Final = 0.1
 _IDLE_S: Final = 1.0
 # A look takes at most this part of the time.
 _SHARE: Final = 20
-# A frame's length, and what CURVE adds to it: a command's name, a nonce, a checksum and flags.
-_SHORT: Final = 2 + 33
-_LONG: Final = 9 + 33
-_SHORT_BYTES: Final = 255 - 33
+# What CURVE adds to a frame: a command's name, a nonce, a checksum and flags.
+_CURVE_BYTES: Final = 33
 # tcpi_bytes_received and tcpi_data_segs_in of <linux/tcp.h>, since Linux 4.6.
 _INFO: Final = struct.Struct("=128xQ16xI")
 
@@ -67,40 +66,36 @@ def crowded(addresses: Sequence[str]) -> str | None:
 
 
 def curve_bytes(frame_bytes: int) -> int:
-    """Returns the bytes of a frame on the connection, CURVE included."""
-    return frame_bytes + (_SHORT if frame_bytes <= _SHORT_BYTES else _LONG)
-
-
-class Arrived(NamedTuple):
-    byte_count: int
-    segments: int
+    """Returns the bytes of a frame on the connection, CURVE and its flags and length included."""
+    encrypted = frame_bytes + _CURVE_BYTES
+    return encrypted + (2 if encrypted <= 255 else 9)
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
     """One connection. The owner adds received wire bytes to `taken`, and sets `route` and `name` at the introduction.
-    `flooded`: cut for what it sent. `left`: bytes waiting at the last look. `until`: a stranger's end."""
+    `flooded`: cut for what it sent. `left`: bytes waiting at the last look. `since` and `until`: a stranger's time."""
 
-    address: str = ""
     route: bytes = b""
     name: str = ""
     taken: int = 0
     cut: bool = False
     flooded: bool = False
     left: int = 0
-    until: float = 0.0
+    since: float = 0.0
+    until: float = math.inf
     _taken: int = 0
     _idle_since: int = 0
     # Received bytes of the connection before, with the same descriptor and inode.
     _other: int = 0
 
-    def waiting(self, arrived: Arrived, taken: int) -> Arrived:
+    def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
         """Returns the waiting bytes, and the segments since a message was taken. `taken` was read before `arrived`."""
         if taken != self._taken:
-            self._taken, self._idle_since = taken, arrived.segments
-        self._other = max(self._other, taken - arrived.byte_count)
-        self.left = arrived.byte_count - taken + self._other
-        return Arrived(self.left, arrived.segments - self._idle_since)
+            self._taken, self._idle_since = taken, segments
+        self._other = max(self._other, taken - arrived)
+        self.left = arrived - taken + self._other
+        return self.left, segments - self._idle_since
 
 
 class Backlog:
@@ -112,10 +107,7 @@ class Backlog:
         self._limit = limit
         self._admission = admission
         self._flows: dict[TcpConnection, Flow] = {}
-        #: Oldest first.
-        self._strangers: dict[TcpConnection, Flow] = {}
-        self._due = 0.0
-        self._looked = self._received_until = 0.0
+        self._due = self._looked = self._received_until = 0.0
         self._ended_bytes = 0
         # The ROUTER's, once it is bound.
         self._port = 0
@@ -123,7 +115,12 @@ class Backlog:
         self.empty = False
         self._stopped = self._closing = not SUPPORTED
         if SUPPORTED:
-            self._events = _events_of(router)
+            place = f"inproc://backlog-{id(router)}"
+            router.monitor(place, int(zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED))
+            # Must be read, without a bound: else libzmq waits, in `disable_monitor` with the interpreter's lock.
+            self._events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
+            self._events.rcvhwm = 0
+            self._events.connect(place)
             self._thread = threading.Thread(target=self._watch, name="tpiedge-backlog", daemon=True)
             self._thread.start()
 
@@ -131,15 +128,7 @@ class Backlog:
         """Returns the flow of a connection over which the owner has received a message."""
         if connection is None or not SUPPORTED:  # it would never be forgotten
             return Flow()
-        known = self._flows.get(connection)
-        if known is not None:
-            return known
-        address = ""  # where the connection is gone; something else may have its descriptor
-        with contextlib.suppress(OSError), borrowed(connection) as lent:
-            match lent.getpeername():
-                case (str(text), int(), *_):
-                    address = text
-        return self._flows.setdefault(connection, Flow(address))
+        return self._flows.setdefault(connection, Flow())
 
     def close(self) -> None:
         """Call before the ROUTER is closed. Idempotent."""
@@ -184,67 +173,49 @@ class Backlog:
             self._received_until = self._looked  # or longer: until some time after that
         self._looked = began
         for connection, flow in list(self._flows.items()):
-            taken, arrived = flow.taken, None
+            taken, info = flow.taken, b""
             with contextlib.suppress(OSError), borrowed(connection) as lent:
                 info = lent.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-                arrived = Arrived(*_INFO.unpack(info))
-            if arrived is None:  # the connection is gone
+            if not info:  # the connection is gone
                 self._ended_bytes += self._flows.pop(connection).left
-                self._strangers.pop(connection, None)
             elif flow.cut:
                 cut(connection)  # again: it needs a descriptor, which there may not have been
             else:
-                self._judge(connection, flow, flow.waiting(arrived, taken))
-        for connection, flow in list(self._strangers.items()):
-            if flow.until <= self._received_until:
-                self._cut_stranger(connection)
+                self._judge(connection, flow, *flow.waiting(taken, *_INFO.unpack(info)))
+                if flow.until <= self._received_until:
+                    self._cut_stranger(connection, flow)
         now = time.monotonic()
-        self._due = now + (
-            max(_PERIOD_S, _SHARE * (now - began)) if self._flows or self._ended_bytes else _IDLE_S
-        )
+        pause_s = max(_PERIOD_S, _SHARE * (now - began))
+        self._due = now + (pause_s if self._flows or self._ended_bytes else _IDLE_S)
 
-    def _judge(self, connection: TcpConnection, flow: Flow, waiting: Arrived) -> None:
+    def _judge(self, connection: TcpConnection, flow: Flow, waiting: int, segments: int) -> None:
         if flow.name in self._admission.admitted:
-            self._strangers.pop(connection, None)
-        elif flow.name and connection not in self._strangers:
+            flow.until = math.inf
+        elif flow.name and flow.until == math.inf:
             self._take_for_stranger(connection, flow, _FAREWELL_S)
         guest = self._admission.may_be_guest(flow.name)
         limit = min(self._limit, _GUEST_BYTES) if guest else self._limit
-        if waiting.byte_count > limit or waiting.segments > MAX_SEGMENTS:
+        if waiting > limit or segments > MAX_SEGMENTS:
             flow.flooded = True
             self._cut(connection, flow)
-            _log.log(
-                logging.INFO if guest else logging.WARNING,
-                "cut a connection off: %d bytes wait that were not received, and %d may",
-                waiting.byte_count,
-                limit,
-            )
+            words = "cut a connection off: %d bytes wait that were not received, and %d may"
+            _log.log(logging.INFO if guest else logging.WARNING, words, waiting, limit)
 
     def _take_for_stranger(self, connection: TcpConnection, flow: Flow, stay_s: float) -> None:
-        flow.until = time.monotonic() + stay_s
-        self._strangers.pop(connection, None)
-        self._strangers[connection] = flow
-        full = crowded([one.address for one in self._strangers.values()])
+        flow.since = time.monotonic()
+        flow.until = flow.since + stay_s
+        flows = dict(self._flows)
+        others = [one for one, other in flows.items() if other.until < math.inf and one != connection]
+        full = crowded([*(one.address for one in others), connection.address])
         if full is not None:
-            self._cut_stranger(next(one for one, other in self._strangers.items() if other.address == full))
+            oldest = min((one for one in others if one.address == full), key=lambda one: flows[one].since)
+            self._cut_stranger(oldest, flows[oldest])
 
-    def _cut_stranger(self, connection: TcpConnection) -> None:
-        flow = self._strangers.pop(connection)
+    def _cut_stranger(self, connection: TcpConnection, flow: Flow) -> None:
+        flow.until = math.inf
         if flow.name not in self._admission.admitted:  # it may have been introduced just now
             self._cut(connection, flow)
 
     def _cut(self, connection: TcpConnection, flow: Flow) -> None:
-        self._strangers.pop(connection, None)
-        flow.cut = True
+        flow.cut, flow.until = True, math.inf
         cut(connection)
-
-
-def _events_of(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Tells of the bind, accepted connections and the end. Must be read, without a bound: else libzmq waits, in
-    `disable_monitor` with the interpreter's lock."""
-    place = f"inproc://backlog-{id(router)}"
-    router.monitor(place, int(zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED))
-    events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
-    events.rcvhwm = 0
-    events.connect(place)
-    return events

@@ -16,10 +16,11 @@ FAREWELL_S: Final = 0.25
 
 
 class TcpConnection(NamedTuple):
-    """A file descriptor and its inode when a message came: descriptors are used again."""
+    """A file descriptor and its inode when a message came: descriptors are used again. `address`: the peer's."""
 
     descriptor: int
     inode: int
+    address: str = ""
 
 
 def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpConnection | None:
@@ -32,7 +33,7 @@ def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpCon
         if not isinstance(own, tuple) or own[1] != port or not is_open(connection):
             return None
         if address.partition("%")[0] in ("", other[0].partition("%")[0]):
-            return connection
+            return connection._replace(address=other[0])
     return None
 
 

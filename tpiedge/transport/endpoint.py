@@ -1,8 +1,7 @@
 """The transport's interface: a hub with many spokes, and messages as frames.
 
-A frame is the encoded header and the raw bytes of its tensor. A `Plane` limits what is sent and read. Messages between
-a hub and a spoke arrive in the order sent, or the peer is gone. One thread owns an endpoint and calls `send` and
-`recv`; `post`, `close` and the counters are for any thread.
+A frame is the encoded header and the raw bytes of its tensor. Messages between a hub and a spoke arrive in the order
+sent, or the peer is gone. One thread owns an endpoint; others may call `post` and `close` and read the counters.
 """
 
 from collections.abc import Sequence
@@ -80,9 +79,8 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Limits of a connection in bytes, and messages that may queue per peer and direction. `waiting_limit`: bytes of a
-    peer that may wait at a hub beside one largest message. `prompt`: posts and closes interrupt a wait at once;
-    otherwise after up to 20 ms, and messages arrive sooner."""
+    """Limits in bytes, and messages that may queue per peer and direction. `waiting_limit`: bytes of a peer that may
+    wait at a hub beside one message. `prompt`: posts and closes end a wait at once; else in 20 ms, for speed."""
 
     header_limit: int
     tensor_limit: int
@@ -108,20 +106,17 @@ class Plane:
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000, waiting_limit=8 * MIB)
 # Three chunks are under way at most (engine/steps.py), each with its hidden states, a part and, by two shots, a
 # slice of the sum; with the plan and the end of the step before, eleven messages of a peer, of 1 MiB or one row each,
-# or of twice as much where integers are wide. A spoke's libzmq keeps as many of them as `receive_length` says; the
-# others wait at their sender.
+# or twice that for wide integers. Beyond a spoke's `receive_length` they wait at their sender.
 TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, waiting_limit=16 * MIB, prompt=False)
 FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
 
 def frame_of(message: Message, tensor: Buffer | None, plane: Plane) -> bytes:
     """Encodes a message; ProtocolError if it breaks the plane's limits or the tensor does not fit."""
-    if tensor is None:
-        _check_tensor(message, None, plane)
-        return encode(message, plane.header_limit)
-    view = memoryview(tensor)
-    _check_tensor(message, view.nbytes, plane)
-    return b"".join((encode(message, plane.header_limit), view.cast("B") if view.nbytes else b""))
+    view = None if tensor is None else memoryview(tensor)
+    _check_tensor(message, None if view is None else view.nbytes, plane)
+    header = encode(message, plane.header_limit)
+    return header if view is None or not view.nbytes else b"".join((header, view.cast("B")))
 
 
 def names_of(to: str | Sequence[str] | None) -> Sequence[str | None]:
@@ -189,8 +184,7 @@ class Endpoint:
         self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
-        """Returns the next message, or None after `timeout_s`. The endpoint still works after MalformedMessage,
-        LinkReset (hub) and DuplicateName (spoke), not after EndpointClosed."""
+        """Returns the next message, or None in time. Works on after MalformedMessage, LinkReset and DuplicateName."""
         received = self.recv_frame(timeout_s)
         if received is None:
             return None

@@ -42,11 +42,6 @@ def key_text(raw: bytes) -> str:
     return z85.encode(raw).decode("ascii")
 
 
-def curve_available() -> bool:
-    """Whether links can be encrypted; without, no link is made."""
-    return zmq.has("curve")
-
-
-def zeromq_versions() -> str:
-    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5'."""
-    return f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}"
+def zeromq_versions() -> tuple[str, bool]:
+    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5', and whether it can encrypt links; without, no link is made."""
+    return f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}", zmq.has("curve")

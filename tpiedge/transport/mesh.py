@@ -17,14 +17,13 @@ from tpiedge.transport.native_reducer import DONE, Exchange, NativeReducer, Redu
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.transport.zeromq_endpoint import SLICE_S, ZmqEndpoint
 from tpiedge.wire.codec import FLAT_BYTES
-from tpiedge.wire.fields import Message
 
 # For more than this the copies and the waiting count, and not the calls.
 _MOST_BYTES: Final = 1 << 18
 
 
 class ZmqMesh(Endpoint):
-    """Owns `hub` and `spokes`, by the names of their peers."""
+    """Owns `hub` and `spokes`, by the names of their peers. Has no posts."""
 
     def __init__(self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke]) -> None:
         super().__init__(name, TENSOR)
@@ -38,7 +37,7 @@ class ZmqMesh(Endpoint):
         self._poller = zmq.Poller()
         for end in self._ends:
             end.counters, end.lock = self.counters, self._lock
-            end.register(self._poller)
+            self._poller.register(end.socket, zmq.POLLIN)
         self._next = 0
         self._closed = False
         #: Holds frames received ahead: `_hand_over` is due before anything else is sent or received.
@@ -110,13 +109,6 @@ class ZmqMesh(Endpoint):
             self.counters.bytes_sent += native.peers * native.frame_bytes
             native.count_received()
             return DONE
-
-    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        self._end(to).post(message, to)
-
-    @property
-    def posted(self) -> int:
-        return sum(end.posted for end in self._ends)
 
     def close(self) -> None:
         self._closed = True

@@ -10,8 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING: no handshake yet, or the link broke. REFUSED: an (unproved) hub does not admit our key. FAILED: the
-    CURVE handshake fails: another key, or no hub at all."""
+    """WAITING: no handshake yet, or a break. REFUSED: an (unproved) hub does not admit our key. FAILED: no such hub."""
 
     WAITING = "waiting"
     UP = "up"
@@ -47,10 +46,8 @@ class LinkMonitor:
         """Waits until the link is UP, REFUSED or (twice) FAILED; returns the state by `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self.poll()  # what has happened already costs no time
-        while not self.settled:
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0 or not self._take(remaining_s):
-                break
+        while not self.settled and self._take(max(0.0, deadline - time.monotonic())):
+            pass
         if self.state is LinkState.WAITING and self._failures:
             return LinkState.FAILED
         return self.state
@@ -92,12 +89,9 @@ class LinkMonitor:
             # Bytes that CURVE refuses count as a failed handshake, after which libzmq stops reading for good.
             self._broken_at = time.monotonic()
         elif state is LinkState.UP:
-            self._broken_at = None
+            self._broken_at, self._failures = None, 0
         if state is LinkState.WAITING and self.state is not LinkState.UP:
             return True  # the end of a handshake that failed, which is known already
-        if state is LinkState.FAILED:
-            self._failures += 1
-        elif state is LinkState.UP:
-            self._failures = 0
+        self._failures += state is LinkState.FAILED
         self.state = state
         return True

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 import zmq.backend
@@ -75,15 +75,18 @@ class View(ctypes.Structure):
     )
 
 
-class TransportLibrary:
-    def __init__(self, dll: ctypes.CDLL, zmq_functions: list[int]) -> None:
-        self.dll = dll
-        self.zmq = (_pointer * len(zmq_functions))(*zmq_functions)
+class TransportLibrary(NamedTuple):
+    dll: ctypes.CDLL
+    zmq: "ctypes.Array[ctypes.c_void_p]"
 
 
 def transport_library() -> TransportLibrary | None:
     dll = None if os.environ.get("TPIEDGE_FAST_LINK") == "0" else packing_library()
-    return None if dll is None else _with_libzmq(dll)
+    try:
+        return None if dll is None else TransportLibrary(dll, _zmq_functions())
+    except (OSError, AttributeError) as error:
+        _log.debug("all-reduces step by step: %s", error)
+        return None
 
 
 def packing_library() -> ctypes.CDLL | None:
@@ -102,15 +105,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def _with_libzmq(dll: ctypes.CDLL) -> TransportLibrary | None:
-    try:
-        return TransportLibrary(dll, _zmq_functions())
-    except (OSError, AttributeError) as error:
-        _log.debug("all-reduces step by step: %s", error)
-        return None
-
-
-def _zmq_functions() -> list[int]:
+def _zmq_functions() -> "ctypes.Array[ctypes.c_void_p]":
     """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError where that is uncertain."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"which libzmq pyzmq uses is not known on {sys.platform}")
@@ -124,7 +119,7 @@ def _zmq_functions() -> list[int]:
     pyzmq.zmq_version(*map(ctypes.byref, parts))
     if tuple(part.value for part in parts) != zmq.zmq_version_info():
         raise OSError("pyzmq names another version of libzmq")
-    return addresses
+    return (_pointer * len(addresses))(*addresses)
 
 
 def _address_of(name: str, pyzmq: ctypes.CDLL, global_scope: ctypes.CDLL) -> int:

@@ -5,6 +5,7 @@ stops without a loss, and `recv_frame` returns first what was received and not u
 """
 
 import ctypes
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tpiedge.transport.backlog import Flow, curve_bytes
 from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLibrary, View
-from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT, PLACE_BYTES
+from tpiedge.wire.codec import FLAT_BYTES, PLACE, PLACE_AT
 from tpiedge.wire.fields import SummandPrecision
 
 if TYPE_CHECKING:
@@ -35,27 +36,24 @@ class Combine(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Parameters that the all-reduces of one shape share."""
+    """Parameters that the all-reduces of one shape share. `rank`: the own part's place in the order of summation (SUM:
+    0). All parts and the sum are rounded to `precision`; with i32 sums wrap around. `header`: of the frame to send;
+    `answers`: the peers' ones, in the order of ranks. A call's `place` is at PLACE_AT of each. `scratch`: room for a
+    tensor of f32 or int32, which every call overwrites."""
 
     combine: Combine
     rank: int
-    """The place of the own part in the order of summation (SUM: 0)."""
     precision: SummandPrecision
-    """How tensors travel: all parts and the sum are rounded to it. i32: int32 sums that wrap around."""
     shape: tuple[int, int]
     header: bytes
-    """The header of the frame to send."""
     answers: Mapping[str, bytes]
-    """The expected header from each peer, in the order of ranks. A call's `place` is at PLACE_AT of every header."""
     scratch: bytearray
-    """Room for a tensor of f32 or int32; every call overwrites it."""
 
 
 Reduce = Callable[[bytes, int], int]
 """`reduce(place, tensor)`: all-reduces the contiguous tensor (f32 or int32) at this address in place; returns DONE.
-Otherwise the tensor is unchanged and the result is the number of peers, in order, that got this rank's frame. With
-Combine.SUM that frame has the sum, which `scratch` has unrounded; if no peer got it, the parts are still to be
-received. Raises nothing."""
+Otherwise the tensor is unchanged and the result is the number of peers, in order, that got this rank's frame: with
+Combine.SUM the sum, which `scratch` has unrounded; if no peer got it, parts are still to be received. Never raises."""
 
 
 class ReceivedFrame:
@@ -79,28 +77,19 @@ class NativeReducer:
     anything unforeseen has happened. Only the owner of the sockets calls it."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
-        precision, (rows, columns) = PRECISIONS[exchange.precision], exchange.shape
+        rows, columns = exchange.shape
+        tensor = PRECISIONS[exchange.precision], rows, columns
         self._dll, self._zmq = library.dll, library.zmq
-        self._run = library.dll.tpiedge_reducer_run
-        self.frame_bytes: Final = FLAT_BYTES + library.dll.tpiedge_wire_bytes(precision, rows, columns)
+        self.frame_bytes: Final = FLAT_BYTES + library.dll.tpiedge_wire_bytes(*tensor)
         self._exchange = exchange
         self._sum = (ctypes.c_char * (4 * rows * columns)).from_buffer(exchange.scratch)
-        self._plan = ReducePlan(
-            exchange.combine,
-            exchange.rank,
-            precision,
-            rows,
-            columns,
-            ctypes.addressof(self._sum),
-            exchange.header,
-            PLACE_AT,
-            PLACE_BYTES,
-        )
+        summing = exchange.combine, exchange.rank, *tensor, ctypes.addressof(self._sum)
+        self._plan = ReducePlan(*summing, exchange.header, PLACE_AT, PLACE.size)
         self.handle: int | None = None
         self.sums: Final = exchange.combine is Combine.SUM
         self._links = links
         self.peers: Final = len(links)
-        self._by_socket = {link.underlying: link for link in links}
+        self._by_socket = {link.socket.underlying: link for link in links}
         self._flows: list[Flow] = []
         self._wire_bytes = curve_bytes(self.frame_bytes)
 
@@ -109,38 +98,23 @@ class NativeReducer:
         # Its count is read first: a change from here on shows. It must live as long as the handle.
         self._changes = first.changes
         self._plan.changes, self._plan.seen = ctypes.addressof(self._changes), self._changes.value
-        ways = []
-        for link, name in zip(self._links, self._exchange.answers, strict=True):
-            way = link.way_to(name)
-            if way is None:
-                return False
-            ways.append((link.underlying, *way))
-        self._flows = [flow for _socket, _route, flow in ways]
-        handle = self._dll.tpiedge_reducer_open(self._zmq, ctypes.byref(self._plan))
-        if not handle:
+        self._flows.clear()
+        self.handle = self._dll.tpiedge_reducer_open(self._zmq, ctypes.byref(self._plan)) or None
+        if self.handle is None:
             return False
-        self.handle = handle
-        self._finalizer = weakref.finalize(self, self._dll.tpiedge_reducer_close, handle)
-        for (socket, route, _flow), header in zip(ways, self._exchange.answers.values(), strict=True):
-            if not self._dll.tpiedge_reducer_add_peer(handle, socket, route, len(route), header):
+        self._finalizer = weakref.finalize(self, self._dll.tpiedge_reducer_close, self.handle)
+        add_peer = functools.partial(self._dll.tpiedge_reducer_add_peer, self.handle)
+        for link, (name, header) in zip(self._links, self._exchange.answers.items(), strict=True):
+            way = link.way_to(name)
+            if way is None or not add_peer(link.socket.underlying, way[0], len(way[0]), header):
                 self.close()
                 return False
+            self._flows.append(way[1])
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce`. Returns less than DONE if done and `received` has more, for the next run or for Python."""
-        return int(self._run(self.handle, place, tensor))
-
-    def received(self) -> list[tuple[int, bytes, ReceivedFrame]]:
-        """Takes out what was received and not used: socket, route and frame, in order of arrival. Only the last message
-        can have more frames; they are still in the socket."""
-        view, found = View(), []
-        for index in range(self._dll.tpiedge_reducer_received(self.handle)):
-            self._dll.tpiedge_reducer_view(self.handle, index, ctypes.byref(view))
-            route = ctypes.string_at(view.route, view.route_bytes)
-            found.append((view.socket, route, ReceivedFrame(view)))
-        self._dll.tpiedge_reducer_release(self.handle)
-        return found
+        """Runs as `Reduce`. Returns less than DONE if done and more was received, for the next run or `put_back`."""
+        return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:
         for link in self._links:
@@ -149,9 +123,13 @@ class NativeReducer:
             flow.taken += self._wire_bytes
 
     def put_back(self) -> None:
-        """Gives what was received and not used to the links, whose `recv_frame` returns it first."""
-        for socket, route, frame in self.received():
-            self._by_socket[socket].put_back(route, frame)
+        """Gives its links what was received and not used. More frames of the last message are still in the socket."""
+        view = View()
+        for index in range(self._dll.tpiedge_reducer_received(self.handle)):
+            self._dll.tpiedge_reducer_view(self.handle, index, ctypes.byref(view))
+            route = ctypes.string_at(view.route, view.route_bytes)
+            self._by_socket[view.socket].put_back(route, ReceivedFrame(view))
+        self._dll.tpiedge_reducer_release(self.handle)
 
     def close(self) -> None:
         """Idempotent; may be opened again."""

@@ -8,10 +8,8 @@ import termios
 import time
 from enum import Enum
 
-_GREETING_BYTES = 64
-_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
-# ZMTP 3.1, mechanism, as-server 0, filler.
-_GREETING = _SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+# Signature, ZMTP 3.1, mechanism, as-server 0, filler.
+_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 _POLL_S = 0.02
 
 
@@ -36,9 +34,9 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
     greeting = b""
     with connection, contextlib.suppress(OSError):
         connection.sendall(_GREETING)
-        while len(greeting) < _GREETING_BYTES:
+        while len(greeting) < len(_GREETING):
             connection.settimeout(max(0.01, deadline - time.monotonic()))
-            part = connection.recv(_GREETING_BYTES - len(greeting))
+            part = connection.recv(len(_GREETING) - len(greeting))
             if not part:
                 break
             greeting += part

@@ -20,14 +20,7 @@ from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission, GuestPolicy, ZmqContext
 from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
 from tpiedge.transport.cutting import FAREWELL_S, TcpConnection, connection_of, cut
-from tpiedge.transport.endpoint import (
-    Buffer,
-    DuplicateName,
-    LinkReset,
-    MalformedMessage,
-    Plane,
-    frame_of,
-)
+from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset, MalformedMessage, Plane, frame_of
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.monitor import LinkMonitor
 from tpiedge.transport.zeromq_endpoint import DUPLICATE, NOBLOCK, PROBE, SEND_MORE, Frame, Item, ZmqEndpoint
@@ -35,6 +28,7 @@ from tpiedge.wire.fields import Message
 
 # Connections that wait to be accepted; a peer beyond them tries again only after a second.
 _MOST_CALLS = 1024
+_LOOK_S = 0.2
 _OWN_ADDRESS = "give one address of this computer, HOST:PORT"
 _ADVICE = {
     zmq.EADDRINUSE: "another program has this port: stop it, or give another port",
@@ -53,8 +47,7 @@ class _Peer:
 
 
 class ZmqHub(ZmqEndpoint):
-    """Binds `address` (tcp://HOST:PORT; PORT may be *, HOST is an address of this computer). `allowed` maps public keys
-    to peer names; no other key gets in, except as a guest under `guests`."""
+    """Binds `address` (tcp://HOST:PORT, or *). `allowed` names keys; others get in only as guests under `guests`."""
 
     def __init__(
         self,
@@ -80,17 +73,17 @@ class ZmqHub(ZmqEndpoint):
         self._leaving: deque[tuple[float, TcpConnection]] = deque()
         #: Routes whose connection was ended, and may be made anew.
         self._cut: dict[bytes, TcpConnection | None] = {}
-        self._socket.curve_server = 1
-        self._socket.zap_domain = self._context.guard(self.admission)
-        self._socket.router_mandatory = 1
-        self._socket.router_handover = 1
-        self._socket.backlog = _MOST_CALLS
+        self.socket.curve_server = 1
+        self.socket.zap_domain = self._context.guard(self.admission)
+        self.socket.router_mandatory = 1
+        self.socket.router_handover = 1
+        self.socket.backlog = _MOST_CALLS
         if SUPPORTED:
-            self._socket.rcvhwm = 0
-        self._backlog = Backlog(self._socket, plane.backlog_limit, self.admission)
-        self._socket.ipv6 = address.startswith("tcp://[")
+            self.socket.rcvhwm = 0
+        self._backlog = Backlog(self.socket, plane.backlog_limit, self.admission)
+        self.socket.ipv6 = address.startswith("tcp://[")
         try:
-            self._socket.bind(address)
+            self.socket.bind(address)
         except zmq.ZMQError as error:
             self.close()
             # Not the error's own words, which have the address once more.
@@ -99,7 +92,7 @@ class ZmqHub(ZmqEndpoint):
                 f"cannot listen on {address.removeprefix('tcp://')}: {zmq.strerror(number)}; "
                 f"{_ADVICE.get(number, _OWN_ADDRESS)}"
             ) from None
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._port = int(self.address.rpartition(":")[2])
 
     def way_to(self, name: str) -> tuple[bytes, Flow] | None:
@@ -124,22 +117,22 @@ class ZmqHub(ZmqEndpoint):
             route = self._routes.pop(name, None)
             if route is None or self._closed:
                 return
-            if farewell is not None:
-                self._hand_over(route, frame_of(farewell, None, self._plane))
             peer = self._known.pop(route)
             # A descriptor that was used again when the peer's first frame was received is another connection's.
-            connection = peer.connection if peer.flow.route == route else None
-            self._end(route, connection, at_once=farewell is None)
+            self._end(route, peer.connection if peer.flow.route == route else None, farewell)
 
     def close(self) -> None:
         self._backlog.close()
         super().close()
 
-    def _end(self, route: bytes, connection: TcpConnection | None, *, at_once: bool) -> None:
+    def _end(self, route: bytes, connection: TcpConnection | None, farewell: Message | bytes | None) -> None:
+        if farewell is not None:
+            frame = farewell if isinstance(farewell, bytes) else frame_of(farewell, None, self._plane)
+            self._hand_over(route, frame)
         self._cut[route] = connection
         while len(self._cut) > 1000:
             del self._cut[next(iter(self._cut))]
-        if connection is not None and at_once:
+        if connection is not None and farewell is None:
             cut(connection)
         elif connection is not None:
             self._leaving.append((time.monotonic() + FAREWELL_S, connection))
@@ -153,10 +146,8 @@ class ZmqHub(ZmqEndpoint):
             # A copy: sending without one needs pyzmq's own thread, and CURVE costs far more per byte.
             self._send_part(route, SEND_MORE)
             self._send_part(frame, NOBLOCK)
-        except zmq.Again:
-            return False
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             return False
         return True
@@ -175,13 +166,10 @@ class ZmqHub(ZmqEndpoint):
     def _receive(self, flags: int) -> Item | None:
         while self._leaving and self._leaving[0][0] <= time.monotonic():
             cut(self._leaving.popleft()[1])
-        recv = self._recv_part
-        try:
-            route = recv(flags)
-        except zmq.Again:
-            self._backlog.empty = True
-            raise
-        return self._sort(route, recv(NOBLOCK, False))
+        return self._sort(self._recv_part(flags), self._recv_part(NOBLOCK, False))
+
+    def _idle(self) -> None:
+        self._backlog.empty = True
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
         # Every connection begins with a probe, and so passes `_introduce`; from then on its route is its name.
@@ -212,16 +200,14 @@ class ZmqHub(ZmqEndpoint):
             del self._cut[route]
         if not route.startswith(user.encode() + b"/"):
             self.counters.refused += 1
-            self._end(route, connection, at_once=True)
+            self._end(route, connection, None)
             return None
         if user not in self.admission.admitted:
             ticket = route.rpartition(b"/")[2].decode("ascii", "replace")
             farewell = self.admission.refusal(user, ticket, connection)
             if user not in self.admission.admitted:
                 self.counters.refused += 1
-                if farewell is not None:
-                    self._hand_over(route, frame_of(farewell, None, self._plane))
-                self._end(route, connection, at_once=farewell is None)
+                self._end(route, connection, farewell)
                 return None
         known = self._routes.get(user)
         # Of two connections that are gone already it is not known whether they were one: a member gets the doubt.
@@ -231,8 +217,7 @@ class ZmqHub(ZmqEndpoint):
             return MalformedMessage(user, "an empty frame")
         if known is not None and known != route and self._stands(known):
             self.counters.refused += 1
-            self._hand_over(route, DUPLICATE)
-            self._end(route, connection, at_once=False)
+            self._end(route, connection, DUPLICATE)
             return None
         before = None if known is None else self._known.pop(known)
         if before is not None and before.connection is not None and before.flow.route == known:
@@ -250,19 +235,16 @@ class ZmqHub(ZmqEndpoint):
     def _stands(self, route: bytes) -> bool:
         """Tests the connection of the route with a frame that no spoke passes on."""
         try:
-            self._socket.send_multipart([route, PROBE], zmq.NOBLOCK)
-        except zmq.Again:
-            return True
-        except zmq.ZMQError:
-            return False
+            self.socket.send_multipart([route, PROBE], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return error.errno == zmq.EAGAIN
         return True
-
-
-_LOOK_S = 0.2
 
 
 class ZmqSpoke(ZmqEndpoint):
     """Connects to the hub at `address`, and again after every break. A stranger shows `ticket` for a place there."""
+
+    _keeps_posts = True
 
     def __init__(
         self,
@@ -283,18 +265,18 @@ class ZmqSpoke(ZmqEndpoint):
         self._hub_name = hub_name
         self._flow = Flow()  # counted, but never looked at
         self._writable = zmq.Poller()
-        self._writable.register(self._socket, zmq.POLLOUT)
+        self._writable.register(self.socket, zmq.POLLOUT)
         self._writable.register(self._wakeup, zmq.POLLIN)
-        self._socket.curve_serverkey = server_key.encode()
-        self._socket.routing_id = f"{name}/{secrets.token_hex(8)}/{ticket}".encode()
-        self._socket.probe_router = 1
+        self.socket.curve_serverkey = server_key.encode()
+        self.socket.routing_id = f"{name}/{secrets.token_hex(8)}/{ticket}".encode()
+        self.socket.probe_router = 1
         # Nothing queues for a connection that does not exist yet.
-        self._socket.immediate = 1
-        self.monitor = LinkMonitor(self._socket)
+        self.socket.immediate = 1
+        self.monitor = LinkMonitor(self.socket)
         self._look_at = 0.0
-        self._socket.ipv6 = address.startswith("tcp://[")
+        self.socket.ipv6 = address.startswith("tcp://[")
         try:
-            self._socket.connect(address)
+            self.socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
             raise UserError(f"cannot connect to {address}: {error}") from None
@@ -314,20 +296,17 @@ class ZmqSpoke(ZmqEndpoint):
         self._look_at = now + _LOOK_S
         if self.monitor.gave_up():
             with contextlib.suppress(zmq.ZMQError):  # it may know the address no more
-                self._socket.disconnect(self.address)
-            self._socket.connect(self.address)
+                self.socket.disconnect(self.address)
+            self.socket.connect(self.address)
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
-        if not self._waits_for(to):
+        if to not in (None, self._hub_name):
             return False
         try:
             self._send_part(frame, NOBLOCK)
         except zmq.Again:
             return False
         return True
-
-    def _waits_for(self, to: str | None) -> bool:
-        return to in (None, self._hub_name)
 
     def _wait_to_send(self, timeout_s: float) -> None:
         self._idle()

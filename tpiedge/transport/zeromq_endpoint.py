@@ -28,15 +28,22 @@ from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.native_reducer import ReceivedFrame
 
 SLICE_S = 0.02
-
 LINGER_MS = 200
-
 _HANDSHAKE_MS = 3000
 _RECONNECT_MS = 100
+# Plain integers: combining the enum costs 2 us each time.
+NOBLOCK = int(zmq.NOBLOCK)
+SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+# Frames of the transport itself; an encoded message starts otherwise.
+PROBE = b""
+DUPLICATE = b"duplicate"
+
+Frame = zmq.Frame | ReceivedFrame
+Item = tuple[str, memoryview] | PeerError
+"""A sender and its frame, or what went wrong."""
 
 
-def configure(link: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
-    """Sets the options of both roles, before bind or connect."""
+def _configure(link: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
     link.curve_publickey = keys.public.encode()
     link.curve_secretkey = keys.secret.encode()
     # A larger frame ends the connection, which looks like a broken link to both sides; an honest sender refuses it.
@@ -87,24 +94,13 @@ class Wakeup:
                 end.close()
 
 
-Frame = zmq.Frame | ReceivedFrame
-
-Item = tuple[str, memoryview] | PeerError
-"""A sender and its frame, or what went wrong."""
-
-# Plain integers: combining the enum costs 2 us each time.
-NOBLOCK = int(zmq.NOBLOCK)
-SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-# Frames of the transport itself; an encoded message starts otherwise.
-PROBE = b""
-DUPLICATE = b"duplicate"
-
-
 class ZmqEndpoint(Endpoint):
     """The lock makes `close` safe during a wait; the wake-up ends the wait."""
 
     #: The addressee of a message without one, in errors.
     _hub_name = "nobody"
+    #: Whether posts to the hub wait, with all later ones, until taken: not at a hub, which has others to serve.
+    _keeps_posts = False
 
     def __init__(
         self,
@@ -129,13 +125,13 @@ class ZmqEndpoint(Endpoint):
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
         self._owns_context = context is None
-        self._socket = self._context.socket(kind)
-        configure(self._socket, keys, plane)
+        self.socket = self._context.socket(kind)
+        _configure(self.socket, keys, plane)
         # The methods of the base class: those of zmq.Socket only add options which are not used here.
-        base: Any = super(zmq.Socket, self._socket)
+        base: Any = super(zmq.Socket, self.socket)
         self._send_part, self._recv_part = base.send, base.recv
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self.socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
 
     def send_frame(
@@ -156,16 +152,15 @@ class ZmqEndpoint(Endpoint):
             while True:
                 if self._closed or self._posted:
                     self._flush()
-                if self._held:
-                    return _result(self._held.popleft())
                 # Waiting inside the call that reads saves a poll and an exception per message.
                 waits = remaining_s >= SLICE_S and not self._plane.prompt
-                item = self._take(0 if waits else NOBLOCK)
+                item = self._held.popleft() if self._held else self._take(0 if waits else NOBLOCK)
+                if isinstance(item, PeerError):
+                    raise item
                 if item is not None:
-                    return _result(item)
+                    return item
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
-                    self._idle()
                     return None
                 if not waits:
                     wait_s = min(remaining_s, SLICE_S) if self._stuck else remaining_s
@@ -174,17 +169,10 @@ class ZmqEndpoint(Endpoint):
                         self._woken = False
                         return None
 
-    def register(self, poller: zmq.Poller) -> None:
-        poller.register(self._socket, zmq.POLLIN)
-
     @property
     def is_free(self) -> bool:
         """Whether nothing must be sent or received before a native all-reduce, which holds the lock."""
         return not (self._closed or self._posted or self._held)
-
-    @property
-    def underlying(self) -> int:
-        return self._socket.underlying
 
     def way_to(self, name: str) -> tuple[bytes, Flow] | None:
         """Returns the peer's route (empty on a DEALER) and its flow; None if it may not be spoken with."""
@@ -217,10 +205,10 @@ class ZmqEndpoint(Endpoint):
     def close(self) -> None:
         self.stop()
         with self.lock:
-            if self._socket.closed:
+            if self.socket.closed:
                 return
             self._drain()
-            self._socket.close(linger=LINGER_MS)
+            self.socket.close(linger=LINGER_MS)
             self._wakeup.close()
             if self._owns_context:
                 self._context.close()
@@ -243,15 +231,12 @@ class ZmqEndpoint(Endpoint):
         """Returns False if libzmq does not take the frame at once or the peer is not there."""
         raise NotImplementedError
 
-    def _waits_for(self, _to: str | None) -> bool:
-        """Whether posts to it wait, with all later ones, until taken: not at a hub, which has others to serve."""
-        return False
-
     def _wait_to_send(self, timeout_s: float) -> None:
         raise NotImplementedError
 
     def _idle(self) -> None:
-        """Looks after the link when nothing has come."""
+        """Is called when nothing waits to be received."""
+        raise NotImplementedError
 
     def _flush(self) -> None:
         if self._closed:
@@ -264,7 +249,7 @@ class ZmqEndpoint(Endpoint):
             frame, to = self._posted[0]
             if self._try_send(frame, to):
                 self.counters.bytes_sent += len(frame)
-            elif self._waits_for(to):
+            elif self._keeps_posts and to in (None, self._hub_name):
                 self._stuck = True
                 return
             self._posted.popleft()
@@ -280,7 +265,7 @@ class ZmqEndpoint(Endpoint):
             self._flush()
 
     def _silence(self, ready: list[tuple[object, int]]) -> None:
-        if any(item is not self._socket for item, _ in ready):
+        if any(item is not self.socket for item, _ in ready):
             self._wakeup.silence()
 
     def _take(self, flags: int) -> Item | None:
@@ -289,6 +274,7 @@ class ZmqEndpoint(Endpoint):
             try:
                 item = self._receive(flags)
             except zmq.Again:
+                self._idle()
                 return None
             if item is not None:
                 return item
@@ -306,9 +292,3 @@ class ZmqEndpoint(Endpoint):
     def _skip_rest(self, frame: Frame) -> None:
         while frame.more:
             frame = self._recv_part(NOBLOCK, False)
-
-
-def _result(item: Item) -> tuple[str, memoryview]:
-    if isinstance(item, PeerError):
-        raise item
-    return item

@@ -6,8 +6,7 @@
 The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. No tag
 is used twice; a change of any message's fields raises PROTOCOL.
 
-Everything that is not exactly one valid message raises ProtocolError, on both sides. msgspec checks each bound first,
-so a hostile message costs at most a few times its bytes.
+Anything but one valid message raises ProtocolError, on both sides, and costs at most a few times its bytes.
 """
 
 import struct
@@ -34,6 +33,10 @@ TAGS: Final[dict[int, type[Message]]] = {
 
 FLAT_MARK: Final = 0xC1
 FLAT_BYTES: Final = 64
+PLACE: Final = struct.Struct("<QII")
+"""A BlockMessage's step, block and chunk in its header, at PLACE_AT."""
+# Behind the mark, the protocol, the tag and the epoch.
+PLACE_AT: Final = 3 + 4
 
 _TAG_OF: Final[dict[Any, int]] = {cls: tag for tag, cls in TAGS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -160,17 +163,3 @@ def _read_header(data: bytes) -> TensorHeader | None:
     if data[1] > MAX_DIMENSIONS or any(data[2 + 4 * data[1] :]):
         raise ValueError(f"the tensor's shape is not at most {MAX_DIMENSIONS} lengths and then zeros")
     return TensorHeader(dtype, struct.unpack_from(f"<{data[1]}I", data, 2))
-
-
-_PLACE: Final = struct.Struct("<QII")
-# Behind the mark, the protocol, the tag and the epoch.
-PLACE_AT: Final = 3 + 4
-PLACE_BYTES: Final = _PLACE.size
-
-
-def place_of(step: int, block: int, chunk: int) -> bytes:
-    """Returns the bytes of a header at PLACE_AT. ProtocolError for an integer out of bounds."""
-    try:
-        return _PLACE.pack(step, block, chunk)
-    except struct.error as error:
-        raise ProtocolError(f"no message has step {step}, block {block}, chunk {chunk}: {error}") from None

@@ -42,8 +42,7 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
     as `kv`. `grids`: each quantised layer's exponents of o and down (kernels/grid.py).
 
     Up to `sequences` requests run at once, each with at most `context_tokens` positions, together `capacity_tokens`.
-    `speculate`: drafted tokens per step. `elastic`: free KV memory is used for weights on some node. `carried`: what
-    the epoch before left.
+    `speculate`: drafted tokens per step. `elastic`: some node uses free KV memory for weights.
     """
 
     nodes: Annotated[tuple[f.Rank, ...], Meta(max_length=f.MAX_NODES)]
@@ -95,8 +94,7 @@ class WorkerLink:
 
 
 class Ready(f.NodeMessage, frozen=True, tag=36):
-    """Node to master: it can take steps. Rank 0 adds the collectives of one token and of a whole chunk, why if it may
-    surprise, and the (slowest) links between workers."""
+    """Node to master: it can take steps. Rank 0 adds the collectives, why if it may surprise, and workers' links."""
 
     weight_bytes: f.U64
     load_s: f.Seconds
@@ -190,8 +188,7 @@ class Token(f.EpochMessage, frozen=True, tag=41):
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):
-    """Rank 0 to master: log probabilities of the prompt's own tokens from position `first` on, and at each position
-    equally many likeliest (id, log probability)."""
+    """Rank 0 to master: log probabilities of the prompt from `first` on, and equally many likeliest per position."""
 
     request: f.Name
     first: f.U32
@@ -263,8 +260,7 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
     `attention_s` and `ffn_s` are parts of `compute_s`. Streamed weights: `reads` from disk, `load_s` with at least one
     under way, `prefetch_hits` blocks that were read ahead, `stalls` that were waited for, for `weight_wait_s`;
     `window_bytes` is the ring's part of `weight_bytes`. `dropped` messages came late, `refused` ones are not an honest
-    node's. `kv_pages_used` of `kv_pages` are in use, also for later requests. `accepted` of `drafted` tokens were
-    right.
+    node's. Some of `kv_pages_used` are kept for later requests. `accepted` of `drafted` tokens were right.
     """
 
     peak_rss_bytes: f.U64

@@ -1,8 +1,7 @@
 """Messages with data: of the tensor plane, inside one step, and of the files plane, where a worker fetches a pack.
 
 `block` counts a sweep's blocks from 0, `chunk` a step's chunks. The receiver compares `sender`, a rank, with the
-transport's. For files `epoch` is a random number of one transfer and `number` counts its requests; answers to no open
-request are dropped.
+transport's. For files `epoch` is a random number of one transfer and `number` counts its requests.
 """
 
 from typing import Annotated, Literal
@@ -72,7 +71,7 @@ class Hidden(f.EpochMessage, frozen=True, tag=2):
 
 
 class BlockMessage(f.EpochMessage, frozen=True):
-    """Belongs to a block of a chunk; `place_of` in `codec.py` writes its fields."""
+    """Belongs to a block of a chunk; PLACE in `codec.py` packs its fields."""
 
     step: f.U64
     block: f.U32
@@ -137,7 +136,6 @@ class LinkReport(f.EpochMessage, frozen=True, tag=8):
 
 
 Digest = Annotated[str, Meta(max_length=64)]
-
 FilePart = Literal["manifest", "hashes", "blob"]
 
 

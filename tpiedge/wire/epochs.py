@@ -18,8 +18,7 @@ PackId = Annotated[str, Meta(max_length=128)]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A node's speed with `threads` threads: bytes per second of bf16 weights and of panels (quantised weights) in a
-    product with one token. All zero: not measured."""
+    """A node's speed in a product of bf16 weights, or of panels (quantised), with one token. Zeros: not measured."""
 
     threads: f.U32
     weight_bytes_per_s: f.Rate
@@ -34,8 +33,7 @@ class Capacity:
 
 
 class Offer(f.EpochMessage, frozen=True, tag=96):
-    """Agent to master, at first and on every change: what the worker can give. A new `nonce` means that the agent
-    restarted. The bytes are what tpiedge may use."""
+    """Agent to master, at first and on every change: what tpiedge may use. A new `nonce`: the agent restarted."""
 
     name: f.Name
     host: f.Name
@@ -137,8 +135,7 @@ class MasterPulse(f.EpochMessage, frozen=True, tag=103):
 
 
 class Stock(f.EpochMessage, frozen=True, tag=111):
-    """Master to agent: prefetch what other plans need of `pack` here, (attention, ffn) of each, while idle and as the
-    disk has room. Replaces the Stock before."""
+    """Master to agent: prefetch these (attention, ffn) of `pack` while idle and as the disk has room, and no others."""
 
     number: f.U32
     pack: PackId

@@ -19,11 +19,8 @@ MAX_TENSOR_BYTES = 32 * MIB
 """One tensor: a chunk's has 1 MiB, or one larger row of hidden states, and twice that for wide integers."""
 
 MAX_FILE_CHUNK = 4 * MIB
-
 MAX_ARRAY = 128
-
 MAX_BLOB = 256 * KIB
-
 MAX_NODES = MAX_ARRAY
 MAX_LAYERS = 1024
 MAX_SEGMENTS = MAX_ARRAY
@@ -31,9 +28,7 @@ MAX_PAGES = 6000
 """Pages of the KV cache in all lists of one message: with the segments they fit a header."""
 MAX_SEQUENCES = 64
 MAX_SPANS = 4096
-
 MAX_MOVES = 1024
-
 MAX_DIMENSIONS = 4
 MAX_HIDDEN = 131_072
 """Hidden size; no model has more (`model/config.py`)."""
@@ -121,7 +116,6 @@ class Keeping(Wire, frozen=True):
     direct: bool = True
 
 
-#: Everything stays in memory.
 ALL_PINNED = WeightMemory(0, 0, "all", True)
 
 

@@ -29,7 +29,6 @@ class Probing:
     _number: int = 0
     _sent: float = 0.0
     _trips: list[float] = field(default_factory=list)
-    _payload_trips: list[float] = field(default_factory=list)
 
     def begin(self, now: float) -> Probe:
         """Returns the next probe to send."""
@@ -41,15 +40,12 @@ class Probing:
         """Returns the next probe, or the result; None for an echo that was not asked for."""
         if echo.number != self._number:
             return None
-        took_s = max(now - self._sent, _SHORTEST_S)
-        if self._number <= _EMPTY:
-            self._trips.append(took_s)
-            return self.begin(now)
-        self._payload_trips.append(took_s)
-        if len(self._payload_trips) < self.payloads:
+        self._trips.append(max(now - self._sent, _SHORTEST_S))
+        if len(self._trips) < _EMPTY + self.payloads:
             return self.begin(now)
         self._number = -1
-        shortest = min(self._trips)
-        noise_s = statistics.median(self._trips) - shortest
-        added_s = max(min(self._payload_trips) - shortest, noise_s, _SHORTEST_S)
-        return LinkSpeed(shortest, rate_of(len(echo.payload), added_s))
+        empty = self._trips[:_EMPTY]
+        shortest = min(empty)
+        added_s = min(self._trips[_EMPTY:]) - shortest
+        noise_s = max(statistics.median(empty) - shortest, _SHORTEST_S)
+        return LinkSpeed(shortest, rate_of(len(echo.payload), max(added_s, noise_s)))

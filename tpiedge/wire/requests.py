@@ -16,8 +16,7 @@ Pooling = Literal["none", "mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Parameters of drawing a token: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token; `logprobs` is
-    the number of likeliest tokens returned with their log probability."""
+    """`temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token; `logprobs`: likeliest tokens to return."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
     top_k: U32 = 0
@@ -48,8 +47,7 @@ class GenerationRequest:
 
     `keep_prefix`: the KV cache may serve later requests of the same `scope`, an opaque name of a client; "" is shared.
     `prompt_scores`: return the prompt's log probabilities. `answer_ids`: the answer's tokens from an earlier epoch;
-    they count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar`: restricts the answer, which
-    `max_tokens` may cut off.
+    they count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar` restricts the answer.
     """
 
     id: Name

@@ -1,7 +1,5 @@
-"""A worker's agent keeps the link to the master and the shards, starts a node for each epoch, and reports its end.
-
-One thread runs the loop; background.py does slow work.
-"""
+"""A worker's agent keeps the link to the master and the shards, starts a node for each epoch, and reports its end. One
+thread runs the loop; background.py does slow work."""
 
 import contextlib
 import secrets
@@ -101,8 +99,7 @@ class Agent:
         self._heard = self._looked = self._clock.now()
 
     def run(self) -> None:
-        """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError, and OutOfMemory if
-        this machine holds no share of the model."""
+        """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError, OutOfMemory."""
         try:
             self._slot.own_locker()  # the master admits one process of each worker
             self._slot.warm(measure=self._report is None)
@@ -113,8 +110,6 @@ class Agent:
     def stop(self) -> None:
         """Ends the loop and the node. Returns at once."""
         self._stopping.set()
-
-    # --- what it offers
 
     def _make_offer(self) -> None:
         """Sends an offer; blocks up to _REPORT_S until the fork server has measured this machine."""
@@ -145,8 +140,6 @@ class Agent:
         )
         if self._send(offer):
             self._offered_bytes = offer.memory_bytes
-
-    # --- serving
 
     def _serve(self) -> None:
         self._make_offer()
@@ -204,8 +197,6 @@ class Agent:
                 self._prefetch.order(message)
             case epochs.MasterPulse():
                 self._at_rest = message.state == "serving" and not message.busy
-
-    # --- the life of an epoch
 
     def _prepare(self, order: epochs.Prepare) -> None:
         try:
@@ -301,8 +292,6 @@ class Agent:
             self._slot.stop(grace_s, live_on)
             self._running.close()
             self._running = None
-
-    # --- what it watches
 
     def _watch(self, now: float, *, excused: bool) -> None:
         """Reports an ended node, changed memory, and a silent master unless `excused`."""

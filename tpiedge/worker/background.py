@@ -107,8 +107,7 @@ class Prefetch:
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Stocked | None:
-        """Fetches missing shards while `at_rest`, again a minute after an error. Returns a report of the end, or of a
-        new error."""
+        """Fetches missing shards while `at_rest`, again a minute after an error. Reports the end, or a new error."""
         order = self._order
         if not at_rest:
             self.pause()

@@ -17,8 +17,7 @@ _ANSWER_S = 3.0
 
 
 class TrustedMasters:
-    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Raises UserError if the file cannot be
-    read or written."""
+    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Raises UserError if that fails."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "masters.json"

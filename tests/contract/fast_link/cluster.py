@@ -130,7 +130,7 @@ class Cluster:
             socket.rcvtimeo = int(WAIT_S * 1000)
 
     def sockets(self, rank: int) -> list[Any]:
-        return [end._socket for end in self.ends(rank)]
+        return [end.socket for end in self.ends(rank)]
 
     def ends(self, rank: int) -> list[Any]:
         return list(self.endpoints[rank]._ends)
@@ -158,7 +158,7 @@ class Ear:
 
         self._recv = kind(recv)
         addresses[at] = ctypes.cast(self._recv, ctypes.c_void_p).value
-        listening = native_library.TransportLibrary(library.dll, addresses)
+        listening = library._replace(zmq=(ctypes.c_void_p * len(addresses))(*addresses))
         monkeypatch.setattr(mesh, "transport_library", lambda: listening)
 
     def forget(self) -> None:

@@ -6,13 +6,17 @@ import pytest
 
 from tests.contract.fast_link.cluster import WAIT_S, every_way, needs_native
 from tpiedge.errors import PeerLost
+from tpiedge.transport import backlog
 from tpiedge.transport.endpoint import EndpointClosed
 
 pytestmark = needs_native
 
 
 @every_way
-def test_a_peer_revoked_in_mid_run_is_not_heard(make: Any, way: str, size: int) -> None:
+def test_a_peer_revoked_in_mid_run_is_not_heard(
+    make: Any, way: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "_FAREWELL_S", WAIT_S)  # it would connect again, and be refused once more
     cluster = make(way, size, "f32", 1.0).meet()
     waiting = cluster.start(0, 3)
     hub = cluster.ends(0)[0]

@@ -79,7 +79,7 @@ class Node:
         return LinkReport(self.epoch, self.rank if sender is None else sender, "mallory", 1, links)
 
     def raw(self, *frames: bytes) -> None:
-        self.tensors._socket.send_multipart(frames)
+        self.tensors.socket.send_multipart(frames)
 
     def close(self) -> None:
         for link in (self.control, self.tensors, self.beside):

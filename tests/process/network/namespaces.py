@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Self
 
@@ -26,6 +27,8 @@ _TABLE = "tpiedge"
 
 def why_impossible(*commands: str) -> str | None:
     """Returns the reason why namespaces are impossible here, or lack one of `commands`."""
+    if sys.platform != "linux":
+        return "system: network namespaces are Linux's"
     if os.geteuid() != 0:
         return "root: network namespaces need it"
     missing = [command for command in ("ip", *commands) if shutil.which(command) is None]

@@ -5,7 +5,6 @@ import contextlib
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,14 +14,21 @@ import openai
 import pytest
 
 from tests.process.command import run_command, wait_for
-from tests.process.network.bulky import CONTEXT, PROMPT, TOKENS, fetched, held_bytes, worker_of
+from tests.process.network.bulky import (
+    CONTEXT,
+    PROMPT,
+    TOKENS,
+    build_bulky_model,
+    fetched,
+    held_bytes,
+    reference_text,
+    worker_of,
+)
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import Namespaces
 from tests.process.serving.conftest import SLOW
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import START_S, words_of_loss
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _MEGABITS = 20
 #: Of what TCP, the encryption and other messages add, and of what was under way at the cut.
@@ -32,6 +38,16 @@ _LOST = dict.fromkeys(("frozen", "deaf"), _SILENT)
 _LOST |= dict.fromkeys(("killed", "reset"), "its process ended or its connection broke")
 #: Of its share, between two faults: more than a layer, which is made durable when it is complete.
 _PROGRESS = 0.25
+
+
+@pytest.fixture(scope="module")
+def bulky(_leak_check: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_bulky_model(tmp_path_factory.mktemp("bulky") / "bulky")
+
+
+@pytest.fixture(scope="module")
+def bulky_text(bulky: Path, _session_cache: None) -> str:
+    return reference_text(bulky)
 
 
 @pytest.fixture

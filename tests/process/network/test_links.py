@@ -1,18 +1,14 @@
 """Machines whose workers are linked with each other, or cannot be: every way to add up gives the same text."""
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import machines
+from tests.process.network.conftest import PROMPT, Exact
 from tests.process.network.namespaces import Namespaces
-from tests.process.network.observed import PROMPT
 from tests.process.serving.serving import words_of_loss
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _LONG = 300
 _APART = "nodes 1 and 2 cannot reach each other"
@@ -24,12 +20,6 @@ _QUARREL = re.compile(
 )
 
 Start = Callable[..., NetworkCluster]
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[Namespaces]:
-    with machines() as made:
-        yield made
 
 
 @pytest.fixture
@@ -57,9 +47,7 @@ def ways(cluster: NetworkCluster) -> tuple[str, str, str]:
 
 
 @pytest.mark.fault("P9", "the answer pauses and goes on, then by the star, and is exact")
-def test_a_link_between_workers_that_is_cut_leaves_the_star(
-    start: Start, exact: Callable[[NetworkCluster], None]
-) -> None:
+def test_a_link_between_workers_that_is_cut_leaves_the_star(start: Start, exact: Exact) -> None:
     cluster = start("--collective", "mesh")
     assert ways(cluster) == ("mesh", "mesh", "")
     exact(cluster)
@@ -82,9 +70,7 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(
 
 
 @pytest.mark.fault("P9", "found while nobody asks; no request fails")
-def test_a_link_that_breaks_while_nobody_asks_fails_no_request(
-    start: Start, exact: Callable[[NetworkCluster], None]
-) -> None:
+def test_a_link_that_breaks_while_nobody_asks_fails_no_request(start: Start, exact: Exact) -> None:
     cluster = start("--collective", "mesh")
     exact(cluster)
     epoch = cluster.status()["epoch"]
@@ -96,7 +82,7 @@ def test_a_link_that_breaks_while_nobody_asks_fails_no_request(
 
 @pytest.mark.fault("P9", "they serve by the star")
 def test_workers_that_never_reach_each_other_serve(
-    namespaces: Namespaces, start: Start, exact: Callable[[NetworkCluster], None]
+    namespaces: Namespaces, start: Start, exact: Exact
 ) -> None:
     with namespaces.parted("worker1", "worker2"):
         cluster = start()

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import zeroconf
 
 from tests.process.command import run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import machines
 from tests.process.network.namespaces import Namespaces
 from tests.process.serving.machines import Process, measured
 from tests.process.serving.serving import START_S
@@ -21,19 +19,11 @@ from tpiedge.joining.identity import cluster_name, load_or_create_keys
 from tpiedge.joining.mdns import SERVICE, AnnouncedMaster, announced, labels, masters_nearby
 from tpiedge.wire.codec import PROTOCOL
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
-
 LOOK_S = 5.0
 PORT = 7070
 CLUSTER = "0f3a9bc2"
 #: As DNS numbers them.
 _RESPONSE, _PTR, _IN = 0x8400, 12, 1
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[Namespaces]:
-    with machines() as made:
-        yield made
 
 
 @pytest.fixture

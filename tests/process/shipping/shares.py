@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.shard_copy import ShardCopy
+from tpiedge.pack.shard_copy import ShardCopy, ranges_nbytes
 from tpiedge.pack.share import NodeShare
 
 LAYERS = 4
@@ -24,7 +24,7 @@ def share_bytes(pack: Pack, share: NodeShare) -> int:
 
 def held_bytes(copy: ShardCopy, share: NodeShare) -> int:
     """Bytes of the share that are there and verified."""
-    return share_bytes(copy.pack, share) - sum(part.nbytes for part in copy.missing(share))
+    return share_bytes(copy.pack, share) - ranges_nbytes(copy.missing(share))
 
 
 def data_extents(path: Path) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ def test_killed_at_a_hundred_offsets_and_resumed(master, start_worker, pack, who
     for offset in sorted(random.Random(11).sample(range(1, total), DEATHS)):
         assert life(mortal, offset) == -signal.SIGKILL
         with store.open(master.identity) as copy:
-            assert copy.verify(whole) == []
+            assert copy.verify(whole) == {}
             assert held <= (held := held_bytes(copy, whole)) <= offset  # nothing that was verified is lost
     assert held > total // 2
     before = master.shipped()
@@ -62,7 +62,7 @@ def test_a_power_cut_at_any_moment(master, pack, whole, tmp_path):
         for disk in disks:
             rest = ShardStore(disk)
             with rest.open(master.identity) as copy:
-                assert copy.verify(whole) == []
+                assert copy.verify(whole) == {}
                 assert held <= (held := held_bytes(copy, whole)) < total
                 fill_with_junk(copy)
             before = master.shipped()
@@ -95,7 +95,7 @@ def fill_with_junk(copy: ShardCopy) -> None:
 
 def check_whole(store: ShardStore, master, whole: NodeShare) -> None:
     with store.open(master.identity) as copy:
-        assert copy.missing(whole) == copy.verify(whole) == []
+        assert copy.missing(whole) == copy.verify(whole) == {}
         check_equal(master.pack, copy.pack, whole)
 
 
@@ -121,7 +121,7 @@ def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
             master.spoke() as spoke,
             fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress) as copy,
         ):
-            assert copy.missing(whole) == copy.verify(whole) == []
+            assert copy.missing(whole) == copy.verify(whole) == {}
     finally:
         thread.join()
     assert master.shipped() < share_bytes(pack, whole)
@@ -134,4 +134,4 @@ def test_a_store_is_taken_over_from_a_killed_process(master, start_worker, whole
     killed.wait(LIMIT_S)
     assert ended(waiting)["ended"] == "done"
     with ShardStore(tmp_path / "store").open(master.identity) as copy:
-        assert copy.missing(whole) == copy.verify(whole) == []
+        assert copy.missing(whole) == copy.verify(whole) == {}

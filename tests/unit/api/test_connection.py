@@ -68,4 +68,4 @@ def test_only_who_does_not_read_at_all_is_dropped():
     ("descriptors", "connections"), [(256, 128), (1024, 512), (10_240, 4096), (1 << 62, 4096)]
 )
 def test_half_of_the_descriptors_are_for_workers(descriptors: int, connections: int) -> None:
-    assert Limits().of_descriptors(descriptors).connections == connections
+    assert Limits.of_context(512, descriptors).connections == connections

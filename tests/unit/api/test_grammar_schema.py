@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema, is_held
+from tpiedge.api.grammar_schema import GrammarSchema, SchemaTooLarge, is_held
 
 NUMBER, TEXT, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
 
@@ -98,8 +98,8 @@ CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
 def test_objects_have_what_their_schema_declares(
     schema: dict[str, Any], good: list[Any], bad: list[Any]
 ) -> None:
-    held = grammar_schema(schema)
-    assert held.left_out == ()
+    held = GrammarSchema(schema)
+    assert not held.left_out
     assert [value for value in good if not fits(held.schema, value)] == []
     assert [value for value in bad if fits(held.schema, value)] == []
 
@@ -115,8 +115,8 @@ REFERRING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", REFERRING)
 def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> None:
-    held = grammar_schema(schema, "mine-")
-    assert held.left_out == ()
+    held = GrammarSchema(schema, "mine-")
+    assert not held.left_out
     assert fits(held.schema, {"a": 1, "b": "x"})
     assert not fits(held.schema, {"a": "x"})
     assert not fits(held.schema, {"b": 1})
@@ -155,14 +155,14 @@ def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> 
     ],
 )
 def test_what_cannot_be_held_is_left_out_and_named(schema: dict[str, Any], left_out: list[str]) -> None:
-    held = grammar_schema(schema)
+    held = GrammarSchema(schema)
     assert list(held.left_out) == left_out
     fits(held.schema, 1)
 
 
 def test_places_within_long_names_are_short() -> None:
     parts = [{"type": "array", "uniqueItems": True}] * 3
-    left_out = grammar_schema(of(**{"n" * 10_000: {"prefixItems": parts}})).left_out
+    left_out = GrammarSchema(of(**{"n" * 10_000: {"prefixItems": parts}})).left_out
     assert [place.rpartition(".prefix")[2] for place in left_out] == [
         f"Items[{at}].uniqueItems" for at in range(3)
     ]
@@ -174,7 +174,7 @@ def test_a_tag_is_written_though_it_has_a_default(required: dict[str, object]) -
     """As pydantic writes unions with a discriminator, whose tags are not required."""
     kinds = [of("n", k={"const": kind, "default": kind}, n=NUMBER) for kind in "ab"]
     schema = of(x={"oneOf": kinds, "discriminator": {"propertyName": "k", "mapping": {}}, **required})
-    held = grammar_schema(schema).schema
+    held = GrammarSchema(schema).schema
     assert fits(held, {"x": {"k": "b", "n": 1}})
     assert not fits(held, {"x": {"n": 1}})
 
@@ -213,7 +213,7 @@ ORDINARY: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("schema", "value"), ORDINARY)
 def test_ordinary_types_are_held(schema: dict[str, Any], value: Any) -> None:
     draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
-    held = grammar_schema(of("f", f=schema) | draft)
+    held = GrammarSchema(of("f", f=schema) | draft)
     assert fits(held.schema, {"f": value})
 
 
@@ -233,15 +233,15 @@ INT64 = 1 << 63
 def test_a_bound_beyond_doubles_is_never_exceeded(
     bounds: dict[str, Any], allowed: list[int], refused: list[int]
 ) -> None:
-    held = grammar_schema(NUMBER | bounds)
-    assert held.left_out == ()
+    held = GrammarSchema(NUMBER | bounds)
+    assert not held.left_out
     assert all(fits(held.schema, value) for value in allowed)
     assert not any(fits(held.schema, value) for value in refused)
 
 
 @pytest.mark.parametrize("bound", [{"minimum": 1 << 70}, {"maximum": -1 << 70}])
 def test_a_bound_that_no_integer_of_64_bits_keeps_is_not_moved_towards_them(bound: dict[str, int]) -> None:
-    assert grammar_schema(NUMBER | bound).schema == NUMBER | bound
+    assert GrammarSchema(NUMBER | bound).schema == NUMBER | bound
 
 
 HELD = [
@@ -265,7 +265,7 @@ def test_patterns_that_a_grammar_can_hold(pattern: str, held: bool) -> None:
 
 def test_a_schema_of_too_many_parts_is_refused() -> None:
     with pytest.raises(SchemaTooLarge, match="give a smaller schema"):
-        grammar_schema({"anyOf": [of(a=NUMBER)] * 11_000})
+        GrammarSchema({"anyOf": [of(a=NUMBER)] * 11_000})
 
 
 WORDS = [
@@ -289,7 +289,7 @@ ANYTHING = st.recursive(
 @given(st.dictionaries(st.sampled_from(WORDS), ANYTHING, max_size=6))
 def test_any_object_makes_a_schema_or_is_too_large(schema: dict[str, Any]) -> None:
     try:
-        held = grammar_schema(schema)
+        held = GrammarSchema(schema)
     except SchemaTooLarge:
         return
     names = set(held.schema.get("$defs", {}))

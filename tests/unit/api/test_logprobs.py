@@ -1,12 +1,12 @@
 import pytest
 
 from tests.unit.model.vocabularies import TOKENIZERS
-from tpiedge.api.asked import FormatName, Reply
-from tpiedge.api.formats import AnswerHead
+from tpiedge.api.asked import Choice, FormatName, Reply
 from tpiedge.api.openai import OpenAIFormat
-from tpiedge.api.transcript import Transcript
+from tpiedge.api.records import AcceptedRequest
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.requests import GenerationRequest
 
 TEXT = "the house and 你好 the cat"
 
@@ -18,16 +18,15 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:
     """Returns the answer's text and its log probabilities. Each token is the most probable one, before `others`."""
-    transcript, pieces = Transcript(tokenizer, ()), []
+    form: FormatName = "chat" if chat else "completion"
+    reply, prompt = Reply(form, False, False, 2, (), False), Choice(GenerationRequest("r-1", (1,), 9))
+    written = OpenAIFormat(AcceptedRequest("r-1", (prompt,), 1, reply, 0, "babbler", ""), tokenizer)
+    (transcript,), pieces = written.transcripts, []
     for index, token in enumerate(ids):
         scores = tuple((one, -0.5 - rank) for rank, one in enumerate([token, *others]))
         pieces.append(transcript.feed(Token(1, "r-1", index, token, scores)))
     pieces.append(transcript.feed(Finished(1, "r-1", "length", 1, len(ids), 0, len(ids))))
-    form: FormatName = "chat" if chat else "completion"
-    reply = Reply(form, False, False, 2, (), False)
-    written = OpenAIFormat(AnswerHead("r-1", 0, "babbler", reply, 1, (0,), tokenizer))
-    whole: dict = written.whole([[piece for piece in pieces if piece is not None]], [transcript])
-    (choice,) = whole["choices"]
+    (choice,) = written.whole([[piece for piece in pieces if piece is not None]])["choices"]
     return choice["message"]["content"] if chat else choice["text"], choice["logprobs"]
 
 

@@ -1,7 +1,7 @@
 import pytest
 from starlette.datastructures import Headers
 
-from tpiedge.api.guard import Proxies
+from tpiedge.api.guard import client_address, proxy_networks
 from tpiedge.errors import UserError
 
 NAMED = ["127.0.0.1", "10.1.0.0/16", "2001:db8::/32"]
@@ -9,9 +9,8 @@ XFF, FORWARDED = "x-forwarded-for", "forwarded"
 
 
 def address(host: str, *headers: tuple[str, str], named: list[str] | None = None) -> str | None:
-    return Proxies(NAMED if named is None else named).address(
-        Headers(raw=[(name.encode(), value.encode("latin-1")) for name, value in headers]), host
-    )
+    raw = Headers(raw=[(name.encode(), value.encode("latin-1")) for name, value in headers])
+    return client_address(raw, host, proxy_networks(NAMED if named is None else named))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_who_is_not_named_cannot_say_who_asks() -> None:
 @pytest.mark.parametrize("named", ["", "pi.local", "10.0.0.0/33", "10.0.0", "*", "10.0.0.1:80", "9" * 5000])
 def test_what_is_no_address_cannot_be_named(named: str) -> None:
     with pytest.raises(UserError, match="--trusted-proxy") as raised:
-        Proxies([named])
+        proxy_networks([named])
     assert len(str(raised.value)) < 250
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
-from tpiedge.answers.record import FoundAnswer
+from tpiedge.answers.record import TAKEN_UP, FoundAnswer, event_line, line
 from tpiedge.api.records import RecordFolder, accepted_lines
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
@@ -38,7 +38,7 @@ def begun(folder: Path, pack: str = "pack-1", count: int = 1) -> Path:
     before = set(folder.iterdir()) if folder.exists() else set()
     file = RecordFolder(folder, pack).begin(replace(ACCEPTED, pack=pack))
     for token in TOKENS[:count]:
-        file.add(0, token)
+        file.write(event_line(0, token))
     file.keep()
     (path,) = set(folder.iterdir()) - before
     return path
@@ -51,13 +51,13 @@ def test_records_are_found_in_their_order_and_go_on(folder: Path) -> None:
     first, second = RecordFolder(folder, "pack-1"), RecordFolder(folder, "pack-1")
     found = first.found()
     assert [said(one) for one in found] == [TOKENS[:2], (), TOKENS[:1]]
-    found[1].record.add(0, TOKENS[0])
+    found[1].record.write(event_line(0, TOKENS[0]))
     again = second.found()
     assert [len(one.said) for one in again] == [2, 1, 1]
     for one in [*found, *again]:
         one.record.delete()
         one.record.delete()
-        one.record.add(0, TOKENS[0])
+        one.record.write(event_line(0, TOKENS[0]))
     for each in (first, second, second):
         each.close(WAIT_S)
     assert files(folder) == []
@@ -108,7 +108,7 @@ def test_what_is_deleted_does_not_wait_for_the_disk_and_the_end_waits_for_it(
     records = RecordFolder(folder, "pack-1")
     file = records.begin(ACCEPTED)
     monkeypatch.setattr(os, "write", slow)
-    writer = threading.Thread(target=file.add, args=(0, TOKENS[0]))
+    writer = threading.Thread(target=file.write, args=(event_line(0, TOKENS[0]),))
     writer.start()
     assert stalled.wait(WAIT_S)
     file.delete()
@@ -137,7 +137,7 @@ def test_what_was_cut_off_is_overwritten(folder: Path) -> None:
     with path.open("ab") as file:
         file.write(b"0123456")
     (found,) = RecordFolder(folder, "pack-1").found()
-    found.record.add(0, TOKENS[2])
+    found.record.write(event_line(0, TOKENS[2]))
     found.record.keep()
     (again,) = RecordFolder(folder, "pack-1").found()
     assert said(again) == TOKENS
@@ -202,21 +202,21 @@ def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
     path = begun(folder, count=1)
     for _ in range(GUILTY - 1):
         (found,) = RecordFolder(folder, "pack-1").found()
-        found.record.take_up()
+        found.record.write(line(TAKEN_UP))
         found.record.keep()
     (found,) = RecordFolder(folder, "pack-1").found()
-    found.record.take_up()
-    found.record.add(0, TOKENS[1])
+    found.record.write(line(TAKEN_UP))
+    found.record.write(event_line(0, TOKENS[1]))
     found.record.keep()
     for _ in range(GUILTY):
         (found,) = RecordFolder(folder, "pack-1").found()
         assert said(found) == TOKENS[:2], "it had got on: it is tried as often again"
-        found.record.take_up()
+        found.record.write(line(TAKEN_UP))
         found.record.keep()
     assert RecordFolder(folder, "pack-1").found() == []
     assert files(folder) == [path.with_suffix(".aside").name]
-    (line,) = caplog.messages
-    assert f"{GUILTY} masters went on with it, and ended before it did" in line
+    (warning,) = caplog.messages
+    assert f"{GUILTY} masters went on with it, and ended before it did" in warning
 
 
 @pytest.mark.fault("F6", "the state disk is full or fails: answers go on, unrecorded")
@@ -230,8 +230,8 @@ def test_a_full_disk_ends_no_answer(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "write", fail)
-    file.add(0, TOKENS[0])
-    file.add(0, TOKENS[1])
+    file.write(event_line(0, TOKENS[0]))
+    file.write(event_line(0, TOKENS[1]))
     assert files(folder) == []
     (line,) = caplog.messages
     assert f"{os.strerror(number)}; the answer goes on, but would not survive the master's end" in line
@@ -255,7 +255,7 @@ def test_where_no_file_can_be_made_the_answer_goes_on(
     records = RecordFolder(folder, "pack-1")
     folder.rmdir()
     file = records.begin(ACCEPTED)
-    file.add(0, TOKENS[0])
+    file.write(event_line(0, TOKENS[0]))
     file.delete()
     records.close(WAIT_S)
     assert "No such file" in caplog.text

@@ -3,6 +3,7 @@
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from msgspec import structs
 
 from tpiedge.answers.record import RecordedEvent, event_line
 from tpiedge.api import records
-from tpiedge.api.asked import Asked, Choice, Reply
+from tpiedge.api.asked import Choice, Reply
 from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
@@ -35,8 +36,10 @@ REPLY = Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False)
 
 def accepted_of(choices: Sequence[Choice], count: int = 1) -> records.AcceptedRequest:
     """`count` of each."""
-    asked = Asked(tuple(choices), REPLY, (), count)
-    return records.AcceptedRequest.of(asked, NAME, 1_700_000_000, "babbler", "pack-1", b"secret")
+    key = records.key_mark(b"secret")
+    return records.AcceptedRequest(
+        NAME, tuple(choices), count, REPLY, 1_700_000_000, "babbler", "pack-1", key
+    )
 
 
 ACCEPTED = accepted_of([Choice(REQUEST)])
@@ -97,12 +100,13 @@ def lines_of(accepted: records.AcceptedRequest, said: Said) -> list[bytes]:
 def test_what_is_read_is_what_was_written(answer: Answer) -> None:
     accepted, said = answer
     data = b"".join(lines_of(*answer))
-    record = records.read_record(data)
+    record = records.read_record(data, ACCEPTED.pack)
     assert record is not None
     assert record.accepted == accepted
     assert record.said == tuple(said)
     assert record.size == len(data)
-    assert records.read_head(data) == ACCEPTED.pack
+    with pytest.raises(records.OtherModel):
+        records.read_record(data, "pack-2")
 
 
 @given(answers, st.data())
@@ -110,9 +114,10 @@ def test_a_file_that_is_cut_at_any_byte_has_every_whole_line(answer: Answer, dat
     said, lines = answer[1], lines_of(*answer)
     whole = b"".join(lines)
     cut = data.draw(st.integers(0, len(whole)))
-    record = records.read_record(whole[:cut])
+    record = records.read_record(whole[:cut], ACCEPTED.pack)
     count = sum(len(b"".join(lines[: number + 1])) <= cut for number in range(len(lines)))
-    assert records.read_head(whole[:cut]) == (ACCEPTED.pack if count else None)
+    with pytest.raises(records.OtherModel) if count else nullcontext():
+        records.read_record(whole[:cut], "pack-2")
     if count < 2:
         assert record is None
         return
@@ -131,7 +136,7 @@ def test_any_changed_byte_of_a_whole_line_is_damage(answer: Answer, data: st.Dat
         assert whole[-1:] != b"\n"
         return
     with pytest.raises(records.DamagedRecord):
-        records.read_record(bytes(whole))
+        records.read_record(bytes(whole), ACCEPTED.pack)
 
 
 def checked(text: bytes) -> bytes:
@@ -159,15 +164,15 @@ def test_what_no_master_writes_is_damage(line: int, found: bytes) -> None:
     lines = [*records.accepted_lines(ACCEPTED).splitlines(keepends=True), checked(b"5"), b""]
     lines[line - 1] = checked(found)
     with pytest.raises(records.DamagedRecord, match=f"line {line}"):
-        records.read_record(b"".join(lines))
+        records.read_record(b"".join(lines), ACCEPTED.pack)
 
 
 def test_another_version_is_told_from_damage() -> None:
     assert records.RECORD_VERSION == 6, "the records below must still be read, or their versions be refused"
     for version in (b"5", b"7"):
-        for read in (records.read_head, records.read_record):
-            with pytest.raises(records.UnknownRecordVersion, match=version.decode()):
-                read(checked(b'{"version":%b,"more":"whatever"}' % version) + checked(b"{}"))
+        head = checked(b'{"version":%b,"more":"whatever"}' % version)
+        with pytest.raises(records.UnknownRecordVersion, match=version.decode()):
+            records.read_record(head + checked(b"{}"), ACCEPTED.pack)
 
 
 def test_a_prompt_is_recorded_once_however_many_choices_go_on_with_it() -> None:
@@ -177,7 +182,7 @@ def test_a_prompt_is_recorded_once_however_many_choices_go_on_with_it() -> None:
 
 def test_more_choices_than_a_request_may_have_are_damage() -> None:
     with pytest.raises(records.DamagedRecord, match="line 2"):
-        records.read_record(records.accepted_lines(replace(SEVERAL, each=128)))
+        records.read_record(records.accepted_lines(replace(SEVERAL, each=128)), SEVERAL.pack)
 
 
 def test_a_mark_tells_its_key_and_does_not_show_it() -> None:

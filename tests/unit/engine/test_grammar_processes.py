@@ -47,8 +47,8 @@ def _needs_llguidance() -> None:
 def walker(tmp_path: Path) -> Iterator[Walker]:
     KINDS["byte-level"]().save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.open(tmp_path, here=True)
-    with closing(Grammars(tmp_path, tokenizer.vocab_size)) as grammars:
-        yield Walker(tokenizer, grammars, tokenizer.vocab_size)
+    with closing(Grammars(tmp_path, len(tokenizer.vocabulary))) as grammars:
+        yield Walker(tokenizer, grammars, len(tokenizer.vocabulary))
 
 
 def until(constraint: Constraint, known: Callable[[], bool]) -> None:

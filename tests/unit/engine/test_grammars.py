@@ -57,7 +57,7 @@ def walker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Walker]:
     backend = KINDS[kind if kind in KINDS else "byte-level"]()
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.open(tmp_path, here=True)
-    rows = tokenizer.vocab_size + {"fewer rows": -40, "more rows": 77}.get(kind, 0)
+    rows = len(tokenizer.vocabulary) + {"fewer rows": -40, "more rows": 77}.get(kind, 0)
     grammars = Grammars(tmp_path, rows)
     yield Walker(tokenizer, grammars, rows)
     grammars.close()
@@ -78,7 +78,7 @@ def test_allowed_tokens_are_those_whose_texts_are(walker: Walker) -> None:
         one = next(token for token, text in texts.items() if text == b"a")
         other = next(
             token
-            for token in range(walker.tokenizer.vocab_size)
+            for token in range(len(walker.tokenizer.vocabulary))
             if walker.tokenizer.token_bytes(token) == b"b"
         )
         constraint.guess([one, other])

@@ -39,8 +39,9 @@ class Tiles:
         data, _ = quantise_unit(rows.numpy(), shape)
         return PanelMatrix(torch.from_numpy(data), self.bits, *rows.shape, TILE, shape.nbytes, False)
 
-    def head_vectors(self) -> Mapping[str, torch.Tensor]:
-        return {"final_norm": torch.linspace(0.5, 2, HIDDEN)}
+    @property
+    def vectors(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        return {"head": {"final_norm": torch.linspace(0.5, 2, HIDDEN)}}
 
 
 @pytest.fixture

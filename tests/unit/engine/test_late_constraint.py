@@ -16,7 +16,7 @@ from tests.fakes.service import FakeService
 from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
-from tpiedge.api.grammar_schema import grammar_schema
+from tpiedge.api.grammar_schema import GrammarSchema
 from tpiedge.api.tools import AskedTools
 from tpiedge.engine.constraints import LateConstraint, begin_constraint
 from tpiedge.engine.grammars import Grammars, await_any
@@ -128,7 +128,7 @@ class Model:
         )
         backend.save(str(folder / "tokenizer.json"))
         self.tokenizer = Tokenizer.open(folder, here=True)
-        self.rows = self.tokenizer.vocab_size
+        self.rows = len(self.tokenizer.vocabulary)
         self.grammars = Grammars(folder, self.rows)
         self.service = FakeService(self.tokenizer, vocab_size=self.rows)
 
@@ -205,7 +205,7 @@ def test_what_is_no_call_of_a_tool_cannot_be_drawn(model: Model, form: CallForm)
 ANSWER = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]}
 #: The form of an answer: what is of it, and what is not from | on.
 ANSWERS: list[tuple[Grammar, str, str]] = [
-    (Grammar("json", json.dumps(grammar_schema(ANSWER).schema)), '{"said": "x"}', '{"said": |1'),
+    (Grammar("json", json.dumps(GrammarSchema(ANSWER).schema)), '{"said": "x"}', '{"said": |1'),
     (Grammar("regex", "[0-9]{2}/[a-z]"), "12/a", "12|a"),
     (Grammar("lark", 'start: "yes" | other\nother: /no+/'), "nooo", "n|e"),
     (Grammar("lark", 'root ::= "- {" item+ "}"\nitem ::= [a-c] # one'), "- {abc}", "- {|d"),

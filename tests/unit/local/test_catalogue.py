@@ -4,8 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.unit.model.gguf_files import TinyGguf
+from tpiedge.cli.pack import pack as pack_command
 from tpiedge.errors import UserError
 from tpiedge.local import catalogue
 from tpiedge.local.packing import pack_model
@@ -63,6 +65,9 @@ def test_a_pack_is_found_by_name_path_and_file(gguf: Path, cache: Path) -> None:
         found = catalogue.find_model(name, cache)
         assert (found.kind, found.path) == ("pack", pack), name
     assert catalogue.find_model(str(gguf), cache).kind == "GGUF file"
+    refused = CliRunner().invoke(pack_command, [str(gguf), "--cache", str(cache)]).exception
+    assert isinstance(refused, UserError)
+    assert str(refused).startswith(f"{gguf} is a GGUF file: use tpiedge import-gguf {gguf} first")
     for name in ("tiny-q8", str(pack), str(gguf)):
         assert catalogue.packs_of(name, cache) == [pack], name
 

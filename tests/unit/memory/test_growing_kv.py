@@ -54,7 +54,7 @@ class Device:
         self.obey(self.machine.repin(self.spare.placement(self.kv_bytes - held).pinned))
         for number in range(len(self.blocks) if head else 2 * self.layers):
             self.obey(self.machine.enter(number))
-            while not self.machine.ready(number):
+            while self.machine.places(number) is None:
                 self.read_one()
             if number % 2 == 0 and number < 2 * self.layers:
                 self.written[number // 2] = max(self.written[number // 2], stop)
@@ -81,7 +81,7 @@ class Device:
     def measure(self) -> None:
         used = (
             self.ring_filled * self.ring_bytes
-            + self.machine.pinned_bytes
+            + sum(self.sizes[piece] for piece in self.machine._pins)
             + sum(self.written) * POSITION_BYTES
         )
         self.over = max(self.over, used - self.budget)

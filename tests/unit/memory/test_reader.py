@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -46,14 +47,10 @@ def test_read_through_the_page_cache(path: Path, content: bytes) -> None:
 
 
 def test_o_direct_refused_when_opening(path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open
+    def refuse(fd: int, command: int, flags: int) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
 
-    def refuse(name: Path, flags: int, *rest: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return opened(name, flags, *rest)
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     assert read_all(path) == content
 
 

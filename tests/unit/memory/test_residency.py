@@ -27,9 +27,9 @@ def test_a_sweep_reads_ahead_as_far_as_there_is_room_and_around_its_end() -> Non
     machine = Residency([[1], [1], [1]], 2, NOTHING, 9)
     assert machine.start() == [Read(1, 0, 0), Read(2, 1, 1)]
     assert machine.enter(0) == []
-    assert not machine.ready(0)
+    assert machine.places(0) is None
     assert machine.loaded(1) == []
-    assert machine.ready(0)
+    assert machine.places(0) == [0]
     assert machine.leave() == [Read(3, 2, 0)]
     assert [machine.loaded(ticket) for ticket in (2, 3)] == [[], []]
     assert machine.enter(1) == []
@@ -45,9 +45,9 @@ def test_a_sweep_that_is_cut_off_forgets_what_was_read_ahead() -> None:
     machine.loaded(2)
     machine.loaded(3)
     assert machine.enter(0) == [Read(4, 0, 0), Read(5, 1, 1)]
-    assert not machine.ready(0)
+    assert machine.places(0) is None
     machine.loaded(4)
-    assert machine.ready(0)
+    assert machine.places(0) == [0]
 
 
 def test_no_more_is_read_at_a_time_than_the_limit_admits() -> None:
@@ -62,7 +62,7 @@ def test_what_is_unpinned_goes_at_once_unless_a_read_writes_to_it() -> None:
     machine.loaded(1)
     assert machine.repin({0}) == []
     assert machine.loaded(2) == [Drop(1), Read(3, 1, 0)]
-    assert machine.pinned_bytes == 1
+    assert machine._pins == {0: True}
     machine.loaded(3)
     assert machine.repin({0, 1}) == [Drop(None), Read(4, 1, None)]
     machine.enter(0)
@@ -70,14 +70,14 @@ def test_what_is_unpinned_goes_at_once_unless_a_read_writes_to_it() -> None:
         machine.repin({0})
 
 
-def test_a_block_streams_if_a_piece_of_it_came_through_the_ring() -> None:
+def test_a_block_says_which_of_its_pieces_came_through_the_ring() -> None:
     machine = Residency([[1, 1], [1], []], 1, {0, 2}, 9)
     machine.start()
     for ticket in (1, 2, 3):
         machine.loaded(ticket)
-    for block, expected in ((0, True), (1, False), (2, False)):
+    for block, expected in ((0, [None, 0]), (1, [None]), (2, [])):
         machine.enter(block)
-        assert machine.streams(block) is expected
+        assert machine.places(block) == expected
         machine.leave()
 
 
@@ -92,7 +92,7 @@ def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
     machine.loaded(5)
     for block in range(3):
         assert machine.enter(block) == []
-        assert machine.ready(block)
+        assert machine.places(block) == [None]
         assert machine.leave() == []
     assert machine.repin({0}) == [Drop(1), Drop(2), Read(6, 1, 0), Read(7, 2, 1)]
 
@@ -150,9 +150,9 @@ class Schedules(RuleBasedStateMachine):
     @rule()
     def compute_and_leave(self) -> None:
         assert self.entered is not None
-        while self.asked and not self.machine.ready(self.entered):
+        while self.asked and self.machine.places(self.entered) is None:
             self.finish(min(self.asked))
-        if self.machine.ready(self.entered):
+        if self.machine.places(self.entered) is not None:
             self.check_the_block()
         else:
             assert self.failed, "nothing is read, and the block does not become ready"
@@ -174,8 +174,8 @@ class Schedules(RuleBasedStateMachine):
         assert self.machine.idle == (not self.under_way)
         assert self.own <= self.allowed
         reading = {read.piece for read in self.under_way if read.offset is None}
-        assert self.machine.pinned_bytes == sum(self.sizes[piece] for piece in self.own | reading)
-        if self.entered is not None and self.machine.ready(self.entered):
+        assert self.machine._pins == dict.fromkeys(reading, False) | dict.fromkeys(self.own, True)
+        if self.entered is not None and self.machine.places(self.entered) is not None:
             self.check_the_block()
 
     @property
@@ -224,8 +224,9 @@ class Schedules(RuleBasedStateMachine):
     def check_the_block(self) -> None:
         assert self.entered is not None
         first = sum(map(len, self.blocks[: self.entered]))
-        for piece in range(first, first + len(self.blocks[self.entered])):
-            offset = self.machine.place(piece)
+        places = self.machine.places(self.entered) or ()
+        assert len(places) == len(self.blocks[self.entered])
+        for piece, offset in enumerate(places, first):
             assert piece in self.own if offset is None else self.ring.get(offset) == piece
 
 

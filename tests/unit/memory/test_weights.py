@@ -103,7 +103,7 @@ def test_rank_0_has_embedding_and_head(
         assert torch.equal(tile, head[first : first + len(tile)])
         next_row += len(tile)
     assert next_row == 1003
-    norm = weights.head_vectors()["final_norm"]
+    norm = weights.vectors["head"]["final_norm"]
     assert (norm.dtype, norm.shape) == (torch.float32, (60,))
 
 
@@ -125,7 +125,7 @@ def test_damage_in_the_embedding_is_seen_at_first_use(
     make_pack: MakePack, load: Callable[..., NodeWeights]
 ) -> None:
     pack = make_pack()
-    flip(pack.blob_path("embedding"), pack.layout("embedding").matrix("embedding").row_offset(200))
+    flip(pack.blob_path("embedding"), pack.layout("embedding").matrix("embedding").row_place(200)[0])
     weights = load(pack, rank0=True)
     weights.embedding_rows([0, 127, 256])
     for _ in range(2):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.model.checkpoint import Checkpoint, sources_of
+from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.specs import ModelSpec
@@ -24,7 +24,7 @@ def spec(small_config: dict[str, Any]) -> ModelSpec:
 
 @pytest.fixture
 def tensors(spec: ModelSpec) -> Tensors:
-    return {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in sources_of(spec)}
+    return {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in spec.source_shapes.items()}
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 from tests.unit.model.gguf_files import TinyGguf, dequantised, paired_back
 from tpiedge.errors import UserError
 from tpiedge.model.gguf.model import GgufModel, gguf_name
+from tpiedge.model.quantisation import rounded_matrices
 from tpiedge.model.rope import rope_frequencies
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.panel_writer import load_quality
+from tpiedge.pack.panel_writer import Quality, load_quality
 from tpiedge.pack.quantised import BLOCKS, BlockTensor
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.source import TensorSource
@@ -52,13 +53,16 @@ def packed(path: Path, precision: Precision | None, out: Path) -> tuple[Pack, Ma
     return pack, {name: values.float().numpy() for name, values in found.items()}
 
 
+def losses(model: GgufModel, quality: Quality | None) -> list[str]:
+    return [*rounded_matrices(model.tensors, model_spec(model.config), model.storage(None), quality)]
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("kind", "precision"), [("Q4_0", Q4), ("Q8_0", Q8), ("F16", F32), ("F32", F32)])
 def test_nothing_is_lost(tmp_path: Path, architecture: str, kind: str, precision: Precision) -> None:
     tiny = TinyGguf(architecture, kinds={"": kind}, hidden=96, head_dim=64, heads=4, kv_heads=2, ffn=288)
     path = tiny.write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
-    assert list(model.losses(model.storage(None))) == []
     pack, back = packed(path, None, tmp_path)
     assert pack.precision is precision
     expected = checkpoint_numbers(path, model)
@@ -68,6 +72,7 @@ def test_nothing_is_lost(tmp_path: Path, architecture: str, kind: str, precision
     quality = load_quality(pack.path)
     assert (quality is not None) == precision.quantised
     assert quality is None or quality.total.noise == 0
+    assert losses(model, quality) == []
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])
@@ -76,12 +81,12 @@ def test_norms_that_bf16_has_not_stay_f32(tmp_path: Path, kind: str) -> None:
     tiny = TinyGguf(kinds={"": "BF16"}, layers=3, exact_vectors=True, vector_kind=kind)
     model = GgufModel.open(tiny.write(tmp_path / "f.gguf"))
     assert model.storage(None) == Storage.of(BF16, tied=False)
-    assert list(model.losses(model.storage(None))) == []
+    assert losses(model, None) == []
     tiny.exact_vectors = False
     path = tiny.write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
     assert model.storage(None) == replace(Storage.of(BF16, tied=False), vectors_f32=True)
-    assert list(model.losses(model.storage(None))) == []
+    assert losses(model, None) == []
     pack, back = packed(path, None, tmp_path)
     assert {vector.precision for key in (0, "head") for vector in pack.layout(key).vectors} == {F32}
     for name, values in checkpoint_numbers(path, model).items():
@@ -126,10 +131,12 @@ def test_a_mixture_goes_by_most_of_the_weights(tmp_path: Path) -> None:
     model = GgufModel.open(path)
     storage = model.storage(None)
     assert (storage.layers, storage.embedding, storage.head) == (Q4, BF16, Q8)
-    assert list(model.losses(storage)) == [
+    quality = load_quality(packed(path, None, tmp_path)[0].path)
+    assert losses(model, quality) == [
         "1 matrix of F16 is rounded to bf16",
         "1 matrix of Q4_1 is rounded to q4",
     ]
+    assert losses(model, None) == losses(model, quality)  # by the types, where the pack's quality is lost
     assert model.storage(BF16).head is BF16
     mostly = GgufModel.open(TinyGguf(kinds={"": "Q4_0", "ffn": "Q5_0"}).write(tmp_path / "g.gguf"))
     assert mostly.storage(None).layers is Q8
@@ -223,7 +230,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"extra": {"rope_freqs.weight": np.full(16, 1.5, np.float32)}}, "does not follow the rule of Llama 3"),
     ({"extra": {"rope_freqs.weight": np.full(16, np.nan, np.float32)}}, "rope_parameters|rope_freqs"),
+    (
+        {"kinds": {"": "F32"}, "head_dim": 5, "extra": {"rope_freqs.weight": np.full(2, 2, np.float32)}},
+        "rope_freqs.weight is not one f32 for each frequency",
+    ),
     ({"keys": {"llama.attention.scale": 0.5}}, "llama.attention.scale is set"),
+    ({"head_dim": 1056, "extra": {"rope_freqs.weight": np.full(528, 2, np.float32)}}, "key_length is 1056"),
 ]
 
 
@@ -237,15 +249,8 @@ def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) 
 
 def test_biases_are_where_the_file_has_them(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
-    sizes = {
-        "attn_q": 64,
-        "attn_k": 32,
-        "attn_v": 32,
-        "attn_output": 64,
-        "ffn_gate": 160,
-        "ffn_up": 160,
-        "ffn_down": 64,
-    }
+    sizes = dict.fromkeys(("attn_q", "attn_output", "ffn_down"), 64)
+    sizes |= {"attn_k": 32, "attn_v": 32, "ffn_gate": 160, "ffn_up": 160}
     extra = {
         f"blk.0.{name}.bias": random.standard_normal(size).astype(np.float32) for name, size in sizes.items()
     }

@@ -60,7 +60,7 @@ def test_the_same_keys_and_tensors_as_the_package_reads(small: Path) -> None:
     for name, found in reader.fields.items():
         if name.startswith("GGUF."):
             continue
-        ours, theirs = header.values[name], found.contents()
+        ours, theirs = header.fields.values[name], found.contents()
         assert (ours.tolist() if isinstance(ours, np.ndarray) else ours) == theirs
     assert set(header.tensors) == {tensor.name for tensor in reader.tensors}
     for theirs in reader.tensors:

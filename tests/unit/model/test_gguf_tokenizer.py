@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as BackendTokenizer
 
+from tpiedge.model.folder import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
 from tpiedge.model.gguf.tokenizer import text_files
 from tpiedge.model.source import DEMO, resolve_model
@@ -29,13 +30,13 @@ TEXTS = [
 
 def files_of(values: Mapping[str, Any], vocab_size: int = 5000) -> Any:
     keys = {f"tokenizer.{name}": value for name, value in values.items()}
-    return text_files(GgufHeader(Path("f.gguf"), keys, {}, ""), vocab_size)
+    return text_files(GgufHeader(Path("f.gguf"), ConfigFields("f.gguf", keys), {}, ""), vocab_size)
 
 
 def tokenizer_of(folder: Path, values: Mapping[str, Any]) -> Tokenizer:
-    found = files_of(values)
-    assert found.notice is None
-    for name, data in found.files.items():
+    files, notice = files_of(values)
+    assert notice is None
+    for name, data in files.items():
         (folder / name).write_bytes(data)
     return Tokenizer.open(folder)
 
@@ -175,6 +176,6 @@ def test_special_tokens_of_pieces(tmp_path: Path, piece_keys: dict[str, Any]) ->
 def test_a_tokenizer_that_is_not_known_is_left_out(
     demo_keys: dict[str, Any], changes: dict[str, Any], notice: str
 ) -> None:
-    found = files_of(demo_keys | changes)
-    assert set(found.files) == {"chat_template.jinja"}
-    assert re.search(notice, str(found.notice))
+    files, found = files_of(demo_keys | changes)
+    assert set(files) == {"chat_template.jinja"}
+    assert re.search(notice, found)

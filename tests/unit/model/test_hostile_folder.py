@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.model.checkpoint import Checkpoint, sources_of
+from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ChatTemplate
@@ -34,8 +34,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.fixture
 def whole(folder: Path, make_safetensors: Callable[..., bytes]) -> Path:
     """A folder with everything that the small model needs, besides a tensor for nobody."""
-    spec = model_spec(ModelConfig.open(folder))
-    tensors = {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in sources_of(spec)}
+    shapes = model_spec(ModelConfig.open(folder)).source_shapes
+    tensors = {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in shapes.items()}
     tensors["../../evil"] = ("F32", [1], 4)
     (folder / "model.safetensors").write_bytes(make_safetensors(tensors))
     return folder

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.unit.model.vocabularies import KINDS
+from tests.unit.model.vocabularies import KINDS, loaded
 from tpiedge.errors import UserError
 from tpiedge.model.named_tokens import ending_ids
-from tpiedge.model.text_child import MAX_TOKEN, LoadedTokenizer
+from tpiedge.model.text_child import MAX_TOKEN
 from tpiedge.model.tokenizer import Tokenizer
 
 Files = Mapping[str, Mapping[str, Any]]
@@ -91,10 +91,10 @@ def test_ids_are_those_of_transformers(tmp_path: Path, case: str, kind: str) -> 
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert ours.encode(TEXT, add_special=False) == theirs.encode(TEXT, add_special_tokens=False)
     assert ours.special_ids == {i for i, one in theirs.added_tokens_decoder.items() if one.special}
-    assert ours.vocab_size == len(theirs)
+    assert len(ours.vocabulary) == len(theirs)
     if kind == "byte-level":
         assert {text: ours.token_id(text) for text in ids} == ids
-        assert ours.vocab_size == 401 + len(ids)
+        assert len(ours.vocabulary) == 401 + len(ids)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,5 @@ def test_texts_tell(texts: list[str], marks: list[int], ends: list[str]) -> None
 def test_the_tokenizers_own_end_comes_first() -> None:
     backend = KINDS["byte-level"]()
     backend.add_special_tokens(["<|im_end|>", "<|finish|>"])
-    tokenizer = Tokenizer(LoadedTokenizer(backend), {"eos_token": "<|finish|>"})
-    assert tokenizer.end_ids == (402, 401, 2)
-    assert Tokenizer(LoadedTokenizer(KINDS["byte-level"]()), {}).end_ids == (2,)
+    assert Tokenizer(loaded(backend), {"eos_token": "<|finish|>"}).end_ids == (402, 401, 2)
+    assert Tokenizer(loaded(KINDS["byte-level"]()), {}).end_ids == (2,)

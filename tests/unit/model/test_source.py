@@ -5,8 +5,7 @@ import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.model import source
-from tpiedge.model.config import ModelConfig
-from tpiedge.model.presets import aliases, preset
+from tpiedge.model.presets import PRESETS, aliases
 from tpiedge.model.source import HubName, parse_hub_name
 
 
@@ -54,14 +53,11 @@ def test_a_folder_wins_over_a_model_of_the_same_name(folder: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("given", ["m.gguf", "M.GGUF", "two words.gguf"])
-def test_a_gguf_file_is_told_from_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / given).write_bytes(b"GGUF")
+def test_a_gguf_file_is_told_from_a_model(given: str) -> None:
+    assert source.is_gguf(given)
     shown = f"'{given}'" if " " in given else given
     with pytest.raises(UserError, match=f"^{shown} is a GGUF file: use tpiedge import-gguf {shown} first"):
-        source.resolve_model(given)
+        source.refuse_gguf(Path(given))
 
 
 def test_a_folder_of_gguf_files_is_told_from_a_model(tmp_path: Path, folder: Path) -> None:
@@ -77,10 +73,9 @@ def test_a_folder_of_gguf_files_is_told_from_a_model(tmp_path: Path, folder: Pat
 @pytest.mark.parametrize("name", list(aliases()))
 def test_an_alias_is_complete_and_its_shape_is_the_presets(name: str) -> None:
     alias = aliases()[name]
-    assert alias.name == alias.shape == name
+    assert alias.name == alias.shape == name in PRESETS
     assert parse_hub_name(name) == HubName(alias.repo, alias.revision) == parse_hub_name(alias.repo)
     assert alias.licence
     assert alias.gated == alias.repo.startswith(("meta-llama/", "mistralai/"))
-    assert alias.config == ModelConfig.from_huggingface(preset(name))
     size = re.search(r"([\d.]+)b$", name)
     assert size is None or size[1] in re.findall(r"[\d.]+", alias.repo.lower())

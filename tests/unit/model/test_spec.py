@@ -7,7 +7,6 @@ import torch
 
 from tpiedge.errors import UserError
 from tpiedge.lab.random_weights import RandomSource
-from tpiedge.model.checkpoint import sources_of
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.reader import Pack
@@ -35,7 +34,7 @@ def test_tensors_are_those_of_transformers(small_config: dict[str, Any], changes
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if spec.tied:
         del expected["lm_head.weight"]
-    assert dict(sources_of(spec)) == expected
+    assert spec.source_shapes == expected
 
 
 @pytest.mark.parametrize("change", [{}, {"hidden_size": 32, "head_dim": 4}, {"num_key_value_heads": 1}])

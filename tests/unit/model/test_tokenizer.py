@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.unit.model.vocabularies import KINDS, TOKENIZERS
 from tpiedge.errors import UserError
+from tpiedge.model import text_process
 from tpiedge.model.tokenizer import Detokenizer, Tokenizer, TooManyTokens, unfinished
 
 BACKENDS = {kind: build() for kind, build in KINDS.items()}
@@ -27,7 +29,6 @@ def save(folder: Path, kind: str = "byte-fallback", **config: object) -> Path:
 class TestTokenizer:
     @pytest.mark.parametrize("text", ["", "hello world", "  two  spaces ", "你好 😀", "a\nb\t", "<s>x</s>"])
     def test_ids_equal_transformers(self, tmp_path: Path, text: str) -> None:
-
         tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
         ours = Tokenizer.open(save(tmp_path, **tokens))
         theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **tokens)
@@ -40,8 +41,7 @@ class TestTokenizer:
         assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
         assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
         assert tokenizer.special_ids == {0, 1, 2}
-        assert tokenizer.vocab_size == 401
-        assert tokenizer.token(401) is None
+        assert set(tokenizer.vocabulary.values()) == set(range(401))
 
     @pytest.mark.parametrize(
         ("kind", "flags", "around"),
@@ -57,7 +57,6 @@ class TestTokenizer:
     def test_flags_overrule_the_file(
         self, tmp_path: Path, kind: str, flags: dict[str, bool], around: tuple[list[int], list[int]]
     ) -> None:
-
         tokenizer = Tokenizer.open(save(tmp_path, kind, bos_token="<s>", eos_token="</s>", **flags))
         inner = tokenizer.encode("hello", add_special=False)
         assert tokenizer.encode("hello") == around[0] + inner + around[1]
@@ -80,18 +79,9 @@ class TestTokenizer:
         with pytest.raises(UserError, match=rf"the text has '\\u{half:x}', .* send it as UTF-8"):
             tokenizer.encode(f"a{chr(half)}")
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "",
-            "{}",
-            "[]",
-            '{"model": {"type": "BPE"}}',
-            '{"version": "1.0", "model": null}',
-            "\0",
-            '{"a":' * 5000,
-        ],
-    )
+    BROKEN = ('{"model": {"type": "BPE"}}', '{"version": "1.0", "model": null}', '{"a":' * 5000)
+
+    @pytest.mark.parametrize("text", ["", "{}", "[]", "\0", *BROKEN])
     def test_broken_files_are_refused_in_one_line(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "tokenizer.json").write_text(text)
         with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer") as raised:
@@ -106,7 +96,7 @@ class TestTokenizer:
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool = True) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    detokenizer = Detokenizer(tokenizer, shown=frozenset() if skip_special else tokenizer.special_ids)
     found = [detokenizer.push(token_id) for token_id in ids]
     return [*found, detokenizer.finish()]
 
@@ -124,10 +114,12 @@ class TestDetokenizer:
         """Random ids: broken UTF-8, special tokens inside of byte runs, ids beyond the vocabulary."""
         tokenizer = TOKENIZERS[kind]
         byte = st.integers(3, 258)
-        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2) | byte, max_size=30))
+        ids = data.draw(st.lists(st.integers(0, len(tokenizer.vocabulary) + 2) | byte, max_size=30))
         skip = data.draw(st.booleans())
         skipped = tokenizer.special_ids if skip else ()
-        whole = library_text(kind, [one for one in ids if one < tokenizer.vocab_size and one not in skipped])
+        whole = library_text(
+            kind, [one for one in ids if one < len(tokenizer.vocabulary) and one not in skipped]
+        )
         found = "".join(pieces(tokenizer, ids, skip_special=skip))
         # Of a broken run of bytes the library shows no character, SentencePiece's bytes one by one.
         assert found == whole or (kind != "byte-level" and "\ufffd" in whole and "\ufffd" in found)
@@ -143,7 +135,9 @@ class TestDetokenizer:
         )
         ids = [token for part in data.draw(st.lists(word, max_size=40)) for token in part]
         cut = data.draw(st.integers(0, len(ids)))
-        before = [one for one in ids[:cut] if one < tokenizer.vocab_size and one not in tokenizer.special_ids]
+        before = [
+            one for one in ids[:cut] if one < len(tokenizer.vocabulary) and one not in tokenizer.special_ids
+        ]
         begun = len(before) - unfinished(tokenizer, before)
         shown, whole = tokenizer.decode(before[:begun]), tokenizer.decode(ids)
         detokenizer = Detokenizer(tokenizer, after=ids[:cut])
@@ -202,7 +196,7 @@ BOMB = {
 def test_a_text_that_grows_without_measure_ends_its_process_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tpiedge.model.tokenizer._ENCODE_S", 2)
+    monkeypatch.setitem(text_process._CPU_S, b"E", 2)
     content = json.loads(KINDS["byte-level"]().to_str())
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"normalizer": BOMB}))
     tokenizer = Tokenizer.open(tmp_path)
@@ -218,3 +212,11 @@ def test_a_text_of_too_many_tokens_is_not_encoded_to_its_end(tmp_path: Path) -> 
     assert 100 < raised.value.tokens < 2100
     exact = len(tokenizer.encode("the sea " * 10_000))
     assert exact <= tokenizer.count("the sea " * 10_000) < exact + 10  # pieces begin with a space each
+
+
+def test_the_process_loads_the_tokenizers_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of another package may hold a second version: that of tokenizers comes first."""
+    monkeypatch.setattr(
+        text_process, "find_spec", lambda name: SimpleNamespace(origin=f"/{name}/{name}/__init__.py")
+    )
+    assert text_process._folders()[0] == "/tokenizers"

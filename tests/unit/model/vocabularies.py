@@ -71,7 +71,15 @@ def metaspace() -> Backend:
 
 
 KINDS = {"byte-level": byte_level, "byte-fallback": byte_fallback, "metaspace": metaspace}
+
+
+def loaded(backend: Backend) -> LoadedTokenizer:
+    found = LoadedTokenizer()
+    found.do(b"O", backend.to_str().encode())
+    return found
+
+
 TOKENIZERS = {
-    name: Tokenizer(LoadedTokenizer(build()), {"bos_token": "<s>", "eos_token": "</s>"})
+    name: Tokenizer(loaded(build()), {"bos_token": "<s>", "eos_token": "</s>"})
     for name, build in KINDS.items()
 }

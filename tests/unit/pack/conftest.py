@@ -102,7 +102,7 @@ def read_matrix() -> Callable[[Pack, int | str, str], np.ndarray]:
         assert isinstance(matrix, RowLayout)
         blob = pack.blob_path(key).read_bytes()  # type: ignore[arg-type]
         dtype = np.dtype(f"<u{layout.precision.bits // 8}")
-        rows = [np.frombuffer(blob, dtype, matrix.cols, matrix.row_offset(row)) for row in range(matrix.rows)]
-        return np.stack(rows)
+        places = [matrix.row_place(row)[0] for row in range(matrix.rows)]
+        return np.stack([np.frombuffer(blob, dtype, matrix.cols, place) for place in places])
 
     return read

@@ -7,7 +7,7 @@ from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.layout import HashedRange, PanelLayout, RowLayout
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.shard_copy import LayerRanges, ShardCopy
+from tpiedge.pack.shard_copy import ShardCopy
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import MatrixSpec
 from tpiedge.pack.store import ShardStore
@@ -25,7 +25,7 @@ def check_matrix(pack: Pack, key: int | str, spec: MatrixSpec, values_OI: np.nda
     matrix = pack.layout(key).matrix(spec.name)  # type: ignore[arg-type]
     if isinstance(matrix, RowLayout):
         for row in range(matrix.rows):
-            stored = blob[matrix.row_offset(row) :][: 2 * matrix.cols].view(np.uint16)
+            stored = blob[matrix.row_place(row)[0] :][: 2 * matrix.cols].view(np.uint16)
             np.testing.assert_array_equal(stored, bf16_from_f32(as_f32(values_OI[row])))
         return
     assert isinstance(matrix, PanelLayout)
@@ -60,7 +60,7 @@ def content(pack: Pack, layer: int, item: HashedRange) -> memoryview:
 
 def write(copy: ShardCopy, layer: int, item: HashedRange, data: memoryview) -> bool:
     """Stores one whole range durably; False where the bytes are not those of its hash."""
-    with copy.writer(LayerRanges(layer, (item,))) as writer:
+    with copy.writer(layer, [item]) as writer:
         writer.write(data)
         assert writer.complete
         writer.commit(writer.take())

@@ -99,7 +99,7 @@ def test_a_quantised_pack_comes_back_as_the_numbers_that_it_means(make_pack, tmp
     assert embedding == ("torch.float32" if tied else "torch.bfloat16")
     assert set(dtypes.values()) == {"torch.float32"}
     for key in pack.keys:
-        for m in pack.blob_spec(key).matrices:
+        for m in pack.layout(key).matrices:
             assert found[m.source].shape == m.source_shape
             matrix = pack.layout(key).matrix(m.name)
             if not isinstance(matrix, PanelLayout):

@@ -142,7 +142,7 @@ def test_a_shard_that_cannot_be_written_is_not_there(copy, monkeypatch, code, ki
     """Above all: bytes that never became durable do not count."""
     shards, pack = copy
     before = shards.missing(ALL)
-    item = before[0].ranges[0]
+    item = before[0][0]
     data = content(pack, 0, item)
     with monkeypatch.context() as patch:
         fail(patch, call, code)

@@ -2,6 +2,7 @@ import errno
 import os
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tpiedge.errors import DiskFull, UserError
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack import writer
 from tpiedge.pack.dtypes import STORED, convert
+from tpiedge.pack.hashes import RECORD_BYTES
 from tpiedge.pack.layout import RowLayout
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import ModelSpec, Precision
@@ -40,7 +42,7 @@ def test_every_number_arrives_in_its_place(
     source.close()
     pack = Pack.open(tmp_path / "pack")
     for key in pack.keys:
-        for m in pack.blob_spec(key).matrices:
+        for m in pack.layout(key).matrices:
             expected = arrays[m.source].T if m.transposed else arrays[m.source]
             stored = convert(np.ascontiguousarray(expected), dtype, precision)  # type: ignore[arg-type]
             bits = stored.view(f"<u{precision.bits // 8}")
@@ -54,7 +56,7 @@ def test_all_that_is_not_data_is_zero(make_pack: Callable[..., Pack]) -> None:
     for matrix in pack.layout(0).matrices:
         assert isinstance(matrix, RowLayout)
         for row in range(matrix.rows):
-            offset = matrix.row_offset(row)
+            offset = matrix.row_place(row)[0]
             blob[offset : offset + matrix.cols * 4] = 0
     for vector in pack.layout(0).vectors:
         blob[vector.offset : vector.offset + vector.nbytes] = 0
@@ -151,3 +153,27 @@ def test_sink_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         sink.write(memoryview(content))
         sink.finish()
     assert (tmp_path / "blob").read_bytes() == content
+
+
+@pytest.mark.parametrize("given", [0, 1, 4096, 3 * 4096, 5 * 4096])
+def test_a_sink_refuses_other_bytes_than_the_layout_s(tmp_path: Path, given: int) -> None:
+    def fill() -> None:
+        with BlobSink(tmp_path / "blob", [4096, 3 * 4096]) as sink:
+            sink.write(memoryview(bytes(given)))
+            sink.finish()
+
+    with pytest.raises(ValueError, match="fewer bytes than"):
+        fill()
+
+
+def test_a_sink_keeps_only_the_record_of_a_range(tmp_path: Path) -> None:
+    data = memoryview(bytes(1000 * 4096))
+    with BlobSink(tmp_path / "blob", [4096] * 5000) as sink:
+        tracemalloc.start()
+        for _ in range(5):
+            sink.write(data)
+        table = sink.finish()
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert len(table) == 5000 * RECORD_BYTES
+    assert kept < 1 << 20

@@ -1,8 +1,10 @@
 import queue
+import time
 from typing import Any
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tpiedge.errors import UserError
 from tpiedge.shipping.server import ShipServer
 from tpiedge.transport.endpoint import EndpointClosed, Envelope
@@ -38,10 +40,15 @@ def test_a_path_that_is_not_utf8_is_told_and_ends_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ShipServer, "_answer", unreadable)
     hub: Any = Hub(Fetch(0, 7, "p", "manifest", "", 0, 1))
-    server = ShipServer(hub, ())
+    clock = ManualClock()
+    server = ShipServer(hub, (), clock)
     server.start()
     try:
         answer = decode(hub.answers.get(timeout=LIMIT_S))
+        deadline = time.monotonic() + LIMIT_S
+        while server._requesters and time.monotonic() < deadline:
+            clock.advance(31.0)
+        assert not server._requesters
     finally:
         server.close()
     assert isinstance(answer, FetchFailed)

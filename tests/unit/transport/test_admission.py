@@ -96,6 +96,14 @@ def test_with_a_ticket_there_is_a_place(crowded: Admission) -> None:
     assert crowded.key_of("w2") == KEYS[2]
 
 
+def test_a_ticket_replaces_only_a_guest_that_had_its_time_at_the_handshake(crowded, clock):
+    for key in KEYS[2:4]:
+        crowded.judge(key)
+    clock.advance(4.0)  # the owner was busy
+    assert [crowded.refusal(name, f"for {name}", None) for name in ("w2", "w3")] == [None, FULL]
+    assert crowded.admitted == {"w0", "w1", "w2"}
+
+
 def test_without_a_ticket_the_crowd_is_told_once(crowded: Admission) -> None:
     crowded.judge(KEYS[2])
     assert crowded.refusal("w2", "for w1", None) is FULL

@@ -48,7 +48,9 @@ def test_what_has_the_descriptor_by_now_is_not_taken_for_the_connection() -> Non
         another.accept()[0] as other,
     ):
         port, before = ours.getsockname()[1], opened()
-        assert connection_of(str(connection.fileno()), port) is not None
+        found = connection_of(str(connection.fileno()), port)
+        assert found is not None
+        assert found.address == HOST
         for descriptor in (other, file, unix, ours):
             assert connection_of(descriptor.fileno(), port) is None
         assert connection_of(connection.fileno(), port, "10.0.0.5") is None

@@ -58,8 +58,10 @@ class FakeZmq:
         self._functions = [ctypes.CFUNCTYPE(*types, use_errno=True)(method) for method, *types in kinds]
 
     @property
-    def addresses(self) -> list[int]:
-        return [ctypes.cast(function, _pointer).value or 0 for function in self._functions]
+    def addresses(self) -> "ctypes.Array[ctypes.c_void_p]":
+        return (_pointer * len(self._functions))(
+            *(ctypes.cast(one, _pointer).value for one in self._functions)
+        )
 
     @property
     def open(self) -> int:
@@ -139,9 +141,14 @@ class Rank:
         )
         self._zmq = zmq
         links: Any = [
-            SimpleNamespace(underlying=socket, way_to=lambda _name, route=route: (route, Flow()))
+            SimpleNamespace(
+                socket=SimpleNamespace(underlying=socket),
+                way_to=lambda _name, route=route: (route, Flow()),
+                put_back=lambda route, frame: self._received.append((route, bytes(frame.buffer))),
+            )
             for socket, route in ways
         ]
+        self._received: list[tuple[bytes, bytes]] = []
         links[0].changes = ctypes.c_uint32()
         self._reducer = NativeReducer(TransportLibrary(library.dll, zmq.addresses), exchange, links)
         self._tensor = (ctypes.c_float * len(OWN))(*OWN)
@@ -155,8 +162,10 @@ class Rank:
     def tensor(self) -> tuple[float, ...]:
         return tuple(self._tensor)
 
-    def received(self) -> list[tuple[int, bytes, bytes]]:
-        return [(socket, route, bytes(frame.buffer)) for socket, route, frame in self._reducer.received()]
+    def received(self) -> list[tuple[bytes, bytes]]:
+        self._received.clear()
+        self._reducer.put_back()
+        return self._received
 
     def close(self) -> None:
         self._reducer.close()
@@ -267,7 +276,7 @@ class Mesh:
         return outcome
 
     def hand_over(self) -> None:
-        for _socket, route, data in self.rank.received():
+        for route, data in self.rank.received():
             self.heard[self.peers[route]].append(data)
         while self.zmq.incoming[SPOKE]:
             self.heard[0].append(self.zmq.incoming[SPOKE].popleft())

@@ -1,10 +1,12 @@
 """Translates the keys of a GGUF file to a config.json."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tpiedge.errors import UserError
+from tpiedge.model.config import MAX_HEAD_DIM, POOLING_FILE, POOLING_FOLDER, pooling_config
 from tpiedge.model.folder import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
 from tpiedge.model.named_tokens import ending_ids
@@ -25,7 +27,7 @@ _SAMPLING = {
 }
 
 _MAX = 1 << 31
-_POOLINGS = (None, "mean", "cls", "last", "rank")  # by their numbers in the format
+_POOLINGS = ("", "mean", "cls", "last", "rank")  # by their numbers in the format
 # A file has only the results of Llama 3's rule: these contexts of pretraining are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
 FREQUENCIES = "rope_freqs.weight"
@@ -36,11 +38,11 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
     name = _architecture(header)
     keys = header.fields
 
-    def size(key: str, default: int | None = None) -> int:
-        return keys.integer(f"{name}.{key}", 1, _MAX, default)
+    def size(key: str, default: int | None = None, most: int = _MAX) -> int:
+        return keys.integer(f"{name}.{key}", 1, most, default)
 
     hidden, heads = size("embedding_length"), size("attention.head_count")
-    head_dim = size("attention.key_length", max(1, hidden // heads))
+    head_dim = size("attention.key_length", max(1, hidden // heads), MAX_HEAD_DIM)
     _refuse_unsupported(keys, name, head_dim)
     context = size("context_length")
     embedding = header.tensors.get("token_embd.weight")
@@ -72,18 +74,21 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
     }
 
 
-def generation_config(header: GgufHeader) -> dict[str, object]:
-    return {name: header.values[key] for name, key in _SAMPLING.items() if header.values.get(key) is not None}
-
-
-def pooling(header: GgufHeader) -> str | None:
-    """Returns the pooling of embeddings, or None if the file names none. Raises UserError."""
+def config_files(header: GgufHeader) -> dict[str, bytes]:
+    """Makes config.json and, if the file says something, the files of sampling and pooling. Raises UserError."""
+    found: dict[str, Mapping[str, object]] = {"config.json": huggingface_config(header)}
+    sampling = {name: header.fields.raw(key) for name, key in _SAMPLING.items()}
+    if said := {name: value for name, value in sampling.items() if value is not None}:
+        found["generation_config.json"] = said
     kind = header.fields.integer(f"{_architecture(header)}.pooling_type", 0, _MAX, 0)
-    return _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"
+    if kind:
+        pooling = _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"
+        found[f"{POOLING_FOLDER}/{POOLING_FILE}"] = pooling_config(pooling)
+    return {name: json.dumps(values, indent=2).encode() for name, values in found.items()}
 
 
 def _architecture(header: GgufHeader) -> str:
-    name = header.values.get("general.architecture")
+    name = header.fields.raw("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UserError(
             f"{header.path}: the architecture is {quote(name)}; supported are {', '.join(ARCHITECTURES)}"
@@ -112,7 +117,7 @@ def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[st
     is_plain = kind == "none" or (kind == "linear" and _linear_factor(keys, name) == 1)
     base = _single(keys.number(f"{name}.rope.freq_base", 1.0001, 1e12, 10000.0))
     theta: dict[str, object] = {"rope_theta": base}
-    rule = _llama3(header, theta, head_dim)
+    rule = _llama3(header, base, head_dim)
     if is_plain:
         return theta | rule
     if rule["rope_type"] != "default":
@@ -144,31 +149,31 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
     return 1.0
 
 
-def _llama3(header: GgufHeader, theta: dict[str, object], head_dim: int) -> dict[str, object]:
+def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
     """Finds the parameters that give the file's divisors of the frequencies, if it has any."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}
-    if tensor.kind != "F32" or tensor.shape != (head_dim // 2,):
+    if head_dim % 2 or tensor.kind != "F32" or tensor.shape != (head_dim // 2,):
         keys.refuse(FREQUENCIES, "is not one f32 for each frequency of a head")
     divisors = np.fromfile(header.path, np.dtype("<f4"), head_dim // 2, offset=tensor.offset)
     if len(divisors) < head_dim // 2:
         keys.refuse(FREQUENCIES, "is no longer there: the file became shorter while it was read")
     if np.all(divisors == 1):
         return {"rope_type": "default"}
+    plain = rope_frequencies(RopeConfig("default", theta, 1, 1), head_dim)[0]
     for original in _LLAMA3_CONTEXTS:
-        values: dict[str, object] = {
-            "rope_type": "llama3",
-            "factor": float(divisors.max(initial=1.0)),
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": original,
-        }
-        fields = ConfigFields(keys.where, {"rope_parameters": theta | values})
-        config = RopeConfig.from_huggingface(fields, 1)
-        plain = rope_frequencies(RopeConfig("default", config.theta, 1, 1), head_dim)[0]
-        if np.allclose(plain / rope_frequencies(config, head_dim)[0], divisors, rtol=1e-4, atol=0):
-            return values
+        rope = RopeConfig("llama3", theta, 1, original, float(divisors.max(initial=1.0)))
+        with np.errstate(all="ignore"):  # a damaged file has any factor
+            slowed = plain / rope_frequencies(rope, head_dim)[0]
+        if np.allclose(slowed, divisors, rtol=1e-4, atol=0):
+            return {
+                "rope_type": "llama3",
+                "factor": rope.factor,
+                "low_freq_factor": rope.low_freq_factor,
+                "high_freq_factor": rope.high_freq_factor,
+                "original_max_position_embeddings": original,
+            }
     keys.refuse(FREQUENCIES, "does not follow the rule of Llama 3, the only one that is supported")
 
 
@@ -184,16 +189,16 @@ _NORMAL = 1
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
     """Returns the file's token `name` ("bos", "eos", ...) if below `rows`."""
-    value = header.values.get(f"tokenizer.ggml.{name}_token_id")
+    value = header.fields.raw(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
-    usual = _USUAL.get(name, rows) if header.values.get("tokenizer.ggml.model") == "llama" else rows
+    usual = _USUAL.get(name, rows) if header.fields.raw("tokenizer.ggml.model") == "llama" else rows
     return usual if usual < rows else None
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
     """Finds the tokens that end an answer by their texts, whatever their kind in the file."""
-    tokens, kinds = header.values.get("tokenizer.ggml.tokens"), header.values.get("tokenizer.ggml.token_type")
+    tokens, kinds = header.fields.raw("tokenizer.ggml.tokens"), header.fields.raw("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []
     marks = set(np.flatnonzero(kinds != _NORMAL).tolist()) if isinstance(kinds, np.ndarray) else set()

@@ -15,7 +15,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, NoReturn
 
 import msgspec
@@ -33,8 +32,8 @@ MAX_KEYS = 10_000
 # 262,000 tokens with their merges take 15 MB, and 60 bytes more for each text in memory.
 MAX_HEADER_BYTES = 64 * MIB
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
 
 # Types of tensors in the format; those in BLOCKS can be read.
 _TYPES = {
@@ -47,16 +46,12 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`values` has numpy arrays and lists of texts. `digest` changes with header, size or modification time."""
+    """`fields` has numpy arrays and lists of texts. `digest` changes with header, size or modification time."""
 
     path: Path
-    values: Mapping[str, object]
+    fields: ConfigFields
     tensors: Mapping[str, BlockTensor]
     digest: str
-
-    @property
-    def fields(self) -> ConfigFields:
-        return ConfigFields(str(self.path), self.values)
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
@@ -90,9 +85,8 @@ class _Parser:
         if not isinstance(align, int) or not 1 <= align <= 1 << 20 or align & (align - 1):
             self.refuse(f"general.alignment is {quote(align)}, not a power of two")
         tensors = self._placed(self._described(tensor_count), align)
-        return GgufHeader(
-            self._path, MappingProxyType(values), MappingProxyType(tensors), self._digest.hexdigest()
-        )
+        fields = ConfigFields(str(self._path), values)
+        return GgufHeader(self._path, fields, tensors, self._digest.hexdigest())
 
     def refuse(self, problem: str) -> NoReturn:
         raise UserError(f"{self._path}: {problem}; the file is damaged: download it again")
@@ -113,24 +107,19 @@ class _Parser:
     def _value(self, key: str, kind: int) -> object:
         if kind in _SCALARS:
             return self._number(_SCALARS[kind])
-        if kind == _BOOL:
-            return self._number("B") != 0
         if kind == _STRING:
             return self._text()
         if kind != _ARRAY:
             self.refuse(f"the key {quote(key)} has a value of the unknown type {kind}")
-        return self._array(key)
-
-    def _array(self, key: str) -> object:
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             self._texts += count
             if self._texts > 4_000_000:
                 self.refuse(f"the key {quote(key)} lists {count} texts, more than any model needs")
             return [self._text() for _ in range(count)]
-        if kind not in _SCALARS and kind != _BOOL:
+        if kind not in _SCALARS:
             self.refuse(f"the key {quote(key)} is an array of the unsupported type {kind}")
-        dtype = np.dtype("<" + _SCALARS.get(kind, "B"))
+        dtype = np.dtype("<" + _SCALARS[kind])
         return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
 
     def _described(self, count: int) -> dict[str, BlockTensor]:

@@ -2,43 +2,37 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import GROUP
-from tpiedge.model.checkpoint import sources_of
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.gguf.config import FREQUENCIES, generation_config, huggingface_config, pooling
+from tpiedge.model.gguf.config import FREQUENCIES, config_files, huggingface_config
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
-from tpiedge.model.gguf.tokenizer import TextFiles, text_files
-from tpiedge.model.spec import EMBEDDING, HEAD, model_spec
+from tpiedge.model.gguf.tokenizer import text_files
+from tpiedge.model.spec import EMBEDDING, FINAL_NORM, HEAD, model_spec
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.layout import Storage
-from tpiedge.pack.quantised import EXACT_BITS, BlockTensor
+from tpiedge.pack.quantised import BlockTensor
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, Precision
-from tpiedge.units import counted
+from tpiedge.pack.specs import Precision
 
-_FLOATS = {"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32}
-_EXACT = {4: Precision.Q4, 8: Precision.Q8}
+#: Precisions that hold a type without rounding; q8 for the others.
+_NATURAL = {"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32, "Q4_0": Precision.Q4}
 _BIASED = ("attn_q", "attn_output", "ffn_down")
 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """`huggingface`: its config.json; `fingerprint` changes with the header, size or modification time."""
+    """`fingerprint` changes with the header, size or modification time."""
 
     path: Path
     config: ModelConfig
-    huggingface: Mapping[str, object]
-    generation: Mapping[str, object]
     tensors: Mapping[str, BlockTensor]
     fingerprint: str
     header: GgufHeader = field(repr=False)
@@ -47,93 +41,51 @@ class GgufModel:
     def open(path: Path) -> "GgufModel":
         """Raises UserError."""
         header = read_gguf_header(path)
-        values = huggingface_config(header)
         qkv, o, mlp = (f"blk.0.{part}.bias" in header.tensors for part in _BIASED)
-        config = ModelConfig.from_huggingface(values, f"{path}, as config.json")
+        config = ModelConfig.from_huggingface(huggingface_config(header), f"{path}, as config.json")
         config = replace(config, qkv_bias=qkv, o_bias=o, mlp_bias=mlp)
-        tensors = gguf_tensors(header, config)
-        return GgufModel(path, config, values, generation_config(header), tensors, header.digest, header)
+        return GgufModel(path, config, gguf_tensors(header, config), header.digest, header)
 
     @property
     def label(self) -> str:
         return self.path.name
 
-    @property
-    def pooling(self) -> str | None:
-        return pooling(self.header)
-
-    @cached_property
-    def text(self) -> TextFiles:
-        """The tokenizer and the template; takes half a second for a large vocabulary."""
-        return text_files(self.header, self.config.vocab_size)
+    def text(self) -> tuple[dict[str, bytes], str | None]:
+        """Returns a checkpoint's other files, and why it has no tokenizer. Takes half a second for a large vocabulary.
+        Raises UserError."""
+        files, notice = text_files(self.header, self.config.vocab_size)
+        return config_files(self.header) | files, notice
 
     def storage(self, precision: Precision | None) -> Storage:
         """Returns the storage of a pack with layers in `precision`; by default what holds most layers without rounding.
         Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault."""
-        storage = self._matrix_storage(precision)
-        return replace(storage, vectors_f32=True) if self._rounds_vectors(storage) else storage
+        storage, vectors = self._matrix_storage(precision), []
+        for key, blob in model_spec(self.config).blobs.items():
+            if storage.of_blob(key).of_vectors is Precision.BF16:
+                vectors += [vector.source for vector in blob.vectors]
+        with closing(TensorSource(self.tensors)) as source:
+            return replace(storage, vectors_f32=not all(_survives_bf16(source, name) for name in vectors))
 
     def _matrix_storage(self, precision: Precision | None) -> Storage:
         spec, tied = model_spec(self.config), self.config.tie_word_embeddings
         tensors = [self.tensors[matrix.source] for layer in spec.layers for matrix in layer.matrices]
         weights: Counter[Precision] = Counter()
         for tensor in tensors:
-            weights[_natural(tensor.kind)] += tensor.shape[0] * tensor.shape[1]
+            weights[_NATURAL.get(tensor.kind, Precision.Q8)] += tensor.shape[0] * tensor.shape[1]
         kinds = {tensor.kind for tensor in tensors}
         usual = weights.most_common(1)[0][0]
         if not usual.quantised and kinds != {"BF16"}:
-            usual = Precision.F32 if kinds <= _FLOATS.keys() else Precision.Q8
+            usual = Precision.F32 if kinds <= {"BF16", "F16", "F32"} else Precision.Q8
         layers = precision or usual
         if not layers.quantised:
             return Storage.of(layers, tied=tied)
         others = (self.tensors.get(source) for source in (EMBEDDING, HEAD))
         # F16 and F32 take the default beside quantised layers.
         embedding, head = (
-            _natural(one.kind) if one and one.kind not in ("F16", "F32") else None for one in others
+            _NATURAL.get(one.kind, Precision.Q8) if one and one.kind not in ("F16", "F32") else None
+            for one in others
         )
         return Storage.of(layers, tied=tied, embedding=embedding, head=head)
-
-    def losses(self, storage: Storage) -> Iterator[str]:
-        """Describes the matrices that a pack of this storage rounds, a line for each kind."""
-        found: Counter[tuple[str, str]] = Counter()
-        for key, blob in self._blobs():
-            precision = storage.of_blob(key)
-            for spec in blob.matrices:
-                kind = self.tensors[spec.source].kind
-                found[kind, precision.value] += not _is_exact(spec, kind, precision)
-        for (kind, rounded), count in sorted(found.items()):
-            if count:
-                matrices = counted(count, "matrix", "matrices")
-                yield f"{matrices} of {kind} {'are' if count > 1 else 'is'} rounded to {rounded}"
-
-    def _rounds_vectors(self, storage: Storage) -> bool:
-        """Whether a norm or a bias has a number that bf16 has not, where the pack would hold it in bf16."""
-        with closing(TensorSource(self.tensors)) as source:
-            return any(
-                not _survives_bf16(source, vector.source)
-                for key, blob in self._blobs()
-                if storage.of_blob(key).of_vectors is Precision.BF16
-                for vector in blob.vectors
-            )
-
-    def _blobs(self) -> Iterator[tuple[int | str, BlobSpec]]:
-        spec = model_spec(self.config)
-        yield from (("embedding", spec.embedding), ("head", spec.head))
-        for layer in spec.layers:
-            yield 0, layer
-
-
-def _natural(kind: str) -> Precision:
-    """Returns the precision that holds a type without rounding, or q8."""
-    return _FLOATS.get(kind) or _EXACT[EXACT_BITS.get(kind, 8)]
-
-
-def _is_exact(spec: MatrixSpec, kind: str, precision: Precision) -> bool:
-    if precision is Precision.F32 or (precision is Precision.BF16 and kind == "BF16"):
-        return True
-    one_unit, whole_groups = spec.rows_per_unit >= spec.rows, spec.rows_per_unit % GROUP == 0
-    fits = not spec.transposed or one_unit or whole_groups
-    return precision.quantised and fits and EXACT_BITS.get(kind, 9) <= precision.bits
 
 
 def _survives_bf16(source: TensorSource, name: str) -> bool:
@@ -143,11 +95,7 @@ def _survives_bf16(source: TensorSource, name: str) -> bool:
     return np.array_equal(f32_from_bf16(bf16_from_f32(values)).view(np.uint32), values.view(np.uint32))
 
 
-_OUTER = {
-    EMBEDDING: "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    HEAD: "output.weight",
-}
+_OUTER = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
 _INNER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -178,7 +126,7 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
     """Returns checkpoint's name -> tensor. Raises UserError for a missing or unknown tensor or a wrong shape."""
     found: dict[str, BlockTensor] = {}
     known = {FREQUENCIES}
-    for source, shape in sources_of(model_spec(config)):
+    for source, shape in model_spec(config).source_shapes.items():
         name = gguf_name(source)
         tensor = header.tensors.get(name)
         if tensor is None:

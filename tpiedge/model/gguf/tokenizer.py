@@ -54,14 +54,6 @@ _CUTS = {
 }
 
 
-@dataclass(frozen=True)
-class TextFiles:
-    """File name -> content; `notice` says why the tokenizer is missing."""
-
-    files: Mapping[str, bytes]
-    notice: str | None = None
-
-
 class _NoTokenizer(Exception):
     """Says why no tokenizer can be made."""
 
@@ -73,22 +65,22 @@ class _Vocabulary:
     scores: Sequence[float]
 
 
-def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
-    """Makes templates and a tokenizer, or a notice instead of the tokenizer."""
+def text_files(header: GgufHeader, vocab_size: int) -> tuple[dict[str, bytes], str | None]:
+    """Returns file name -> content of templates and tokenizer, and why the tokenizer is missing."""
     files = _templates(header)
     try:
         vocabulary = _vocabulary(header, vocab_size)
         adds_bos, tokenizer = _tokenizer_of(header, vocabulary)
     except _NoTokenizer as error:
-        return TextFiles(files, str(error))
+        return files, str(error)
     files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False).encode("utf-8", "replace")
     files["tokenizer_config.json"] = json.dumps(_config(header, vocabulary, adds_bos)).encode()
-    return TextFiles(files)
+    return files, None
 
 
 def _templates(header: GgufHeader) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
-    for key, template in header.values.items():
+    for key, template in header.fields.values.items():
         kind, _, name = key.partition(_TEMPLATE)
         if kind or not isinstance(template, str) or not 0 < len(template.encode()) <= 1_000_000:
             continue
@@ -100,7 +92,7 @@ def _templates(header: GgufHeader) -> dict[str, bytes]:
 
 
 def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
-    tokens = header.values.get("tokenizer.ggml.tokens")
+    tokens = header.fields.raw("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise _NoTokenizer("the file has no tokenizer")
     if len(tokens) > vocab_size:
@@ -108,7 +100,7 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
     _check_count("tokens", len(tokens), _MAX_TOKENS)
 
     def numbers(name: str, default: int) -> list[float]:
-        found = header.values.get(f"tokenizer.ggml.{name}")
+        found = header.fields.raw(f"tokenizer.ggml.{name}")
         if not isinstance(found, np.ndarray) or len(found) != len(tokens):
             found = np.full(len(tokens), default)
         return list(found.astype(np.float64).tolist())
@@ -121,13 +113,13 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
 
 def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
     """Returns (True if BOS is added by default, tokenizer.json)."""
-    kind = str(header.values.get("tokenizer.ggml.model"))
+    kind = str(header.fields.raw("tokenizer.ggml.model"))
     if kind == "llama":
         return True, _sentencepiece(header, vocabulary)
-    cut = _CUTS.get(str(header.values.get("tokenizer.ggml.pre")))
-    merges = header.values.get("tokenizer.ggml.merges")
+    cut = _CUTS.get(str(header.fields.raw("tokenizer.ggml.pre")))
+    merges = header.fields.raw("tokenizer.ggml.merges")
     if kind != "gpt2" or cut is None or not isinstance(merges, list):
-        name = f"{kind}, {header.values.get('tokenizer.ggml.pre')}"
+        name = f"{kind}, {header.fields.raw('tokenizer.ggml.pre')}"
         raise _NoTokenizer(f"the tokenizer ({quote(name)}) is of no kind that is known")
     _check_count("merges", len(merges), _MAX_MERGES)
     return cut.adds_bos, _byte_level(vocabulary, merges, cut)
@@ -160,7 +152,7 @@ def _bytes(use_regex: bool) -> dict[str, object]:
 
 
 def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, object]:
-    prefixed = header.values.get("tokenizer.ggml.add_space_prefix", True) is not False
+    prefixed = header.fields.raw("tokenizer.ggml.add_space_prefix") is not False
     unknown = vocabulary.tokens[vocabulary.kinds.index(_UNKNOWN)] if _UNKNOWN in vocabulary.kinds else None
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
@@ -215,6 +207,6 @@ def _config(header: GgufHeader, vocabulary: _Vocabulary, adds_bos: bool) -> dict
         field: vocabulary.tokens[index] for field, index in ids.items() if index is not None
     }
     for token, default in (("bos_token", adds_bos), ("eos_token", False)):
-        wanted = header.values.get(f"tokenizer.ggml.add_{token}", default)
+        wanted = header.fields.values.get(f"tokenizer.ggml.add_{token}", default)
         config[f"add_{token}"] = wanted is True and token in config
     return config

@@ -6,7 +6,6 @@ import select
 import socket
 import ssl
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,9 +14,9 @@ import pytest
 
 from tests.process.command import run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
+from tests.process.network.conftest import PROMPT
 from tests.process.network.namespaces import BRIDGE, Namespaces
-from tests.process.network.observed import PROMPT
-from tests.process.network.proxy import Proxy
+from tests.process.network.observed.proxy import Proxy
 from tests.process.serving.serving import START_S
 from tpiedge.host.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.joining.identity import peer_name
@@ -25,8 +24,6 @@ from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _PORTS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
 _SILENT = 100

@@ -10,13 +10,12 @@ import msgspec
 import pytest
 
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.observed import MARKER, PROMPT, Observed
+from tests.process.network.conftest import PROMPT
+from tests.process.network.observed.recorded import MARKER, Observed
 from tpiedge.host.addresses import FILES_OFFSET
 from tpiedge.joining.tokens import parse_token
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.reader import Pack
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _PIECE = 64
 

@@ -1,34 +1,23 @@
 """The way to a machine changes: it has another address, a router forgets it, or large packets vanish on the way."""
 
 import re
-import signal
-import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from tests.process.command import COMMAND, run_command, wait_for
+from tests.process.command import run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.namespaces import MASTER
-from tests.process.serving.machines import Worker
+from tests.process.network.conftest import Exact
 from tests.process.serving.serving import START_S, words_of_loss
 from tpiedge.errors import ResourceError
-from tpiedge.host.addresses import Address
 from tpiedge.worker.wording import NARROW
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
-
 _OTHER_ADDRESS = "10.213.7.77"
-_NAME = "kitchen-master.test"
 #: Routers at home forget what was idle for minutes.
 _IDLE_S = 3
 #: Shorter than the packets of a prompt's hidden states, longer than a heartbeat.
 _LONGEST = 900
-
-Exact = Callable[[NetworkCluster], None]
 
 
 @pytest.mark.fault("P12", "lost, and taken back under its new address: a worker is known by its key")
@@ -62,73 +51,6 @@ def test_a_router_that_forgets_connections(cluster: NetworkCluster, exact: Exact
         exact(cluster)
     cluster.wait_ready(3)
     exact(cluster)
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Path:
-    return tmp_path / "hosts"
-
-
-def by_name(hosts: Path) -> tuple[object, ...]:
-    mounted = f'mount --bind {hosts} /etc/hosts && exec "$0" "$@"'
-    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, COMMAND)
-
-
-def joined_by_name(cluster: NetworkCluster, hosts: Path, *addresses: str) -> Worker:
-    hosts.write_text("".join(f"{address} {_NAME}\n" for address in addresses))
-    cluster.start_master()
-    port = cluster.address.port
-    worker = cluster.join(
-        "kitchen", "--connect", f"{_NAME}:{port}", machine="worker1", program=by_name(hosts)
-    )
-    cluster.wait_ready(2)
-    return worker
-
-
-@pytest.mark.fault("P12", "the master's name means nothing any more: the worker connects again where it was")
-@pytest.mark.fault("P12", "the master's name means another address: the worker finds it there, by its key")
-def test_the_name_of_the_master_means_nothing_and_then_another_address(
-    clusters: Callable[..., NetworkCluster], hosts: Path, exact: Exact
-) -> None:
-    cluster = clusters("--min-workers", 1)
-    worker, port = joined_by_name(cluster, hosts, cluster.address.host), cluster.address.port
-    agent, name = worker.agent, cluster.node("kitchen")["name"]
-    hosts.write_text("")
-    cluster.master.end(signal.SIGKILL)
-    cluster.start_master()
-    cluster.wait_ready(2)
-    exact(cluster)
-    with cluster.namespaces.also_addressed(MASTER, _OTHER_ADDRESS):
-        cluster.master.end()
-        cluster.address = Address(_OTHER_ADDRESS, port)
-        hosts.write_text(f"{_OTHER_ADDRESS} {_NAME}\n")
-        cluster.start_master()
-        cluster.wait_ready(2)
-        exact(cluster)
-        assert cluster.node("kitchen")["name"] == name
-        assert worker.agent == agent
-        assert "the master is at another address now: joining it there" in worker.log
-        worker.process.end()
-        cluster.master.end()
-
-
-@pytest.mark.fault("P12", "the master's name has several addresses: a worker finds it at whichever it is")
-def test_the_name_of_the_master_means_several_addresses(
-    clusters: Callable[..., NetworkCluster], hosts: Path, exact: Exact
-) -> None:
-    cluster = clusters("--min-workers", 1)
-    port = cluster.address.port
-    worker = joined_by_name(cluster, hosts, _OTHER_ADDRESS, cluster.address.host)
-    exact(cluster)
-    with cluster.namespaces.also_addressed(MASTER, _OTHER_ADDRESS):
-        cluster.master.end()
-        cluster.address = Address(_OTHER_ADDRESS, port)
-        cluster.start_master()
-        cluster.wait_ready(2)
-        exact(cluster)
-        assert "the master is at another address now: joining it there" in worker.log
-        worker.process.end()
-        cluster.master.end()
 
 
 @pytest.mark.fault("P11", "the loss is said with the node; once they pass, the answer goes on and is exact")

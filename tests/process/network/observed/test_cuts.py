@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -11,11 +10,10 @@ import pytest
 from tests.patience import Meanwhile
 from tests.process.command import wait_for
 from tests.process.network.cluster import NetworkCluster
+from tests.process.network.conftest import PROMPT
 from tests.process.network.namespaces import Namespaces
-from tests.process.network.observed import PROMPT, Observed
+from tests.process.network.observed.recorded import Observed
 from tests.process.serving.serving import START_S, words_of_loss
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _LONG = 300
 #: Seen within 2 s (1.5 s of silence, a heartbeat's interval, and what a busy machine adds), and said at once.

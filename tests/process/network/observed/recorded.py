@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from tests.process.command import run_command, wait_for
 from tests.process.faulty import Fault
-from tests.process.network.capture import Capture, Recording
 from tests.process.network.cluster import NetworkCluster
+from tests.process.network.conftest import PROMPT, TOKENS
 from tests.process.network.namespaces import MASTER, Namespaces
+from tests.process.network.observed.capture import Capture, Recording
 from tests.process.serving.machines import Worker
 
-PROMPT = "Once upon a time there was a little fox"
-TOKENS = 40
 MARKER = b"if this is not found, nothing would be found"
 _JOIN_S = 90.0
 
