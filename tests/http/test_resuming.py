@@ -424,6 +424,29 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     assert not left(folder)
 
 
+def test_who_leaves_with_the_last_event_leaves_an_answer_that_is_over(folder, service):
+    """Even if it reads that event before the thread that tells it goes on."""
+    question = accepted_as(GenerationRequest("r", (1,), 9), CHAT).question(None)
+    answer = AnswerLog(question, None, ManualClock().now)
+    reader = answer.read()
+    leaving = threading.Thread(target=reader.leave, args=("sent",))
+
+    class Events(list):
+        def append(self, event):
+            super().append(event)
+            leaving.start()
+            leaving.join(0.2)
+
+    answer.events = Events()
+    generation = service.resume(question.requests[0], ())
+    generation.finish("stop")
+    answer.follow(({0: generation}, {}), service)
+    for thread in (*answer.threads, leaving):
+        thread.join(LIMIT_S)
+    assert answer.sent
+    assert not answer.ended
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_is_told_that_the_server_ends_leaves_no_record(keep, service, folder, monkeypatch, stream):
     """Its client was told of an error: nobody computes its answer later."""

@@ -176,8 +176,9 @@ class AnswerLog:
             self._finished_s = COLLECTED_WITHIN_S if collected else LEFT_S
             self._unfinished_s = UNFINISHED_S if collected else LEFT_S if self.lasting else BRIEFLY_S
             self._attend()
+            over = self.over
         self.sent |= parting == "sent"
-        if parting == "for good" or (parting == "sent" and not self.over):  # sent: a time limit ended it
+        if parting == "for good" or (parting == "sent" and not over):  # sent: a time limit ended it
             self.end()
         elif parting == "sent" and self._given_up and self._record is not None:
             self._record.delete()
@@ -261,9 +262,9 @@ class AnswerLog:
             if self._record is not None:
                 self._record.write(event_line(choice, event))
             ends = self._ends_with(choice, event)
-            self._append(choice, event)
-            if ends:
-                with self._lock:
+            with self._lock:  # a reader that leaves after the last event finds the answer over
+                self._append(choice, event)
+                if ends:
                     self._given_up |= isinstance(event, Finished) and event.reason == "cancel"
                     self._lacking.discard(choice)
                     if not self._lacking:
