@@ -18,8 +18,8 @@ from typing import Any
 
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
-from tpiedge.api.service import ModelInfo
 from tpiedge.api.timeline import shown_step
+from tpiedge.local.service import ModelInfo
 from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.history import EVENTS, ClusterEvent
 from tpiedge.master.request_queue import RequestQueue

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tpiedge.api.service import ModelInfo, Service
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
+from tpiedge.local.service import ModelInfo, Service
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
 from tpiedge.master.history import ClusterEvent

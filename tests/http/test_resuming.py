@@ -425,7 +425,7 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
 
 
 def test_who_leaves_with_the_last_event_leaves_an_answer_that_is_over(folder, service):
-    """Even if it reads that event before the thread that tells it goes on."""
+    """The thread that appends the event goes on after the reader has left."""
     question = accepted_as(GenerationRequest("r", (1,), 9), CHAT).question(None)
     answer = AnswerLog(question, None, ManualClock().now)
     reader = answer.read()

@@ -44,13 +44,13 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
     # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says. 70
     # hold that a revocation wins, a pack has every range of its layout, and no GGUF file stalls the program.
-    "tests": (60070, 545),
+    "tests": (60090, 545),
     # Raised for the check of words in docstrings and comments.
     "tools": (13960, 140),
     "tpiedge": (51920, 314),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
-    "tpiedge.api": (6580, 34),
+    "tpiedge.api": (6390, 33),
     "tpiedge.cli": (4600, 26),
     "tpiedge.collectives": (1030, 8),
     "tpiedge.doctor": (430, 3),
@@ -63,7 +63,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
     "tpiedge.launch": (660, 5),
-    "tpiedge.local": (1120, 6),
+    "tpiedge.local": (1310, 7),
     "tpiedge.master": (3890, 21),
     "tpiedge.memory": (1180, 8),
     "tpiedge.model": (4590, 24),
@@ -86,7 +86,7 @@ COUNTS: Final[Mapping[str, int]] = {
     "classes with more than 8 attributes": 89,
     "private names of libraries": 0,
     # `python -m tools.check_words` shows where.
-    "words of docstrings": 48331,
+    "words of docstrings": 48335,
     "docstrings and comments with a denied first word": 92,
     "docstrings and comments with a denied phrase": 45,
     "docstrings and comments with a length beyond its limit": 18,

@@ -1,4 +1,5 @@
-"""The APIs of OpenAI, Anthropic and Ollama over HTTP, for the cluster of a `service`.
+"""The APIs of OpenAI, Anthropic and Ollama over HTTP, for the cluster of a
+`Service` (`tpiedge/local/service.py`).
 
 `server` routes; `connection` limits connections; `guard` admits requests, by `keys`. `completions` answers prompts,
 `lookups` questions; `admin` manages workers and shows the `cluster` and the `timeline` of a step. `metrics` and `page`

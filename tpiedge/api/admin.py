@@ -20,8 +20,8 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
-from tpiedge.api.service import Service
 from tpiedge.api.timeline import shown_step
+from tpiedge.local.service import Service
 from tpiedge.master.foresight import Forecast
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import QueueFull

@@ -10,8 +10,8 @@ from tpiedge.api.body import is_deeper
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import GrammarSchema, SchemaTooLarge
-from tpiedge.api.service import Service
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
+from tpiedge.local.service import Service
 from tpiedge.wire.fields import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 

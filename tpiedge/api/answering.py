@@ -29,8 +29,8 @@ from tpiedge.api.formats import REQUEST_ID, RESUMABLE, AnswerForm, json_bytes, l
 from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest
-from tpiedge.api.service import Service
 from tpiedge.api.transcript import TextPiece
+from tpiedge.local.service import Service
 from tpiedge.master.journal import Paused
 from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds

@@ -13,9 +13,9 @@ from tpiedge.api.errors import PromptTooLong, anthropic_error, refused
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, comment, typed_event
 from tpiedge.api.messages import DOCUMENT, SEARCH_RESULT, TEXT_PART, TEXTS, content_text, part_text
 from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
-from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
 from tpiedge.api.transcript import TextPiece, call_id
+from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import SpokenText
 

@@ -11,11 +11,11 @@ from msgspec import Meta
 from tpiedge.api import fields as t
 from tpiedge.api.errors import ApiError, PromptTooLong, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.service import Service
 from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.engine import sampling as limits
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.errors import UserError
+from tpiedge.local.service import Service
 from tpiedge.model.speech import SpeechForm
 from tpiedge.model.tokenizer import TooManyTokens
 from tpiedge.wire.fields import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, U32, Range

@@ -11,9 +11,9 @@ from typing import Any, Final
 from tpiedge.api.answer_grammar import grammar_of
 from tpiedge.api.errors import refused
 from tpiedge.api.grammar_schema import SchemaTooLarge
-from tpiedge.api.service import Service
 from tpiedge.api.tools import AskedTools, constants, text_names
 from tpiedge.engine.sampling import grammars_installed
+from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CALL_MARKS, CallForm
 from tpiedge.model.speech import THOUGHT_MARKS, Thinking
 from tpiedge.model.tokenizer import Tokenizer

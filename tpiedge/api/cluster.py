@@ -11,8 +11,8 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final, TypeAlias
 
-from tpiedge.api.service import Service
 from tpiedge.api.timeline import PARTS
+from tpiedge.local.service import Service
 from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
 

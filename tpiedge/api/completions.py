@@ -22,7 +22,7 @@ from tpiedge.api.formats import AnswerForm
 from tpiedge.api.guard import key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.records import AcceptedRequest, RecordFolder, key_mark, marks
-from tpiedge.api.service import Service
+from tpiedge.local.service import Service
 
 ANSWER_FORMS: Final[Mapping[FormatName, AnswerForm]] = {
     "completion": openai.COMPLETION,

@@ -13,8 +13,8 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, AnswerFormat, json_bytes
 from tpiedge.api.records import AcceptedRequest
-from tpiedge.api.service import Service
 from tpiedge.api.transcript import TextPiece
+from tpiedge.local.service import Service
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import GenerationRequest

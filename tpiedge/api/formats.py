@@ -11,8 +11,8 @@ from tpiedge.api.asked import Asked, check_model
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import BodyFields, JsonSchema
 from tpiedge.api.records import AcceptedRequest
-from tpiedge.api.service import Service
 from tpiedge.api.transcript import TextPiece, TokenScores, Transcript
+from tpiedge.local.service import Service
 from tpiedge.model.speech import SpeechReader
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line

@@ -18,7 +18,7 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.ollama import moment
 from tpiedge.api.openai import SWITCHES, rendered
-from tpiedge.api.service import ModelInfo, Service
+from tpiedge.local.service import ModelInfo, Service
 from tpiedge.model.call_reader import call_form
 from tpiedge.model.speech import thinking_after
 

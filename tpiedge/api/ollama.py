@@ -14,8 +14,8 @@ from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_v
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, json_bytes
 from tpiedge.api.openai import asked_by_chat, function_call, given
-from tpiedge.api.service import Service
 from tpiedge.api.transcript import TextPiece, call_id, joined
+from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallEnded
 from tpiedge.model.speech import SpokenText
 

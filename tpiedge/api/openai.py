@@ -14,11 +14,11 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, event
 from tpiedge.api.grammar_schema import SchemaTooLarge
 from tpiedge.api.messages import MESSAGES, message_texts, read_messages
-from tpiedge.api.service import Service
 from tpiedge.api.tools import TOOLS, read_tools, tool_form
 from tpiedge.api.transcript import EchoedPrompt, TextPiece, call_id, joined
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
+from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.speech import NO_THOUGHTS, Said, SpeechForm, SpokenText, Thinking, thinking_after

@@ -12,9 +12,9 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, typed_event
 from tpiedge.api.messages import TEXT_PART, content_text
 from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
-from tpiedge.api.service import Service
 from tpiedge.api.tools import FUNCTION, is_function
 from tpiedge.api.transcript import TextPiece, call_id
+from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import SpokenText
 

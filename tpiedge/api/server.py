@@ -35,9 +35,9 @@ from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.openapi import send_document
 from tpiedge.api.page import page_routes
 from tpiedge.api.records import RecordFolder
-from tpiedge.api.service import Service
 from tpiedge.errors import InternalError
 from tpiedge.host.addresses import Address
+from tpiedge.local.service import Service
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 _ABORT_S = 5.0

@@ -11,7 +11,7 @@ from tpiedge.api.asked import MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import GrammarSchema
-from tpiedge.api.service import Service
+from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallForm, ReadTool, call_form
 
 _Names = Sequence[str]

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
-from tpiedge.api.service import Service
 from tpiedge.cli.master_lines import lan_address
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import OutOfMemory, UserError, cannot_write
@@ -32,6 +31,7 @@ from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
 from tpiedge.local.layout import Layout, chosen_context, chosen_kv_tokens, model_facts_of
 from tpiedge.local.prepare import PreparedModel
+from tpiedge.local.service import Service
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement

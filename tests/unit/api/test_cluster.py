@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tpiedge.api.cluster import ClusterPicture
-from tpiedge.api.service import ModelInfo
 from tpiedge.api.timeline import shown_step
+from tpiedge.local.service import ModelInfo
 from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.journal import RequestLine
 from tpiedge.master.request_times import Reading, Totals

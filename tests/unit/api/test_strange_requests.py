@@ -16,7 +16,7 @@ from tpiedge.api.asked import AnsweredAtOnce
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.errors import ApiError
 from tpiedge.api.lookups import looked_up
-from tpiedge.api.service import Service
+from tpiedge.local.service import Service
 from tpiedge.model.tokenizer import Tokenizer
 
 CORPUS: Final = Path(__file__).parents[2] / "corpus"

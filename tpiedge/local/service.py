@@ -1,4 +1,4 @@
-"""The cluster behind the HTTP API."""
+"""A running master, for the HTTP API."""
 
 import time
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from tpiedge.wire.requests import GenerationRequest
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The served model and its weights. `created` in seconds since 1970; `context_tokens` of prompt and answer
-    together; `also_called`: further names; `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path` on
-    the master's computer, by which requests may name the model, though no client is told it."""
+    together; `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path` on the master's computer, by
+    which requests may name the model, though no client is told it."""
 
     name: str
     context_tokens: int
@@ -52,9 +52,9 @@ class ModelInfo:
 
 
 class Service:
-    """The master as the HTTP API sees it, for any thread. All methods return at once but `what_if`.
+    """A master with its model, for any thread. All methods return at once but `what_if`.
 
-    `usual_sampling` gives what a request does not say; `max_sequence`: tokens of prompt and answer together."""
+    `usual_sampling` gives what a request does not say; `max_sequence`: as `context_tokens`."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class Service:
     def members(self) -> dict[str, list[dict[str, str]]]:
         """Name and host of each worker, by its admission, and of each revoked one, by its revocation."""
         table = self._door.journal.table
-        known = {"members": table.members, "revoked": table.revoked}
-        return {kind: [{"name": one.name, "host": one.host} for one in some] for kind, some in known.items()}
+        known = (("members", table.members), ("revoked", table.revoked))
+        return {kind: [{"name": one.name, "host": one.host} for one in some] for kind, some in known}
 
     def approve(self, code: str) -> str:
         """Lets a waiting worker in; returns its name. Raises UserError for an unknown code."""
@@ -185,8 +185,5 @@ class Service:
         return self._door.journal.table.called(name, {node.name: node.host for node in here})
 
     def _seen(self, status: ClusterStatus) -> ClusterStatus:
-        if self._supervisor.failure is None:
-            return status
-        return replace(
-            status, ready=False, reason=str(self._supervisor.failure), failed=self._supervisor.failed
-        )
+        why, failed = self._supervisor.failure, self._supervisor.failed
+        return status if why is None else replace(status, ready=False, reason=str(why), failed=failed)
