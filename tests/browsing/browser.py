@@ -16,7 +16,7 @@ __all__ = ["LIMIT_S", "Browser", "Keys"]
 
 #: Generous: the machine may be doing ten other things.
 LIMIT_S = 60.0
-_POLL_S = 0.02
+_POLL_S = 0.05
 _AXE = Path(__file__).with_name("vendor") / "axe-core" / "axe.min.js"
 #: What a server refuses, as a test wants it; whatever else a browser complains about is a fault of the page.
 _REFUSED = "Failed to load resource"

@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 #: Generous: the machine may be doing ten other things.
 START_S = 90.0
 # An answer costs the master and the tests some milliseconds of the processors that the machines start on.
-_POLL_S = 0.02
+_POLL_S = 0.05
 #: What no answer of the master takes, be the machine ever so busy.
 _ANSWER_S = 90.0
 _PORTS = 5  # control, data, files, pairing; HTTP
