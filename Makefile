@@ -27,11 +27,12 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 	echo "setup: '$(PYTHON) -m venv $(VENV)' failed (Debian, Ubuntu: apt install python3-venv; run it to see why)" >&2; \
 	exit 1; }; }
 	@echo "setup: installing the dependencies, torch among them: some minutes the first time"
-	@dependencies=$$($(DEPENDENCIES)) && $(PIP) $$dependencies || { \
+	@echo "setup: meanwhile compiling the native kernels and installing tpiedge"
+	@$(PIP) --no-deps --editable . & compiling=$$!; \
+	dependencies=$$($(DEPENDENCIES)) && $(PIP) $$dependencies; failed=$$?; wait $$compiling || { \
+	echo "setup: tpiedge was not installed, as pip says above: make setup tries again" >&2; exit 1; }; \
+	test $$failed -eq 0 || { \
 	echo "setup: not all dependencies were installed, as pip says above: make setup tries again" >&2; exit 1; }
-	@echo "setup: compiling the native kernels and installing tpiedge"
-	@$(PIP) --editable '.[dev]' || { \
-	echo "setup: tpiedge was not installed, as pip says above: make setup tries again" >&2; exit 1; }
 	@ls tpiedge/kernels/_native*.so >/dev/null 2>&1 || \
 	echo "setup: the native kernels did not compile (is there a C++ compiler?): no q8, no q4, slower f32 and bf16"
 	@$(BIN)/python -c 'import tpiedge.cli.master, tpiedge.cli.worker, tpiedge.node.process, torch'

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -108,6 +109,17 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPIEDGE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("TPIEDGE_CONFIG", os.devnull)  # not the user's settings either
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Has clients of httpx trust one public authority: reading all takes each client 50 ms of processor time."""
+    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+    authority = tmp_path_factory.mktemp("authority") / "first.pem"
+    authority.write_text(first + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(authority))
         yield
 
 

@@ -9,7 +9,13 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-_TOGETHER = ("tests/deploy/", "tests/http/page/", "tests/native/", "tests/process/network/observed/")
+_TOGETHER = (
+    "tests/deploy/",
+    "tests/http/page/",
+    "tests/native/",
+    "tests/process/network/observed/",
+    "tests/process/serving/pair/",
+)
 _FIRST = (
     "tests/deploy/",
     "tests/native/",

@@ -3,10 +3,11 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
@@ -54,14 +55,20 @@ class Browser:
         if not keeps:
             options.add_experimental_option("prefs", {"profile.default_content_setting_values.cookies": 2})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options, webdriver.ChromeService(driver))
+        self._service = webdriver.ChromeService(driver)
+        self.driver = webdriver.Chrome(options, self._service)
         self.driver.set_page_load_timeout(LIMIT_S)
         self.driver.set_script_timeout(LIMIT_S)
         self._origins: set[str] = set()
         self._touch = False
 
     def close(self) -> None:
+        """Ends the browser and those of its processes that would outlive it."""
+        family = psutil.Process(self._service.process.pid).children(recursive=True)
         self.driver.quit()
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
 
     def open(self, url: str, path: str = "/") -> None:
         """Returns once the page knows which model there is, or asks for a key."""

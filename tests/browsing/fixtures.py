@@ -1,4 +1,4 @@
-"""One browser for all tests of a module, without traces for the next module."""
+"""One browser for all tests of a module, or of a folder, without traces for the next test."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ import pytest
 if TYPE_CHECKING:
     from tests.browsing.browser import Browser
 
-__all__: list[str] = []
+__all__ = ["opened"]
 
 _PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
 _DRIVER = shutil.which("chromedriver")
 
 
-def _opened(*, keeps: bool) -> Iterator["Browser"]:
-    """Yields a browser. Its processes come and go, so the module checks for leaks as a whole."""
+def opened(*, keeps: bool) -> Iterator["Browser"]:
+    """Yields a browser. Its processes come and go, so the tests that share it are checked for leaks as a whole."""
     if _PROGRAM is None or _DRIVER is None:
         pytest.skip(
             "browser: there is no chromium with its chromedriver (Debian: apt install chromium-driver)"
@@ -30,12 +30,12 @@ def _opened(*, keeps: bool) -> Iterator["Browser"]:
 
 @pytest.fixture(scope="module")
 def _browser() -> Iterator["Browser"]:
-    yield from _opened(keeps=True)
+    yield from opened(keeps=True)
 
 
 @pytest.fixture
 def forgetful_browser() -> Iterator["Browser"]:
-    for browser in _opened(keeps=False):
+    for browser in opened(keeps=False):
         browser.shape(1200, 800)
         yield browser
         assert browser.complaints() == []

@@ -178,7 +178,7 @@ def test_company_changes_no_bit(
             return Run(alone.leader, [Arrival(request, 0)]).told(request.id)
 
         @settings(
-            max_examples=int(SCHEDULES or 12),
+            max_examples=int(SCHEDULES or 8),
             deadline=None,
             derandomize=SCHEDULES is None,
             database=None,

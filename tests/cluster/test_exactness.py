@@ -39,12 +39,12 @@ def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
 
 
 FAMILIES = [case.name for case in CASES]
-#: Every family alone and by every third split, every split with several families, and all of them with one.
+#: Every family by two splits, every split with several families, and all of them with one.
 PAIRS = [
     (name, shares)
     for i, name in enumerate(FAMILIES)
     for j, shares in enumerate(SPLITS)
-    if j == 0 or (i + j) % 3 == 0 or name == "llama-gqa-odd"
+    if (i + j) % 5 == 0 or name == "llama-gqa-odd"
 ]
 
 
@@ -61,15 +61,21 @@ def test_tokens_and_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "limits", [StepLimits(5, 2), StepLimits(1000, 3), StepLimits(1, 1), StepLimits(4, 1000)]
+    ("name", "limits"),
+    [
+        ("llama-gqa-odd", StepLimits(5, 2)),
+        ("mistral-sliding", StepLimits(5, 2)),
+        ("mistral-sliding", StepLimits(1000, 3)),
+        ("llama-gqa-odd", StepLimits(1, 1)),
+        ("mistral-sliding", StepLimits(4, 1000)),
+    ],
 )
-@pytest.mark.parametrize("name", ["llama-gqa-odd", "mistral-sliding"])
 def test_chunks_and_steps_of_the_prompt_change_nothing(
     name: str, limits: StepLimits, references: References, packs: Packs
 ) -> None:
     reference = references(name)
     with InProcessCluster(packs(reference), split(reference, "2,1"), limits=limits) as cluster:
-        assert tuple(cluster.greedy(reference.prompt_ids, 24)) == reference.greedy_ids
+        assert tuple(cluster.greedy(reference.prompt_ids, 16)) == reference.greedy_ids
 
 
 def test_prompt_scores_are_the_log_probabilities_of_the_prompt(references: References, packs: Packs) -> None:

@@ -50,7 +50,7 @@ def test_tokens_are_the_same_while_the_cache_grows_and_shrinks(
         grain_pages=1,
     ) as cluster:
         held = []
-        for repeats in (1, 6, 1, 3):
+        for repeats in (1, 6, 1):
             long = (prompt * repeats)[: 256 - 8]
             continued = tokens(cluster, long, 8)
             assert tokens(cluster, (*long, *continued[:4]), 4, keep=True) == continued[4:]

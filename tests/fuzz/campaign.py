@@ -155,9 +155,9 @@ class Campaign:
             os.environ["RUST_BACKTRACE"] = (
                 "0"  # looking at its stack can need more memory than the limit, and then hangs
             )
-            accepted = 0
+            accepted, given = 0, self._parser.first() if datas is None else datas
             for done in range(count):
-                data = mutator.make() if datas is None else datas[done]
+                data = given[done] if done < len(given) else mutator.make()
                 shared[_HEADER.size : _HEADER.size + len(data)] = data
                 _HEADER.pack_into(shared, 0, done, accepted, len(data))
                 if os.fstat(2).st_size > _MOST_WORDS:
@@ -165,7 +165,7 @@ class Campaign:
                 finding, new = examiner.examine(data)
                 if finding is not None:
                     self._note(finding, data)
-                elif new:
+                elif new and done >= len(given):
                     mutator.keep(data)
                 accepted += examiner.accepted
                 _HEADER.pack_into(shared, 0, done + 1, accepted, 0)

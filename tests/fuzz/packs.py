@@ -48,7 +48,7 @@ def _settings(folder: Path) -> Read:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         file = read_settings(path)
-        found = [*problems(file, verbs), *check_values(cli, file)]
+        found = [*problems(file, verbs)] or [*check_values(cli, file)]
         if found:
             raise UserError(found[0])
         for table, command in list(verbs.items())[:3]:

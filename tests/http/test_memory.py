@@ -63,7 +63,7 @@ def filled(unit, end=b"}", size=LARGEST):
 
 def chunks():
     yield HEAD + b'"'
-    for _ in range(8):
+    for _ in range(5):
         yield b"x" * MIB
 
 
@@ -72,8 +72,8 @@ def good():
 
 
 HOSTILE = {
-    "eight megabytes, announced": (lambda: HEAD + b'"' + b"x" * (8 * MIB) + b'"}', {413}),
-    "eight megabytes in chunks": (chunks, {413}),
+    "five megabytes, announced": (lambda: HEAD + b'"' + b"x" * (5 * MIB) + b'"}', {413}),
+    "five megabytes in chunks": (chunks, {413}),
     "the largest text": (lambda: filled(b"x", b'"}').replace(b": x", b': "', 1), {400}),
     "as many values as go in": (lambda: filled(b"[],", b"[]}"), {400}),
     "nothing but quotes and commas": (lambda: filled(b'"",', b"}"), {400}),

@@ -1,4 +1,3 @@
-import anthropic
 import httpx
 import openai
 import pytest
@@ -68,6 +67,8 @@ def test_openais_client_goes_on_with_a_response(keep, service, folder):
 
 
 def test_anthropics_client_reads_a_numbered_stream(keep, service):
+    import anthropic
+
     text = answers(service, "Once upon a time")
     with (
         anthropic.Anthropic(base_url=keep().url, api_key="none", max_retries=0, timeout=LIMIT_S) as client,

@@ -2,7 +2,6 @@
 
 import json
 
-import anthropic
 import httpx
 import ollama
 import openai
@@ -18,6 +17,8 @@ VECTOR, UNIT = (0.0, 3.0, -4.0, 0.0), [0.0, 0.6, -0.8, 0.0]
 
 
 def messages(url, stream):
+    import anthropic
+
     with anthropic.Anthropic(base_url=url, api_key="key", max_retries=0) as client:
         asked = {"model": "babbler", "max_tokens": 32, "messages": ASKED}
         if not stream:
@@ -60,7 +61,8 @@ def llama(url, stream):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", [messages, responses, azure, deployed, llama])
 def test_the_text_is_read(serve, service, ask, stream):
-    text = answers(service, "Once upon a time")
+    text, say = answers(service, "Once upon a time"), service.script
+    service.script = lambda generation: (generation.pause("the worker ann is lost"), say(generation))
     assert ask(serve(keys=["key"]).url, stream) == text
 
 
@@ -140,6 +142,8 @@ def test_a_client_that_waits_hears_what_is_no_part_of_the_answer(serve, service,
 @pytest.mark.parametrize("said", ["once upon a time " * 10_000, "\n".join(["hi"] * 30_000), "x" * 70_000])
 def test_a_prompt_that_does_not_fit_is_counted(serve, service, said):
     """Claude Code shortens a conversation by this count."""
+    import anthropic
+
     with anthropic.Anthropic(base_url=serve().url, api_key="none", max_retries=0) as client:
         found = client.messages.count_tokens(model="babbler", messages=[{"role": "user", "content": said}])
     right = len(service.tokenizer.encode(f"<user>{said}", add_special=False))

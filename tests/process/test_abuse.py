@@ -30,9 +30,9 @@ def start(*arguments: object) -> "subprocess.Popen[str]":
 def test_abuse_changes_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
     """Every attack, beside the others."""
     found = tmp_path / "found.json"
-    phases = "cancelled, imposters, together, with nodes"
+    phases = "imposters, together, with nodes"
     with start(
-        "--minutes", 0.25, "--phases", phases, "--json", found, "--keep", tmp_path / "cluster"
+        "--minutes", 0.12, "--phases", phases, "--json", found, "--keep", tmp_path / "cluster"
     ) as soak:
         try:
             said, _ = soak.communicate(timeout=_END_S)
@@ -42,6 +42,6 @@ def test_abuse_changes_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
     assert soak.returncode == 0, said
     record = json.loads(found.read_text())
     assert record["faults"] == []
-    assert [phase["name"] for phase in record["phases"]] == ["cancelled", "imposters", "together, with nodes"]
-    assert all(phase["stream"]["judgements"]["exact"] > 0 for phase in record["phases"][:2]), said
+    assert [phase["name"] for phase in record["phases"]] == ["imposters", "together, with nodes"]
+    assert record["phases"][0]["stream"]["judgements"]["exact"] > 0, said
     assert all(phase["counts"] for phase in record["phases"])

@@ -1,10 +1,10 @@
 import os
 import signal
-import time
 
 import psutil
 import pytest
 
+from tests.patience import Meanwhile
 from tests.process.command import gone, wait_for
 
 # A loss is noticed within 1.8 s (heartbeats of 0.3 s, timeout of 1.5 s); the rest is for the message and the end.
@@ -38,14 +38,13 @@ def one_line(ended):
     return lines[0]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_an_interrupted_answer_leaves_nothing(patience, answering, number):
+def test_an_interrupted_answer_leaves_nothing(answering, number):
     command, ranks = answering(2)
+    meanwhile = Meanwhile()
     command.process.send_signal(number)
-    started = time.monotonic()
     ended = command.finish()
-    assert time.monotonic() - started < CLEAN_S * patience
+    assert meanwhile.spent_s < CLEAN_S * meanwhile.patience()
     assert ended.status == 130
     assert one_line(ended) == "tpiedge: interrupted"
     assert all(map(gone, ranks))
@@ -60,18 +59,17 @@ def test_nodes_do_not_outlive_a_killed_parent(answering):
     wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("harm", "cause", "rank"),
     [(psutil.Process.kill, "SIGKILL", 1), (psutil.Process.suspend, "silent for", 0)],
     ids=["killed", "frozen"],
 )
-def test_a_lost_node_is_named(patience, answering, harm, cause, rank):
+def test_a_lost_node_is_named(answering, harm, cause, rank):
     command, ranks = answering(2)
+    meanwhile = Meanwhile()
     harm(ranks[rank])
-    started = time.monotonic()
     ended = command.finish()
-    assert time.monotonic() - started < NOTICED_S * patience
+    assert meanwhile.spent_s < NOTICED_S * meanwhile.patience()
     assert ended.status == 3
     line = one_line(ended)
     assert f"node {rank} was lost" in line

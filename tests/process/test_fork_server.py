@@ -19,7 +19,7 @@ IMPORTING_S = 90.0
 
 #: A node of it tries to reach its master as long as it lives.
 NODE = NodeBootstrap(
-    1, 1, "tcp://127.0.0.1:9", CurveKeys.generate().public, CurveKeys.generate(), 1, Timing(start_s=600.0)
+    1, 1, "tcp://127.0.0.1:9", CurveKeys.generate().public, CurveKeys.generate(), Timing(start_s=600.0)
 )
 
 # A parent that says which processes it has started.

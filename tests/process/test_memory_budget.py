@@ -121,17 +121,6 @@ def test_the_smallest_budget_is_enough_and_does_not_thrash(library, nodes: int, 
         assert node["weight_bytes"] <= share["weight_bytes"] + share["kv_bytes"]
 
 
-@pytest.fixture(scope="module")
-def large(_groups: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A model of 2 GB which takes 0.4 GB on disk: one layer, 22 times."""
-    folder = tmp_path_factory.mktemp("large") / "pack"
-    flags = ("--distinct-layers", 1, "--precision", "bf16", "--out", folder)
-    ended = run_command("pack", "--random", "tinyllama", *flags, limit_s=300)
-    assert ended.status == 0, ended.err
-    yield folder
-    shutil.rmtree(folder)
-
-
 def alter(path: Path) -> None:
     with path.open("r+b") as file:
         for offset in range(0, path.stat().st_size, ALIGN):
@@ -149,15 +138,21 @@ def largest_blob(pack: Path) -> Path:
     return max((pack / "blobs").iterdir(), key=lambda path: path.stat().st_size)
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "pack"
+    packed = run_command("pack", "demo", "--out", folder)
+    assert packed.status == 0, packed.err
+    return folder
+
+
 @pytest.fixture
-def streaming(start, tmp_path: Path):
+def streaming(start, original: Path):
     """Copies a pack to a folder and answers from there with weights that stream: every sweep reads them again.
     Returns the command, in the middle of its answer, and the largest of its files."""
 
     def begin(folder: Path) -> tuple[Started, Path]:
-        packed = run_command("pack", "demo", "--out", tmp_path / "original")
-        assert packed.status == 0, packed.err
-        pack = shutil.copytree(tmp_path / "original", folder)
+        pack = shutil.copytree(original, folder)
         os.sync()
         flags = ("--pin", "none", "--max-tokens", 1000, "--ignore-eos", "--threads", 1)
         command = start("run", "--model", pack, "--raw", "--prompt", "Once upon a time", *flags)

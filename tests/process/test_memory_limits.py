@@ -5,25 +5,11 @@ import pytest
 PROMPT = ("--model", "demo", "--prompt-ids", "5,6,7,8,9", "--max-tokens", 12, "--ignore-eos")
 
 
-@pytest.fixture(scope="module")
-def whole() -> dict:
-    return {}
-
-
 @pytest.mark.fault("P15", "what memory does not hold streams from disk")
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--pin", "none", "--window", 1, "--io", "buffered"),
-        ("--nodes", 3, "--shares", "3,1,0:2", "--pin", "none"),
-    ],
-    ids=lambda flags: " ".join(map(str, flags)),
-)
-def test_weights_that_stream_give_the_same_tokens(generate, whole, flags):
-    cluster = flags[:4] if "--nodes" in flags else ()
-    if cluster not in whole:
-        whole[cluster] = generate(*PROMPT, *cluster)
-    kept, streamed = whole[cluster], generate(*PROMPT, *flags)
+def test_weights_that_stream_give_the_same_tokens(generate):
+    cluster = ("--nodes", 3, "--shares", "3,1,0:2")
+    kept = generate(*PROMPT, *cluster)
+    streamed = generate(*PROMPT, *cluster, "--pin", "none", "--window", 1, "--io", "buffered")
     assert streamed["token_ids"] == kept["token_ids"]
     for before, now in zip(kept["nodes"], streamed["nodes"], strict=True):
         assert now["weight_bytes"] < before["weight_bytes"]

@@ -6,10 +6,18 @@ from pathlib import Path
 import pytest
 
 from tests.hub_server import Hub, Repo, running_hub
-from tests.process.command import Ended
+from tests.process.command import Ended, run_command
 from tpiedge.units import format_bytes
 
 NAME = "org/babbler"
+PROMPT = ("--nodes", 2, "--raw", "--prompt", "ba zu", "--max-tokens", 4)
+
+
+@pytest.fixture(scope="module")
+def expected(text_model: Path) -> list[int]:
+    ended = run_command("run", "--model", text_model, *PROMPT, "--threads", 1, "--json")
+    assert ended.status == 0, ended.err
+    return json.loads(ended.out)["token_ids"]
 
 
 @pytest.fixture
@@ -24,7 +32,12 @@ def hub(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_pull_run_and_remove(
-    hub: Hub, here: Callable[..., Ended], generate: Callable[..., dict], text_model: Path, tmp_path: Path
+    expected: list[int],
+    hub: Hub,
+    here: Callable[..., Ended],
+    generate: Callable[..., dict],
+    text_model: Path,
+    tmp_path: Path,
 ) -> None:
     assert "tpiedge pull org/babbler" in here("run", "--model", NAME, "--raw", "--prompt", "ba").err
     pulled = here("pull", NAME, "--json")
@@ -32,9 +45,8 @@ def test_pull_run_and_remove(
     assert json.loads(pulled.out)["fetched_bytes"] == sum(map(len, hub.repos[NAME].files.values()))
     assert "pulling org/babbler: " in pulled.err
     asked = len(hub.requests)
-    prompt = ("--nodes", 2, "--raw", "--prompt", "ba zu", "--max-tokens", 4)
-    record = generate("--model", NAME, *prompt)
-    assert record["token_ids"] == generate("--model", text_model, *prompt)["token_ids"]
+    assert generate("--model", NAME, *PROMPT)["token_ids"] == expected
+    assert here("pack", text_model).status == 0
     assert len(hub.requests) == asked
     listed = json.loads(here("ls", "--json", "--all").out)
     assert [model["model"] for model in listed["models"]] == [NAME]
@@ -94,11 +106,9 @@ def test_code_and_pickles_of_a_model_are_never_touched(
     audited: Path,
     tpiedge: Callable[..., Ended],
     generate: Callable[..., dict],
-    text_model: Path,
+    expected: list[int],
     tmp_path: Path,
 ) -> None:
-    prompt = ("--nodes", 2, "--raw", "--prompt", "ba zu", "--max-tokens", 4)
-    expected = generate("--model", text_model, *prompt)["token_ids"]
     owned = f"open({str(tmp_path / 'owned')!r}, 'w')"
     code = {
         "AutoConfig": "evil.Evil",
@@ -112,7 +122,7 @@ def test_code_and_pickles_of_a_model_are_never_touched(
         (audited / f"{name}.py").write_text(owned)
     for name in ("pytorch_model.bin", "training_args.bin", "model.pt", "model.pkl"):
         (audited / name).write_bytes(b"cbuiltins\nexec\n(S" + repr(owned).encode() + b"\ntR.")
-    assert generate("--model", audited, *prompt)["token_ids"] == expected
+    assert generate("--model", audited, *PROMPT)["token_ids"] == expected
     assert tpiedge("show", audited).status == 0
     tpiedge("doctor")
     assert not (tmp_path / "owned").exists()

@@ -27,8 +27,9 @@ def ids(found):
 
 
 @pytest.mark.thin
-def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path):
-    folder = references("llama-gqa-odd").folder
+def test_a_pack_runs_and_is_unpacked_bit_for_bit(tpiedge, generate, references, tmp_path):
+    found = references("mistral-full")
+    folder = found.folder
     packed = tpiedge("pack", folder, "--out", tmp_path / "pack", "--verify", "--json")
     assert packed.status == 0, packed.err
     record = json.loads(packed.out)
@@ -36,6 +37,18 @@ def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path):
     check_speed(record, folder)
     path = str(tmp_path / "pack")
     assert record == {"path": path, "name": None, "bytes": size, "reused": False, "verified": True}
+    arguments = (
+        "--nodes",
+        2,
+        "--prompt-ids",
+        ids(found),
+        "--max-tokens",
+        len(found.greedy_ids),
+        "--ignore-eos",
+    )
+    record = generate("--model", tmp_path / "pack", *arguments)
+    assert record["token_ids"] == list(found.greedy_ids)
+    assert record["precision"] == "bf16"
     unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
     source, back = tensors(folder), tensors(tmp_path / "back")
@@ -46,15 +59,6 @@ def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path):
         assert back[tensor_name].view(torch.uint8).equal(tensor.view(torch.uint8))
     assert (tmp_path / "back" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pack"]
-
-
-def test_a_pack_runs_without_its_checkpoint(tpiedge, generate, references, tmp_path):
-    found = references("mistral-full")
-    assert tpiedge("pack", found.folder, "--out", tmp_path / "pack").status == 0
-    arguments = ("--nodes", 2, "--prompt-ids", ids(found), "--max-tokens", 24, "--ignore-eos")
-    record = generate("--model", tmp_path / "pack", *arguments)
-    assert record["token_ids"] == list(found.greedy_ids)
-    assert record["precision"] == "bf16"
 
 
 def test_a_quantised_pack_says_what_was_lost(tpiedge, references, tmp_path):

@@ -32,7 +32,7 @@ class SimulatedAgent(FakeAgent):
         self._node: SimulatedNode | None = None
 
     def introduce(self) -> None:
-        self.say(structs.replace(offer(self.name, self.nonce), memory_bytes=self.memory_bytes))
+        self.say(structs.replace(offer(self.nonce), memory_bytes=self.memory_bytes))
 
     def say(self, message: Message) -> None:
         if not self.gone:
@@ -56,7 +56,7 @@ class SimulatedAgent(FakeAgent):
             case epochs.AskOffer():
                 self.introduce()
             case epochs.Prepare(epoch=epoch) if self.trouble:
-                self.say(epochs.NodeEnded(epoch, "DiskFull", self.trouble))
+                self.say(epochs.NodeEnded(epoch, self.trouble))
             case epochs.Prepare():
                 self.cluster.was_asked(self.name, message.epoch)
                 self.order, self.fetching, self.fetched = message, self.fetch_beats, 0
@@ -69,7 +69,7 @@ class SimulatedAgent(FakeAgent):
 
     def _launch(self, epoch: int) -> None:
         if self.order is None or self.order.epoch != epoch or self.fetching is not None:
-            self.say(epochs.NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
+            self.say(epochs.NodeEnded(epoch, "it is not prepared (the agent was restarted)"))
             return
         self.drop()
         self.say(epochs.Spawned(epoch, self.order.rank, 1))
@@ -81,7 +81,7 @@ class SimulatedAgent(FakeAgent):
             self.fetching = None
         if self.node is not None and self.node.epoch == epoch:
             self.drop()
-            self.say(epochs.NodeEnded(epoch, "", "the master released it"))
+            self.say(epochs.NodeEnded(epoch, "the master released it"))
 
     @property
     def node(self) -> "SimulatedNode | None":
@@ -93,7 +93,7 @@ class SimulatedAgent(FakeAgent):
 
     def crash(self, cause: str) -> None:
         if self.node is not None:
-            self.say(epochs.NodeEnded(self.node.epoch, "", cause))
+            self.say(epochs.NodeEnded(self.node.epoch, cause))
             self.drop()
 
     def forget(self) -> None:

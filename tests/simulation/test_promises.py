@@ -45,7 +45,9 @@ def ended(cluster: Cluster, client: Client | None, limit_s: float = 60.0) -> Fin
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: f"{harm[0]} {harm[1]}")
 def test_whatever_is_lost_whenever(harm: Event, kind: str) -> None:
-    for tenths in range(0, 30, 3):
+    # Each harm meets each moment with half of the kinds.
+    first = 3 * ((HARMS.index(harm) + KINDS.index(kind)) % 2)
+    for tenths in range(first, 30, 6):
         cluster = play(
             Setup(workers=2),
             *TRIO,

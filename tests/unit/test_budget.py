@@ -39,19 +39,18 @@ SLACK_PART, SLACK = 0.02, 10
 
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
-    "loaded by master, worker and node": (39780, 251),
-    # Of these 340 lines hold what lost its only test: a hostile page in a browser, the JavaScript client, a disk that
-    # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
-    # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says. 70
-    # hold that a revocation wins, a pack has every range of its layout, and no GGUF file stalls the program.
-    "tests": (60090, 545),
+    # 60 of these keep those promises.
+    "loaded by master, worker and node": (39840, 251),
+    # Of these 850 lines are the fakes that were a package of tpiedge, and 60 hold promises that had been lost: parts of
+    # a schema close their object, all tables of a settings file are checked, masters that end in order do not count.
+    "tests": (60060, 546),
     # Raised for the check of words in docstrings and comments.
     "tools": (13960, 140),
-    "tpiedge": (51920, 314),
+    "tpiedge": (51980, 314),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
-    "tpiedge.api": (6390, 33),
-    "tpiedge.cli": (4600, 26),
+    "tpiedge.api": (6460, 33),
+    "tpiedge.cli": (4640, 26),
     "tpiedge.collectives": (1030, 8),
     "tpiedge.doctor": (430, 3),
     "tpiedge.engine": (3720, 17),
@@ -62,20 +61,20 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "tpiedge.lab": (8180, 43),
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
-    "tpiedge.launch": (660, 5),
+    "tpiedge.launch": (650, 5),
     "tpiedge.local": (1310, 7),
     "tpiedge.master": (3890, 21),
     "tpiedge.memory": (1180, 8),
     "tpiedge.model": (4590, 24),
-    "tpiedge.node": (1190, 8),
+    "tpiedge.node": (1180, 8),
     "tpiedge.pack": (3160, 18),
     # Raised for what makes plans quick enough to need no thread of their own: the times of fractions are computed.
     "tpiedge.planner": (1360, 9),
     "tpiedge.shipping": (550, 4),
     "tpiedge.tracing": (300, 3),
     "tpiedge.transport": (2040, 13),
-    "tpiedge.wire": (1160, 9),
-    "tpiedge.worker": (590, 5),
+    "tpiedge.wire": (1140, 9),
+    "tpiedge.worker": (580, 5),
 }
 
 #: Anything else.
@@ -83,11 +82,11 @@ COUNTS: Final[Mapping[str, int]] = {
     "numbered laws": 73,
     "numbers that modules name": 506,
     "functions with more than 5 parameters": 40,
-    "classes with more than 8 attributes": 89,
+    "classes with more than 8 attributes": 88,
     "private names of libraries": 0,
     # `python -m tools.check_words` shows where.
-    "words of docstrings": 48335,
-    "docstrings and comments with a denied first word": 92,
+    "words of docstrings": 48406,
+    "docstrings and comments with a denied first word": 91,
     "docstrings and comments with a denied phrase": 45,
     "docstrings and comments with a length beyond its limit": 18,
 }

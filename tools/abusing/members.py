@@ -10,7 +10,6 @@ from tests.process.imposter.imposter import SLOW, Imposter, Mischief, Node
 from tests.process.imposter.violations import VIOLATIONS
 from tools.abusing.attack import Bout
 from tools.abusing.target import Target
-from tpiedge import __version__
 from tpiedge.errors import TpiedgeError
 from tpiedge.host.addresses import FILES_OFFSET
 from tpiedge.joining.connecting import enrol, open_link
@@ -19,7 +18,7 @@ from tpiedge.joining.tokens import parse_token
 from tpiedge.transport.endpoint import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.codec import PROTOCOL, encode
+from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Heartbeat, Listening, Ready, Token
 from tpiedge.wire.data import Fetch, FilePart, Survey
 from tpiedge.wire.epochs import (
@@ -216,10 +215,10 @@ def _flood(link: ZmqSpoke) -> None:
 def _offer(bout: Bout, nonce: int) -> Offer:
     """Absurd in every number, and without room for a share."""
     rate = bout.rng.choice([0.0, 1.0, SLOW, 1e12])
-    capacity = Capacity(bout.rng.randrange(1, 1 << 31), rate, bout.rng.choice([0.0, 1.0, rate]))
+    capacity = Capacity(rate, bout.rng.choice([0.0, 1.0, rate]))
     name = bout.rng.choice(["mallory", "\x1b[2J" + "x" * 30, "ann", "node-0", "a/b", "\u202e\u2028"])
     return Offer(
-        0, name, name, __version__, PROTOCOL, bout.rng.choice([nonce, nonce + 1]) & (1 << 64) - 1, name, "torch",
+        0, name, bout.rng.choice([nonce, nonce + 1]) & (1 << 64) - 1, "torch",
         bout.rng.randrange(1 << 31), bout.rng.choice([0, 1, 4096]), bout.rng.choice([0, 1, 1 << 62]), capacity,
         bout.rng.choice([0.0, 1.0, 1e15]), Keeping(bout.rng.choice(["none", "auto", "all"]), bout.rng.randrange(9)),
     )  # fmt: skip
@@ -230,11 +229,11 @@ _WRONG: tuple[Callable[[int, str], Message], ...] = (
     lambda number, _: Launch(number),
     lambda number, _: Prepared(number, CurveKeys.generate().public),
     lambda number, _: Preparing(number, 1 << 63, 1, 1.0),
-    lambda number, _: NodeEnded(number, "UserError", "\x1b[31m" + "x" * 500),
+    lambda number, _: NodeEnded(number, "\x1b[31m" + "x" * 500),
     lambda number, _: Spawned(number, 1, 1),
     lambda number, _: Echo(0, number, bytes(1000)),
     lambda number, _: Heartbeat(number, 1, 1 << 62, 1, 1),
-    lambda number, _: Ready(number, 0, 1, 0.0),
+    lambda number, _: Ready(number, 0, 1),
     lambda number, _: Token(number, "cmpl-1", 1, 1, ()),
     lambda _number, _: Leaving(0),
 )

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from tpiedge.answers.log import AnswerReader, Parting, ServerEnds
 from tpiedge.api.body import Disconnected, Receive, Send, left
-from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.errors import ApiError, of_exception, refused
 from tpiedge.api.fields import ignored_header
 from tpiedge.api.formats import REQUEST_ID, RESUMABLE, AnswerForm, json_bytes, long_json
 from tpiedge.api.intake import Intake
@@ -196,6 +196,9 @@ class Answering:
             for one in told:
                 await self._write(send, one)
             due = now() + self._limits.ping_s
+        if number < after:
+            last = f"the answer's last one, which is {number}"
+            raise refused(f"the request names an event after {last}: name the last that came")
         await self._start(send, headers)  # where nothing comes after the event that the client has
         await self._write(send, b"", more=False)
 

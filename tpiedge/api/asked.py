@@ -213,10 +213,9 @@ def _logit_bias(fields: BodyFields, vocab_size: int) -> tuple[tuple[int, float],
 
 def read_prompts(fields: BodyFields, key: str) -> list[Any]:
     value = fields.get(key)
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        kind = str if isinstance(value[0], str) else list
-        if not all(isinstance(one, kind) for one in value):
-            raise fields.wrong(key, "mixes strings and arrays of token ids")
+    if isinstance(value, list) and value and type(value[0]) is not int:
+        if {type(one) for one in value} not in ({str}, {list}):
+            raise fields.wrong(key, "must hold strings alone, token ids alone, or arrays of token ids alone")
         return value
     if not isinstance(value, str | list):
         raise fields.wrong_type(key, "a string, an array of token ids, or an array of either", value)
@@ -235,7 +234,7 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
     """Limits the answer to what fits the context and can be resumed. `prompt` names a field. Raises ApiError."""
     if not prompt_tokens:
-        raise refused("the prompt is empty: give at least one token", prompt)
+        raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"
     if prompt_tokens > MAX_PROMPT_TOKENS:
         raise PromptTooLong(size, prompt_tokens, MAX_PROMPT_TOKENS, prompt)

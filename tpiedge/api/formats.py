@@ -127,6 +127,6 @@ def typed_event(kind: str, **fields: object) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Returns a comment of a stream. No empty line follows, as OpenAI's client for Python would take it for an event
-    without data, and fail."""
+    """Returns a comment of a stream, without an empty line: OpenAI's client for Python would take that for an event,
+    and fail."""
     return f": {sanitised_line(text)}\n".encode()

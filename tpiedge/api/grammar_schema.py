@@ -1,13 +1,14 @@
 """Rewrites a client's JSON schema into one that a grammar can hold. Pure.
 
-An object has only declared properties, unless its schema mentions others or has several parts for one object (`allOf`,
-or a choice or reference beside properties). Words that a grammar cannot hold are left out and named; annotations and
-unknown formats are left out. `oneOf` is read as `anyOf`: types and tags nearly always exclude each other.
+An object has only declared properties, unless its schema mentions others. All parts that hold for one object declare
+them together (`allOf`, references, conditions); each part of a choice adds its own. Words that a grammar cannot hold
+are left out and named; annotations and unknown formats are left out. `oneOf` is read as `anyOf`: types and tags nearly
+always exclude each other.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -31,10 +32,18 @@ _UNHELD: Final = (
 _EXACT, _LARGEST = 1 << 53, (1 << 63) - (1 << 10)
 _CHOICES: Final = ("anyOf", "oneOf")
 _OWN: Final = ("properties", "patternProperties")
-#: Beside these words several parts hold for one object.
-_JOINED: Final = ("allOf", *_CHOICES, "$ref", "if", "dependentSchemas")
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_DEPENDENT: Final = ("dependentSchemas", "dependencies")
+#: Their parts hold for the same object.
+_JOINED: Final = ("allOf", "if", "then", "else", *_DEPENDENT)
+_OF_OBJECTS: Final = (
+    *_OWN, *_JOINED, *_CHOICES, "required", "additionalProperties", "unevaluatedProperties",
+)  # fmt: skip
 _ESCAPE: Final = r"\\(?:[pP]\{[^}]{0,64}\}|(?!u[dD][89a-fA-F])[aftnrvxuUdDsSwWAzpP]|(?![\w<>])[ -~])"
 _CLASS: Final = rf"\[\^?+\]?+(?:{_ESCAPE}|\[:\^?\w+:\]|[^\\\[\]])*+\]"
+#: Names that parts of one object declare, by word; None where a part allows others.
+_Declared = dict[str, dict[str, bool]] | None
+_NOTHING: Final[_Declared] = {}
 #: A pattern in Rust's syntax without look-around; anchors stand only at the ends of an alternative.
 _HELD: Final = re.compile(
     rf"\^*+(?:{_ESCAPE}|{_CLASS}|\((?:\?(?:P?<[A-Za-z_]|[isUuxR-]*+[:)])|(?!\?))\^*+|\|\^*+|\$(?=[)|$]|\Z)"
@@ -52,22 +61,22 @@ def is_held(pattern: str) -> bool:
 
 class GrammarSchema:
     """A client's schema, rewritten to `schema`, which refers only to its `$defs`. `left_out`: places of the client's
-    words that it lacks. A part that is `opened` shares its object with others, so it allows more properties."""
+    words that it lacks. What is declared `around` a part belongs to the same object; None leaves the part open."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
         """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
-        self._root = root
+        self._root: object = root
         self._prefix = prefix
         self.left_out: dict[str, None] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
-        self._waiting: list[tuple[str, object, str, bool]] = []
+        self._waiting: list[tuple[str, object, str, _Declared, object]] = []
         self._parts = 0
         made = self._schema(root, "")
         found: dict[str, Any] = made if isinstance(made, dict) else {} if made is True else {"allOf": [False]}
         while self._waiting:
-            name, part, path, opened = self._waiting.pop()
-            self._definitions[name] = self._schema(part, path, opened)
+            name, part, path, around, self._root = self._waiting.pop()
+            self._definitions[name] = self._schema(part, path, around)
         self.schema = found | ({"$defs": self._definitions} if self._definitions else {})
 
     def _count(self, parts: int) -> None:
@@ -84,28 +93,80 @@ class GrammarSchema:
         else:
             self._leave_out(path, word)
 
-    def _schema(self, schema: object, path: str, opened: bool = False) -> Any:
+    def _declared(self, schema: object, words: Sequence[str], around: _Declared) -> _Declared:
+        """Adds to `around` what a schema, its references and the parts of its `words` declare."""
+        if around is None:
+            return None
+        found, left = {word: {**names} for word, names in around.items()}, [(schema, self._root)]
+        seen = set[int]()
+        self._count(sum(map(len, found.values())))
+        for part, root in left:
+            if not isinstance(part, dict) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            self._count(1)
+            if part.get("additionalProperties", part.get("unevaluatedProperties", False)) is not False:
+                return None
+            for word in (*_OWN, "required"):
+                given = part.get(word)
+                if isinstance(given, list if word == "required" else dict):
+                    names = [name for name in given if isinstance(name, str)]
+                    self._count(len(given) + sum(map(len, names)) // _CHARACTERS_OF_PART)
+                    if word == "patternProperties" and not all(map(is_held, names)):
+                        return None
+                    found.setdefault(word, {}).update(dict.fromkeys(names, True))
+            inside = _document(part, root)
+            left += [(_target(part.get(word), inside), inside) for word in _REFERENCES]
+            for word in words:
+                inner = part.get(word)
+                inner = [*inner.values()] if word in _DEPENDENT and isinstance(inner, dict) else inner
+                several = inner if isinstance(inner, list) else [inner]
+                self._count(len(several) // 2)
+                left += [(one, inside) for one in several]
+        return found
+
+    def _schema(self, schema: object, path: str, around: _Declared = _NOTHING) -> Any:
         self._count(1)
         if not isinstance(schema, dict):
             return [] if isinstance(schema, list) else schema  # which is no schema, and refused as such
         if "not" in schema and schema["not"] in ({}, True):
             return False
         found: dict[str, Any] = {}
+        outer, self._root = self._root, _document(schema, self._root)
         self._value(schema, path, found)
         self._array(schema, path, found)
-        several = isinstance(schema.get("allOf"), list) and len(schema["allOf"]) != 1
-        joined = any(word in schema for word in _OWN) and any(word in schema for word in _JOINED)
-        opened = opened or several or joined
-        self._properties(schema, path, found, opened)
-        self._refer(schema, path, found, opened)
-        self._choices(schema, path, found, opened)
+        self._properties(schema, path, found)
+        alone = around == {} and not any(word in schema for word in _OF_OBJECTS)
+        self._refer(schema, path, found, alone)
+        if not (alone and "$ref" in found):  # which is closed itself
+            self._join(schema, path, found, around)
         for word in _UNHELD:
-            if schema.get(word) not in (None, False, [], {}):
+            said = schema.get(word)
+            if said is not None and (word in ("contains", "if") or said not in (False, [], {})):
                 self._leave_out(path, word)
         for word, held in (("unevaluatedItems", "items"), ("unevaluatedProperties", "additionalProperties")):
             if schema.get(word) not in (None, True) and held not in found:
                 self._leave_out(path, word)
+        self._root = outer
         return found
+
+    def _join(self, schema: dict[str, Any], path: str, found: dict[str, Any], around: _Declared) -> None:
+        """Adds parts for the same value, and closes an object to what all of them declare."""
+        own = self._declared(schema, _JOINED, around)
+        self._choices(schema, path, found, own)
+        kinds = _kinds(schema)
+        may_be_object = "object" in kinds or not all(kind in _TYPES for kind in kinds)
+        shut = schema.get("unevaluatedProperties") is False
+        shut = shut or (own is not None and may_be_object and any(word in own for word in _OWN))
+        every = self._declared(schema, (*_JOINED, *_CHOICES), around) if own is not None and shut else None
+        if every is None or "additionalProperties" in found:
+            return
+        every["properties"] = every.get("properties", {}) | every.pop("required", {})
+        for word, names in every.items():
+            known = found.get(word, {})
+            if isinstance(known, dict) and (names or word in found):
+                found[word] = names | known
+        found["additionalProperties"] = False
 
     def _value(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
         kinds = _kinds(schema)
@@ -122,9 +183,9 @@ class GrammarSchema:
         if schema.get("format") in _FORMATS:
             found["format"] = schema["format"]
         pattern = schema.get("pattern")
-        if isinstance(pattern, str):
-            self._count(len(pattern) // _CHARACTERS_OF_PART)
-            self._keep(found, path, "pattern", pattern, is_held(pattern))
+        if pattern is not None:
+            self._count(len(str(pattern)) // _CHARACTERS_OF_PART)
+            self._keep(found, path, "pattern", pattern, isinstance(pattern, str) and is_held(pattern))
 
     def _array(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
         first, rest, rest_word = schema.get("prefixItems"), schema.get("items"), "items"
@@ -137,10 +198,10 @@ class GrammarSchema:
         if rest is not None:
             found["items"] = self._schema(rest, _inner(path, rest_word))
 
-    def _several(self, parts: list[Any], path: str, word: str, opened: bool = False) -> list[Any]:
-        return [self._schema(one, _inner(path, f"{word}[{at}]"), opened) for at, one in enumerate(parts)]
+    def _several(self, parts: list[Any], path: str, word: str, around: _Declared = _NOTHING) -> list[Any]:
+        return [self._schema(one, _inner(path, f"{word}[{at}]"), around) for at, one in enumerate(parts)]
 
-    def _properties(self, schema: Mapping[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
+    def _properties(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
         unheld = False
         for word in _OWN:
             given = schema.get(word)
@@ -160,39 +221,27 @@ class GrammarSchema:
         said = set(names) - {"type", "title", "description"} if isinstance(names, dict) else names
         if said not in (None, True, set()):
             self._leave_out(path, "propertyNames")
-        kinds = _kinds(schema)
-        may_be_object = "object" in kinds or not all(kind in _TYPES for kind in kinds)
-        declared = may_be_object and any(isinstance(schema.get(word), dict) for word in _OWN)
-        said_of_others = any(word in schema for word in ("additionalProperties", "unevaluatedProperties"))
-        shut = schema.get("unevaluatedProperties") is False and not any(word in schema for word in _JOINED)
-        if not (shut or (declared and not (opened or unheld or said_of_others))):
-            return
-        required, known = schema.get("required"), found.get("properties", {})
-        needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-        self._count(len(needed))
-        if isinstance(known, dict) and (needed or "properties" in found):
-            found["properties"] = {**known, **{name: True for name in needed if name not in known}}
-        found["additionalProperties"] = False
 
-    def _refer(self, schema: dict[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
-        reference = schema.get("$ref")
-        if not isinstance(reference, str):
-            return
-        target = _target(reference, self._root)
-        if not isinstance(target, dict | bool):
-            self._leave_out(path, "$ref")
-            return
-        name = self._names.get((id(target), opened))
-        if name is None:
-            last = re.sub(r"[^\w.-]", "", reference.rpartition("/")[2], flags=re.ASCII)
-            name = f"{self._prefix}{last[:64] or 'part'}"
-            name = f"{name}-{len(self._definitions)}" if name in self._definitions else name
-            self._names[id(target), opened], self._definitions[name] = name, None
-            place = ".".join(filter(None, reference.partition("#")[2].split("/")))
-            self._waiting.append((name, target, place, opened))
-        found["$ref"] = f"#/$defs/{name}"
+    def _refer(self, schema: dict[str, Any], path: str, found: dict[str, Any], alone: bool) -> None:
+        for word in _REFERENCES:
+            reference = schema.get(word)
+            if reference is None:
+                continue
+            target = _target(reference, self._root)
+            if not isinstance(target, dict | bool) or "$ref" in found:
+                self._leave_out(path, word)
+                continue
+            name = self._names.get((id(target), alone))
+            if name is None:
+                last = re.sub(r"[^\w.-]", "", reference.rpartition("/")[2], flags=re.ASCII)
+                name = f"{self._prefix}{last[:64] or 'part'}"
+                name = f"{name}-{len(self._definitions)}" if name in self._definitions else name
+                self._names[id(target), alone], self._definitions[name] = name, None
+                place = ".".join(filter(None, reference.partition("#")[2].split("/")))
+                self._waiting.append((name, target, place, _NOTHING if alone else None, self._root))
+            found["$ref"] = f"#/$defs/{name}"
 
-    def _choices(self, schema: dict[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
+    def _choices(self, schema: dict[str, Any], path: str, found: dict[str, Any], own: _Declared) -> None:
         for word in ("allOf", *_CHOICES):
             parts = schema.get(word)
             if parts is None:
@@ -200,7 +249,7 @@ class GrammarSchema:
             if not isinstance(parts, list):
                 found[word] = {}  # refused as well, but without references
                 continue
-            made = self._several(parts, path, word, opened)
+            made = self._several(parts, path, word, None if word == "allOf" else own)
             if word == "oneOf" and "anyOf" in found:
                 found["allOf"] = [*found.get("allOf", ()), {"anyOf": made}]
             else:
@@ -232,7 +281,15 @@ def _within(bound: object, word: str, whole: bool) -> object:
     return int(near)
 
 
-def _target(reference: str, root: object) -> object:
+def _document(schema: Mapping[str, Any], outer: object) -> object:
+    """Returns the document that pointers in a schema are relative to: itself with an address in `$id`."""
+    identity = schema.get("$id")
+    return schema if isinstance(identity, str) and not identity.startswith("#") else outer
+
+
+def _target(reference: object, root: object) -> object:
+    if not isinstance(reference, str) or len(reference) > 2 * _MAX_PLACE:
+        return None
     address, _, pointer = unquote(reference).partition("#")
     if address or (pointer and not pointer.startswith("/")):
         return None

@@ -225,34 +225,32 @@ class RecordFolder:
         self._folder = private_folder(folder)
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
-        self._closed = False
+        chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._chores: SimpleQueue[Callable[[], None] | None] | None = chores  # until `close`
         #: A daemon: a disk that hangs keeps no master from its end.
-        self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="records", daemon=True)
+        self._thread = threading.Thread(target=_work, args=(chores,), name="records", daemon=True)
+        self._found: dict[Path, int] = {}  # bytes of each record that this master goes on with
         #: Number of the next file: files are in the order of the requests.
         self._next = max(map(_number_of, records_in(folder)), default=0) + 1
 
     def close(self, limit_s: float) -> None:
         """Waits for the chores, at most that long. Idempotent."""
         with self._lock:
-            self._closed = True
-            self._chores.put(None)
+            if self._chores is not None:
+                self._chores.put(None)
+            self._chores = None
         if self._thread.ident is not None:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Runs a chore in a thread that may wait for the disk; here after `close`, or where no thread is left."""
+        """Runs a chore in a thread that may wait for the disk; here after `close` or without a thread."""
         with self._lock, contextlib.suppress(RuntimeError):
-            if not self._closed:
+            if self._chores is not None:
                 if self._thread.ident is None:
                     self._thread.start()
                 self._chores.put(chore)
                 return
         chore()
-
-    def _work(self) -> None:
-        while (chore := self._chores.get()) is not None:
-            chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
         """Returns the unfinished answers of this model, by age; to be called first. Sets aside damaged records, and
@@ -275,6 +273,7 @@ class RecordFolder:
                     _set_aside(path, f"{read.taken_up} masters went on with it, and ended before it did")
                 else:
                     os.truncate(path, read.size)
+                    self._found[path] = read.size
                     file = record.RecordFile(
                         path, os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS), self._log, self.later
                     )
@@ -289,8 +288,15 @@ class RecordFolder:
             _log.warning(words, self._folder, counted(left, "answer"))
         return found
 
+    def ended_in_order(self) -> None:
+        """Drops TAKEN_UP lines that no event followed."""
+        for path, size in self._found.items():
+            with contextlib.suppress(OSError):  # deleted; on a disk that fails it counts
+                if path.read_bytes()[size:] == record.line(record.TAKEN_UP):
+                    os.truncate(path, size)
+
     def begin(self, accepted: AcceptedRequest) -> record.RecordFile:
-        """Makes a record with the request; where the disk has no room, only a warning."""
+        """Makes a record with the request; on a full disk, only a warning."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
             self._next += 1
@@ -302,6 +308,11 @@ class RecordFolder:
         file = record.RecordFile(path, fd, self._log, self.later)
         file.write(accepted_lines(accepted))
         return file
+
+
+def _work(chores: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (chore := chores.get()) is not None:
+        chore()
 
 
 def records_in(folder: Path, suffix: str = _SUFFIX) -> list[Path]:

@@ -78,7 +78,7 @@ def check(ctx: click.Context, file: Path) -> None:
     """Check FILE against every verb; each problem is one line."""
     root = ctx.find_root().command
     settings = read_settings(file)
-    found = [*problems(settings, verbs_of(root)), *check_values(root, settings)]
+    found = [*problems(settings, verbs_of(root))] or [*check_values(root, settings)]
     for line in found[:-1]:
         click.echo(f"tpiedge: {line}", err=True)
     if found:
@@ -95,5 +95,6 @@ def _shown(value: Any) -> str:
 
 
 def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
+    """Yields a line for each value that its verb refuses. `file` has no problems."""
     for table, command in verbs_of(root).items():
         yield from refused(command, resolve(table, command, {}, file))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
+from tpiedge.cli.entry import Terminated
 from tpiedge.cli.master_lines import lan_address
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import OutOfMemory, UserError, cannot_write
@@ -103,7 +104,9 @@ def master_parts(
         own = Address("127.0.0.1", listen.port) if listen.host == ANYWHERE else listen
         data, unset = listen.beside(DATA_OFFSET).zmq, CurveKeys("", "")
         threads = flags.node_threads
-        bootstrap = NodeBootstrap(0, 0, own.zmq, keys.public, unset, threads, timing, data)
+        bootstrap = NodeBootstrap(
+            0, 0, own.zmq, keys.public, unset, timing, data, str(model.pack.path.absolute())
+        )
         rank_zero = RankZero(
             threads, flags.offer, flags.usable_bytes, clock, locker=folder / LOCKER, bootstrap=bootstrap
         )
@@ -154,6 +157,14 @@ def master_parts(
             recovery_grace_s=flags.recovery_grace_s,
             stock=flags.spare == "auto",
         )
+        records = RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None
+
+        @stack.push  # runs after what may fail or hang for a request
+        def tell_order(kind: type[BaseException] | None, *_: object) -> None:
+            failed = running.failed or supervisor.failure
+            if records is not None and failed is None and kind in (KeyboardInterrupt, Terminated):
+                records.ended_in_order()
+
         service = Service(running, door, pairing, model, flags.aliases, context, supervisor, placement)
         api = ApiServer(
             service,
@@ -161,7 +172,7 @@ def master_parts(
             flags.http,
             Limits.of_context(context, flags.descriptors, flags.answer_s),
             tls=None if certificate is None else certificate.context,
-            records=RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None,
+            records=records,
             grace_s=max(flags.recovery_grace_s, 30.0),  # readers of the previous master need it to come back
         )
         stack.callback(running.close)

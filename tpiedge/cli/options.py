@@ -15,7 +15,7 @@ from platformdirs import user_cache_path, user_state_path
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import check_folder
 from tpiedge.pack.specs import Precision
-from tpiedge.units import parse_bytes
+from tpiedge.units import format_bytes, parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.fields import CollectiveChoice, Compute, Keeping, KVPrecision, WirePrecision
 
@@ -99,7 +99,15 @@ class Parsed(click.ParamType[Any]):
 
 
 def _memory(text: str) -> int:
-    if (nbytes := parse_bytes(text)) < 64_000_000:
+    text = text.strip()
+    nbytes = parse_bytes(text)
+    if text.isdecimal():
+        meant = format_bytes(nbytes).replace(" ", "") if nbytes >= 64_000_000 else f"{text}MB"
+        unlikely = nbytes == 0 or 1_000_000 <= nbytes < 64_000_000
+        raise UserError(
+            f"{text} has no unit: {'write it like 4GB' if unlikely else f'did you mean {meant}?'}"
+        )
+    if nbytes < 64_000_000:
         raise UserError(f"{text} is less than any node can work with: give 64MB or more")
     return nbytes
 

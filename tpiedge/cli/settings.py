@@ -44,22 +44,26 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """`tables`: "run" or "bench.decode" -> key -> value; table "" has the keys before the first table."""
+    """`tables`: "run" or "bench.decode" -> key -> TOML's value; table "" has the keys before the first table."""
 
     path: Path
-    tables: Mapping[str, Mapping[str, str | list[str]]]
+    tables: Mapping[str, Mapping[str, object]]
     text: str
 
     def place(self, table: str, key: str = "") -> str:
         """'/etc/tpiedge.toml:3'; without the line if it is not found."""
-        here = ""
+        here, wanted = "", _bare(table, key)
         for number, line in enumerate(self.text.splitlines(), 1):
-            name = line.partition("=")[0].strip().strip("\"'")
+            name = line.partition("=")[0]
             if line.lstrip().startswith("["):
-                here, name = line.strip().partition("]")[0].strip("[ ").replace(" ", ""), ""
-            if (here, name) == (table, key):
+                here, name = line.partition("]")[0].strip("[ \t"), ""
+            if _bare(here, name) == wanted:
                 return f"{self.path}:{number}"
         return str(self.path)
+
+
+def _bare(table: str, key: str) -> str:
+    return re.sub(r"[\s\"']", "", f"{table}.{key}").strip(".")
 
 
 class _Late(click.Command):
@@ -243,7 +247,7 @@ def resolve(
             if file is not None and key in file.tables.get(place, {}):
                 value = file.tables[place][key]
                 origin = f"{file.place(place, key)} [{place}] {key}"
-                given = [value] if several and isinstance(value, str) else value
+                given = [_text(item) for item in value] if isinstance(value, list) else _text(value)
                 found.setdefault(key, Setting(given, origin))
     return found
 
@@ -263,10 +267,9 @@ def effective(
     """The checked settings of a command by key. Raises UserError with the first bad one's origin."""
     file = find_settings(given, os.environ)
     if file is not None:
-        first = table.partition(".")[0]
-        others = {*root.commands} - {first} if isinstance(root, click.Group) else ()
-        for problem in problems(file, verbs_of(root, [first]), others):
-            raise UserError(problem)
+        named = {name.partition(".")[0] for name in (table, *file.tables)}
+        if any(problems(file, verbs_of(root, named))):
+            raise UserError(next(problems(file, verbs_of(root))))  # the words may name any verb
     settings = resolve(table, command, os.environ, file)
     for problem in refused(command, settings):
         raise UserError(problem)
@@ -290,14 +293,16 @@ def find_settings(given: Path | None, environment: Mapping[str, str]) -> Setting
 def read_settings(path: Path) -> SettingsFile:
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
             raise UserError(f"the settings file {path} is larger than 1 MiB")
-        text = content.decode()
+        text = data.decode()
         if text.count(".") > _MOST_DOTS:
             raise UserError(f"the settings file {path} has more than {_MOST_DOTS} dots")
-        tables: dict[str, dict[str, str | list[str]]] = {}
-        for table, key, value in _flatten("", tomllib.loads(text)):
+        tables: dict[str, dict[str, object]] = {}
+        content = tomllib.loads(text)
+        str(content)  # refuses numbers of too many digits
+        for table, key, value in _flatten("", content):
             tables.setdefault(table, {}).update({key: value} if key else {})
     except OSError as error:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}; name another one") from None
@@ -306,51 +311,67 @@ def read_settings(path: Path) -> SettingsFile:
     return SettingsFile(path, tables, text)
 
 
-def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, str | list[str]]]:
+def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
     """(table, key, value); an empty table has one row without a key."""
     if table and not content:
-        yield table, "", ""
+        yield table, "", None
     for key, value in content.items():
         if isinstance(value, dict):
             yield from _flatten(f"{table}.{key}".strip("."), value)
         else:
-            yield table, key, [_text(item) for item in value] if isinstance(value, list) else _text(value)
+            yield table, key, value
 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def problems(file: SettingsFile, verbs: Verbs, others: Collection[str] = ()) -> Iterator[str]:
-    """Yields a line for each unknown table and key, with its place. Tables of `others` are not checked."""
+def problems(file: SettingsFile, verbs: Verbs) -> Iterator[str]:
+    """Yields a line for each unknown table and key and each value of the wrong type, with its place."""
+    flags_of: dict[str, Mapping[str, click.Option]] = {
+        table: options_of(command) for table, command in verbs.items()
+    }
+    flags_of["common"] = {key: click.Option([f"--{key}"]) for key in COMMON}
     for table, entries in file.tables.items():
-        if table.partition(".")[0] in others:
-            continue
-        known: Collection[str] = COMMON if table == "common" else ()
-        if table in verbs:
-            known = options_of(verbs[table])
-        elif table and not known:
-            meant = nearest(table, [*verbs, *others, "common"])
+        if table and table not in flags_of:
+            meant = nearest(table, flags_of)
             yield f"{file.place(table)}: there is no table [{sanitised_line(table, 80)}]{meant}"
             continue
-        for key in entries:
-            shown = sanitised_line(key, 80)
-            words = f"[{table}] has no key {shown}{nearest(key, known)}"
-            if not table:
-                words = f"{shown} stands before the first table: put it below one, like [run]"
-            if key not in known:
-                yield f"{file.place(table, key)}: {words}"
+        for key, value in entries.items():
+            place, shown = file.place(table, key), sanitised_line(key, 80)
+            if not table and key in flags_of:
+                yield f"{place}: {key} is a table: write [{key}]"
+            elif not table:
+                yield f"{place}: {shown} stands before the first table: put it below one, like [run]"
+            elif key not in flags_of[table]:
+                yield f"{place}: [{table}] has no key {shown}{nearest(key, flags_of[table])}"
+            elif wanted := _other_type(flags_of[table][key], value):
+                yield f"{place}: {key} in [{table}] must be {wanted}"
+
+
+def _other_type(option: click.Option, value: object) -> str:
+    """Returns what the option takes, in words, or "" if TOML's `value` is of that type."""
+    words = "a text in quotes"
+    types: set[type] = {str}
+    if isinstance(option.type, click.types.BoolParamType):
+        words, types = "true or false", {bool}
+    elif isinstance(option.type, click.types.IntParamType):  # also of flags that are counted
+        words, types = "an integer", {int}
+    elif isinstance(option.type, click.types.FloatParamType):
+        words, types = "a number", {int, float}
+    elif {"N", "SIZE"} & {*option.type.name.split("|")}:
+        words, types = "a text in quotes or an integer", {str, int}
+    if not (option.multiple or option.nargs != 1):
+        return "" if type(value) in types else words
+    fits = isinstance(value, list) and {type(item) for item in value} <= types
+    return "" if fits else f"a list, each of it {words}"
 
 
 def refused(command: click.Command, settings: Mapping[str, Setting]) -> Iterator[str]:
     context, options = click.Context(command), options_of(command)
     for key, setting in settings.items():
-        option = options[key]
-        if isinstance(setting.value, list) and not (option.multiple or option.nargs != 1):
-            yield f"{setting.origin}: --{key} takes one value, not a list"
-            continue
         try:
-            option.type_cast_value(context, setting.value)
+            options[key].type_cast_value(context, setting.value)
         except click.BadParameter as error:
             why = sanitised_line(value_words(error.message, error), 300)
             yield f"{setting.origin}: --{key}: {why}"

@@ -115,7 +115,6 @@ class _Joining:
             settings = AgentSettings(
                 control_address=address.zmq,
                 master_key=key,
-                name=name,
                 host=self._host,
                 # Kept shards may make room.
                 free_disk_bytes=free_disk_bytes(self._store.folder) + self._store.usage().held_bytes,

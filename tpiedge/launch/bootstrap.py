@@ -39,15 +39,14 @@ class OwnStalls:
 @dataclass(frozen=True)
 class NodeBootstrap:
     """The master's address and this node's identity, from a parent on this computer: no message of a master can name
-    a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model; "" if Assign
-    names it. `locker`: folder of the spill file, encrypted with `locker_key` (hex); "": none, as of `trace`."""
+    a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model. `locker`:
+    folder of the spill file, encrypted with `locker_key` (hex); "": none, as of `trace`."""
 
     rank: int
     epoch: int
     control_address: str
     master_key: str
     keys: CurveKeys
-    threads: int
     timing: Timing
     data_address: str = "tcp://127.0.0.1:*"
     pack: str = ""
@@ -69,14 +68,13 @@ def node_of(peer: str) -> tuple[int | None, int]:
     return int(rank), int(epoch)
 
 
-NOT_MEASURED = Capacity(0, 0.0, 0.0)
+NOT_MEASURED = Capacity(0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class NodeReport:
     """A fork server's measurement. `isa` is the native kernels' or, without them, "torch"."""
 
-    cpu: str
     isa: str
     capacity: Capacity
 

@@ -178,7 +178,6 @@ class LocalCluster:
             self._hub.address,
             self._keys.public,
             self._node_keys[rank],
-            threads,
             self._timing,
             f"tcp://{place.host}:*",
             pack=self._pack,

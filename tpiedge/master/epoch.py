@@ -23,7 +23,6 @@ from tpiedge.launch.bootstrap import Timing
 from tpiedge.planner.network import connects_to, listens
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire import control
-from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.fields import Message
 
 EpochEvent = Message | TpiedgeError  # a message of a node, or the end of the epoch
@@ -156,11 +155,7 @@ class Epoch:
         if getattr(message, "rank", rank) != rank:
             raise ProtocolError("it speaks for another node")
         match message:
-            case control.Hello(protocol=protocol):
-                if protocol != PROTOCOL:
-                    raise ProtocolError(
-                        f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both"
-                    )
+            case control.Hello():
                 self._reach(member, NodeState.JOINED)
                 part = self._assign(rank)
                 self._post(part, rank)

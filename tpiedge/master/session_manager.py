@@ -101,7 +101,7 @@ class SessionManager:
 
     def heard(self, machine: str, message: AgentReport) -> None:
         if isinstance(message, Prepared) and self._hub.admission.knows(message.public_key):
-            message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
+            message = NodeEnded(message.epoch, "the key of its node is not a new one")
         for session in self.active:
             session.heard(machine, message)
 

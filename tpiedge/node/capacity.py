@@ -35,7 +35,6 @@ def measure(threads: int) -> Capacity:
     x_TI = torch.full((1, _COLUMNS), 0.5)
     with Linear.create(Arithmetic.F32, threads) as linear:
         return Capacity(
-            threads,
             part * weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), 0.16),
             part * _panel_bytes_per_s(linear, x_TI, weights) if linear.pool else 0.0,
         )

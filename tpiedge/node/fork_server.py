@@ -132,12 +132,11 @@ def main() -> int:
 
 
 def _report(threads: int, pipe: int) -> None:
-    from tpiedge.host.process import cpu_name
     from tpiedge.kernels.shared_library import NO_ISA, kernel_library
     from tpiedge.node.capacity import measure
 
     library = kernel_library()
-    report = NodeReport(cpu_name(), library.isa if library else NO_ISA, measure(threads))
+    report = NodeReport(library.isa if library else NO_ISA, measure(threads))
     with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
         stream.write(to_line(report) + b"\n")
 

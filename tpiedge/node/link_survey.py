@@ -63,7 +63,7 @@ class LinkSurvey:
     def _lead(self) -> NetworkFacts:
         deadline = self._clock.now() + _START_S
         for rank in range(1, self._size):  # one that starts late would count as one behind a slow link
-            self._send(Probe(self._epoch, 0, 0, b""), rank, deadline)
+            self._send(Probe(self._epoch, 0, 0), rank, deadline)
             while not isinstance(self._await(rank, f"the start of node {rank}", deadline), Echo):
                 pass
         links: dict[tuple[int, int], PairFacts] = {}

@@ -7,10 +7,8 @@ is lost, or when its lifeline breaks.
 import functools
 import gc
 import math
-import os
 import queue
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +27,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving, follow
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
-from tpiedge.host.process import cpu_name, give_back_what_is_freed, peak_rss_bytes
+from tpiedge.host.process import give_back_what_is_freed, peak_rss_bytes
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kv.pages import usual_grain
 from tpiedge.launch.bootstrap import NodeBootstrap, control_name
@@ -49,7 +47,6 @@ from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire import control as c
-from tpiedge.wire.codec import PROTOCOL
 
 T = TypeVar("T")
 _ASSIGN_S = 180.0
@@ -66,7 +63,7 @@ class Node:
         self._liveness = ClusterLiveness(self._clock, timeout_s=timing.timeout_s, stall_s=timing.stall_s)
         self._meter = Meter()
         self._tracer = Tracer() if bootstrap.trace else None
-        self._epoch = 0
+        self._epoch = bootstrap.epoch
         self._weights: NodeWeights | None = None
         self._engine: Engine | None = None
         self._data = DataPlane(Communicator())
@@ -88,10 +85,8 @@ class Node:
     def run(self) -> None:
         """Joins, loads and computes until the master ends it. Raises what ends it otherwise."""
         own, rank = self._bootstrap, self._bootstrap.rank
-        hello = c.Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, own.threads, cpu_name())
-        self.link.start(hello)
+        self.link.start(c.Hello(own.epoch, rank))
         assign = self._expect(c.Assign, "the plan", _ASSIGN_S)
-        self._epoch = assign.epoch
         torch.set_num_threads(assign.threads)
         plane = self._data = join_data_plane(
             assign,
@@ -102,9 +97,7 @@ class Node:
             functools.partial(self._expect, c.Connect, "the addresses of the other nodes", _ASSIGN_S),
             self._resources,
         )
-        started = time.perf_counter()
         engine = self._build(assign, plane.communicator)
-        load_s = time.perf_counter() - started
         locker = Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
         carrier = Carrier(engine, Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
         taken = None if assign.carried is None else carrier.take(assign.carried)
@@ -114,7 +107,7 @@ class Node:
             except OSError as error:
                 _say(f"cannot delete what lies in {locker.folder}: {error.strerror}")
         self._loaded = None
-        self.link.post(self._ready(assign, engine.config, plane, load_s))
+        self.link.post(self._ready(assign, engine.config, plane))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
             leader = self._leader(engine, assign)
@@ -165,7 +158,7 @@ class Node:
         raise Cancelled("the master ended this node")
 
     def _build(self, assign: c.Assign, communicator: Communicator) -> Engine:
-        pack = Pack.open(self._pack(assign))
+        pack = Pack.open(Path(self._bootstrap.pack))
         check_compute(pack.precision, assign.compute)
         check_native(pack.precision, assign.kv)
         check_exponents(assign.grids, pack)
@@ -195,9 +188,6 @@ class Node:
             self._weights.trace(self._tracer)
         return engine
 
-    def _pack(self, assign: c.Assign) -> Path:
-        return Path(self._bootstrap.pack or assign.pack)
-
     def _moved(self, moved_bytes: int) -> None:
         """Counts KV transfer as loading: others wait for this node meanwhile."""
         self._carried_bytes = moved_bytes
@@ -205,17 +195,17 @@ class Node:
             done, total = self._loaded
             self._tell_loading(done + moved_bytes, total + moved_bytes)
 
-    def _ready(self, assign: c.Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> c.Ready:
+    def _ready(self, assign: c.Assign, config: ModelConfig, plane: DataPlane) -> c.Ready:
         weight_bytes = self._weights.weight_bytes if self._weights else 0
         if assign.rank != 0 or len(assign.nodes) == 1:
-            return c.Ready(assign.epoch, assign.rank, weight_bytes, load_s)
+            return c.Ready(assign.epoch, assign.rank, weight_bytes)
         row_bytes = 4 * config.hidden_size
         chunk_bytes = row_bytes * StepLimits.of(config.hidden_size).chunk_tokens
         size = len(assign.nodes)
         self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
         small, bulk = self._route.small, self._route.bulk
         links = worker_links(plane.facts)
-        return c.Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], links)
+        return c.Ready(assign.epoch, assign.rank, weight_bytes, small, bulk, why[:2000], links)
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
         self._loaded = done_bytes, total_bytes
@@ -236,7 +226,7 @@ class Node:
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
             route=self._route,
         )
-        grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size)
+        grammars = Grammars(Path(self._bootstrap.pack) / TEXT_FOLDER, engine.config.vocab_size)
         self._resources.callback(grammars.close)
         self._leading = Leader(engine, serving, self.link.post, grammars)
         return self._leading

@@ -17,12 +17,6 @@ SPECULATE_AUTO: Final = 255
 class Hello(f.NodeMessage, frozen=True, tag=32):
     """Node to master, first of all."""
 
-    pid: f.U32
-    protocol: f.U32
-    version: f.Name
-    threads: f.U32
-    cpu: f.Name
-
 
 class Carried(f.Wire, frozen=True):
     """The KV cache that the nodes of `epoch` left: `pages` pages, on every machine the heads that its node needs now.
@@ -48,7 +42,6 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
     nodes: Annotated[tuple[f.Rank, ...], Meta(max_length=f.MAX_NODES)]
     attention: f.UnitRange
     ffn: f.UnitRange
-    pack: f.Text
     compute: f.Compute
     threads: f.U32
     capacity_tokens: f.U32
@@ -97,7 +90,6 @@ class Ready(f.NodeMessage, frozen=True, tag=36):
     """Node to master: it can take steps. Rank 0 adds the collectives, why if it may surprise, and workers' links."""
 
     weight_bytes: f.U64
-    load_s: f.Seconds
     collective: f.Name = ""
     bulk_collective: f.Name = ""
     why: f.Text = ""

@@ -20,7 +20,6 @@ PackId = Annotated[str, Meta(max_length=128)]
 class Capacity:
     """A node's speed in a product of bf16 weights, or of panels (quantised), with one token. Zeros: not measured."""
 
-    threads: f.U32
     weight_bytes_per_s: f.Rate
     panel_bytes_per_s: f.Rate
 
@@ -35,12 +34,8 @@ class Capacity:
 class Offer(f.EpochMessage, frozen=True, tag=96):
     """Agent to master, at first and on every change: what tpiedge may use. A new `nonce`: the agent restarted."""
 
-    name: f.Name
     host: f.Name
-    version: f.Name
-    protocol: f.U32
     nonce: f.U64
-    cpu: f.Name
     isa: f.Name
     threads: f.U32
     memory_bytes: f.U64
@@ -65,9 +60,6 @@ class Prepare(f.NodeMessage, frozen=True, tag=97):
     pack: PackId
     attention: f.UnitRange
     ffn: f.UnitRange
-    compute: f.Compute
-    threads: f.U32
-    capacity_tokens: f.U32
     planned_bytes: f.U64
     heartbeat_s: f.Seconds
     timeout_s: f.Seconds
@@ -102,9 +94,8 @@ class Spawned(f.NodeMessage, frozen=True, tag=99):
 
 
 class NodeEnded(f.EpochMessage, frozen=True, tag=100):
-    """Agent to master: no node runs here. `kind`: the error class if preparing failed, "" if the process ended."""
+    """Agent to master: no node runs here."""
 
-    kind: f.Name
     cause: f.Text
 
 
@@ -156,7 +147,6 @@ class Probe(f.EpochMessage, frozen=True, tag=104):
 
     number: f.U32
     answer_bytes: Annotated[int, Meta(ge=0, le=f.MAX_BLOB)]
-    payload: f.Blob
 
 
 class Echo(f.EpochMessage, frozen=True, tag=105):

@@ -34,7 +34,7 @@ class Probing:
         """Returns the next probe to send."""
         self._number += 1
         self._sent = now
-        return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0, b"")
+        return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0)
 
     def heard(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
         """Returns the next probe, or the result; None for an echo that was not asked for."""

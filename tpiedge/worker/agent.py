@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tpiedge import __version__
 from tpiedge.clock import Clock
 from tpiedge.errors import OutOfMemory, PeerError, ResourceError, TpiedgeError
 from tpiedge.host.addresses import listening_address
@@ -22,7 +21,6 @@ from tpiedge.shipping.fetcher import Provision
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire import epochs
-from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.fields import Keeping, Message
 from tpiedge.wire.join import Refused
 from tpiedge.worker.background import Background, Prefetch
@@ -42,11 +40,10 @@ class MasterMoved(PeerError):
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """The master, this worker's names, and what it offers."""
+    """The master, this worker's host name, and what it offers."""
 
     control_address: str
     master_key: str
-    name: str
     host: str
     free_disk_bytes: int
     disk_bytes_per_s: float
@@ -124,12 +121,8 @@ class Agent:
         settings, report = self._settings, self._report
         offer = epochs.Offer(
             epoch=0,
-            name=settings.name,
             host=settings.host,
-            version=__version__,
-            protocol=PROTOCOL,
             nonce=self._nonce,
-            cpu=report.cpu,
             isa=report.isa,
             threads=self._slot.threads,
             memory_bytes=self._slot.memory_bytes,
@@ -234,12 +227,12 @@ class Agent:
     def _cannot(self, epoch: int, error: TpiedgeError) -> None:
         self._standing = ""
         self._say(f"this machine cannot take its part: {error}")
-        self._send(epochs.NodeEnded(epoch, type(error).__name__, sanitised_line(error)))
+        self._send(epochs.NodeEnded(epoch, sanitised_line(error)))
 
     def _launch(self, epoch: int) -> None:
         part = self._preparing
         if part is None or part.order.epoch != epoch or part.shards is None:
-            self._send(epochs.NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
+            self._send(epochs.NodeEnded(epoch, "it is not prepared (the agent was restarted)"))
             return
         self._preparing, order = None, part.order
         self._drop_node()
@@ -247,9 +240,7 @@ class Agent:
         address, key = settings.control_address, settings.master_key
         timing = Timing(order.heartbeat_s, order.timeout_s, order.stall_s)
         listen, pack = listening_address(address), str(part.shards.path)
-        bootstrap = NodeBootstrap(
-            order.rank, epoch, address, key, part.keys, order.threads, timing, listen, pack=pack
-        )
+        bootstrap = NodeBootstrap(order.rank, epoch, address, key, part.keys, timing, listen, pack=pack)
         try:
             self._slot.start(bootstrap, order.planned_bytes)
         except ResourceError as error:
@@ -271,7 +262,7 @@ class Agent:
             self._drop_preparation()
         if self._epoch == epoch:
             self._drop_node()
-            self._send(epochs.NodeEnded(epoch, "", "the master released it"))
+            self._send(epochs.NodeEnded(epoch, "the master released it"))
             self._begin_to_look(self._clock.now())
 
     def _drop_node(self) -> None:
@@ -301,7 +292,7 @@ class Agent:
             self._standing = ""
             self._say(stopped_line(cause))
             self._drop_node()
-            self._send(epochs.NodeEnded(epoch, "", sanitised_line(cause)))
+            self._send(epochs.NodeEnded(epoch, sanitised_line(cause)))
             self._begin_to_look(now)
         self._slot.weigh()
         self._offer_anew()

@@ -4,15 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.browsing.fixtures import opened
 from tests.process.leaks import leak_check
 from tpiedge.api.limits import Limits
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _leak_check() -> Iterator[None]:
-    """As everywhere, but over a module, whose tests share a browser that starts and ends processes all the time."""
-    with leak_check("module"):
+    """Checks the folder as a whole, whose tests share a browser that starts and ends processes all the time."""
+    with leak_check("folder"):
         yield
+
+
+@pytest.fixture(scope="package")
+def _browser():
+    yield from opened(keeps=True)
 
 
 @pytest.fixture

@@ -24,8 +24,9 @@ def f(x: int) -> str:  # says it
 """
 
 
-@pytest.mark.parametrize("touch", [False, True], ids=["desktop", "phone"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("dark", "touch"), [(False, False), (True, True)], ids=["light-desktop", "dark-phone"]
+)
 def test_the_chat(browser, service, serve, dark, touch):
     answers(service, TEXT)
     browser.shape(*((390, 844) if touch else (1200, 800)), dark=dark, touch=touch)

@@ -66,8 +66,9 @@ def test_the_machines(view):
     assert view.flaws() == []
 
 
-@pytest.mark.parametrize("touch", [False, True], ids=["desktop", "phone"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("dark", "touch"), [(False, False), (True, True)], ids=["light-desktop", "dark-phone"]
+)
 def test_nothing_keeps_people_from_using_it(view, service, dark, touch):
     service.script = lambda generation: generation.say(5, 6)
     service.recorded = STEP

@@ -15,6 +15,7 @@ from tests.process.bad_input.refusal import run_model
         (("--memory", "lots"), "not a size: 'lots'"),
         (("--memory", "10MB"), "10MB is less than any node can work with: give 64MB or more"),
         (("--memory", 512), "512 has no unit: did you mean 512MB?"),
+        (("--memory", 4_000_000_000), "4000000000 has no unit: did you mean 4.0GB?"),
         (("--temperature", 9), "--temperature is 9.0: give a number from 0.0 to 2.0"),
         (("--window", "9" * 5000), "99999999999999999999 blocks are out of range: 1 to 10000"),
         (("--max-tokens", 0), "--max-tokens 0 is out of range"),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tpiedge import __version__
 from tpiedge.errors import PeerError
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import peer_name
@@ -23,7 +22,6 @@ from tpiedge.transport.endpoint import CONTROL, TENSOR, Envelope, Plane, Unreach
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire import epochs
-from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import Assign, Connect, Heartbeat, Hello, Ready
 from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, StepPlan, Survey
 from tpiedge.wire.fields import Keeping, TensorHeader
@@ -167,16 +165,12 @@ class Imposter:
             self._link.send(message, timeout_s=0.5)
 
     def _say_offer(self) -> None:
-        speed = epochs.Capacity(1, _CLAIMED, _CLAIMED)
+        speed = epochs.Capacity(_CLAIMED, _CLAIMED)
         self._say(
             epochs.Offer(
                 0,
                 self.name,
-                self.name,
-                __version__,
-                PROTOCOL,
                 1,
-                "cpu",
                 "torch",
                 1,
                 8 << 30,
@@ -207,10 +201,10 @@ class Imposter:
             case epochs.Launch(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
                 self._say(epochs.Spawned(epoch, self._node.rank, os.getpid()))
                 self._node.control = self._spoke(self._node, CONTROL, control_name(self._node.rank, epoch))
-                self._node.control.send(Hello(epoch, self._node.rank, 1, PROTOCOL, __version__, 1, "cpu"))
+                self._node.control.send(Hello(epoch, self._node.rank))
             case epochs.Release(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
                 self._drop_node()
-                self._say(epochs.NodeEnded(epoch, "", "the master released it"))
+                self._say(epochs.NodeEnded(epoch, "the master released it"))
 
     def _spoke(
         self, node: Node, plane: Plane, name: str, address: str = "", key: str = "", hub_name: str = "hub"
@@ -227,7 +221,7 @@ class Imposter:
                     node.assign = assign
                 case Connect(endpoints=endpoints):
                     self._connect(node, dict(endpoints))
-                    node.control.send(Ready(node.epoch, node.rank, 1, 0.0))
+                    node.control.send(Ready(node.epoch, node.rank, 1))
                     self.ready.set()
         if self.on_control is not None and self.ready.is_set():
             act, self.on_control = self.on_control, None

@@ -37,7 +37,7 @@ _SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cu
 _LOST = dict.fromkeys(("frozen", "deaf"), _SILENT)
 _LOST |= dict.fromkeys(("killed", "reset"), "its process ended or its connection broke")
 #: Of its share, between two faults: more than a layer, which is made durable when it is complete.
-_PROGRESS = 0.25
+_LAYER, _PROGRESS = 1 / 6, 0.19
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,6 @@ def cluster(namespaces: Namespaces, tmp_path: Path, bulky: Path) -> Iterator[Net
         yield made
 
 
-@pytest.mark.alone  # a worker that is lost again, because others compute, brings more bytes
 def test_a_shipment_goes_on_where_it_was_cut(
     cluster: NetworkCluster, namespaces: Namespaces, bulky_text: str
 ) -> None:
@@ -73,7 +72,9 @@ def test_a_shipment_goes_on_where_it_was_cut(
         assert fetched(again) >= fetched(status)
         cluster.wait_ready(3)
     share = worker_of(status)["fetch_total_bytes"]
-    assert namespaces.received_bytes("worker1") - before < _OVERHEAD * share
+    # A worker that is lost again, because others compute, is sent what was not durable.
+    lost = len(re.findall(words_of_loss(r"\d", ".*", "its preparation"), cluster.master.log))
+    assert namespaces.received_bytes("worker1") - before < (_OVERHEAD + (lost - 1) * _LAYER) * share
     assert cluster.ask(PROMPT, TOKENS) == bulky_text
 
 
@@ -172,12 +173,11 @@ FAULTS: dict[str, Callable[[NetworkCluster], AbstractContextManager[None]]] = {
 }
 
 
-@pytest.mark.parametrize("names", [("killed", "frozen"), ("reset", "deaf")], ids="+".join)
 @pytest.mark.fault("P1", "the others serve; the shipment goes on where it stopped")
-def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[str, ...]) -> None:
+def test_the_worker_is_lost(shipment: Shipment, bulky_text: str) -> None:
     cluster = shipment.cluster
     part = 0.0
-    for name in names:
+    for name in FAULTS:
         part = fetched(shipment.wait_for(part + _PROGRESS))
         logged = len(cluster.master.log)
         with FAULTS[name](cluster):

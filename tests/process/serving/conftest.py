@@ -12,7 +12,7 @@ from tpiedge.errors import UserError
 from tpiedge.lab.memory_group import MemoryGroup, memory_group
 
 PROMPT = "Once upon a time there was a little fox"
-TOKENS = 40
+TOKENS = 16
 #: As machines say: a third one is worth a tenth of the time, and no round trip of a busy machine counts beside that.
 SLOW = 1e4
 NO_LIMIT = 1 << 50
@@ -33,8 +33,9 @@ def expected(_session_cache) -> str:
     return text_of_one_node(PROMPT, TOKENS)
 
 
-@pytest.fixture(scope="module")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Serving]]:
+@contextlib.contextmanager
+def clusters_below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Serving]]:
+    """Makes clusters, which end with the block."""
     made: list[Serving] = []
 
     def make(*options: object, **more: object) -> Serving:
@@ -44,6 +45,12 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     yield make
     for cluster in made:
         cluster.close()
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Serving]]:
+    with clusters_below(tmp_path_factory) as make:
+        yield make
 
 
 @pytest.fixture
@@ -66,35 +73,3 @@ def group() -> Iterator[MemoryGroup]:
             pytest.skip(f"groups: {error}")
         yield made
         wait_for(lambda: not made.members, GROUP_ENDS_S)  # they end by themselves
-
-
-@pytest.fixture(scope="module")
-def cluster(clusters: Callable[..., Serving]) -> Serving:
-    cluster = clusters("--min-workers", 1)
-    cluster.start_master()
-    cluster.start_worker("ann")
-    return cluster
-
-
-def start_trio(cluster: Serving) -> Serving:
-    """Starts two workers so slow that computing counts, and each of them is worth its round trips."""
-    cluster.start_master()
-    for name in ("ann", "bob"):
-        cluster.start_worker(name, bytes_per_s=SLOW)
-    cluster.wait_ready(3)
-    return cluster
-
-
-@pytest.fixture(scope="module")
-def slow_trio(clusters: Callable[..., Serving]) -> Serving:
-    """The master and two workers, of which the others could do without one."""
-    return start_trio(clusters("--min-workers", 1))
-
-
-@pytest.fixture
-def serving_on(cluster: Serving, exact: Callable[[Serving], None]) -> Iterator[None]:
-    """Checks after the test that master and worker still answer."""
-    cluster.wait_ready(2)
-    yield
-    cluster.wait_ready(2)
-    exact(cluster)

@@ -30,7 +30,7 @@ def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
     of_panels = bytes_per_s / PANELS_SLOWER
     library = kernel_library()
     isa = library.isa if library else NO_ISA
-    report = NodeReport("", isa, Capacity(THREADS, bytes_per_s, of_panels))
+    report = NodeReport(isa, Capacity(bytes_per_s, of_panels))
     Measurements(folder, THREADS).keep(report)
 
 

@@ -38,10 +38,6 @@ def flip_a_bit(worker: Worker) -> None:
         os.fsync(file.fileno())
 
 
-def truncate(worker: Worker) -> None:
-    os.truncate(blobs(worker)[0], 5000)
-
-
 def delete(worker: Worker) -> None:
     for path in blobs(worker)[:2]:
         path.unlink()

@@ -4,18 +4,14 @@ import re
 import httpx
 import pytest
 
-from tests.process.command import gone, run_command, wait_for
+from tests.process.command import Ended, gone, wait_for
 from tests.process.faulty import Fault
-from tests.process.serving.conftest import PROMPT
+from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import START_S, Serving, rank_of
 
 SLOW = 1e4
-LONG = 200
+LONG = 120
 USER = 2
-
-
-def nodes(cluster: Serving, *words: object):
-    return run_command("nodes", *words, TPIEDGE_STATE=str(cluster.state))
 
 
 def computed(cluster: Serving) -> float:
@@ -35,11 +31,15 @@ def computed(cluster: Serving) -> float:
 
 
 @pytest.mark.fault("P18", "it is drained: the answer pauses once the others are ready, goes on and is exact")
-def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters, tmp_path):
+def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters, tmp_path, here):
     slow = Fault("slow", tmp_path / "slow")
     # So slow that what a machine computes counts, and not the noise of its round trips.
     cluster = clusters("--min-workers", 1, "--precision", "q4", "--speculate", "off")
     cluster.start_master()
+
+    def nodes(*words: object) -> Ended:
+        return here("nodes", *words, TPIEDGE_STATE=str(cluster.state))
+
     cluster.start_worker("ann", bytes_per_s=SLOW, program=slow.program)
     bob = cluster.start_worker("bob", bytes_per_s=SLOW)
     cluster.wait_ready(3)
@@ -48,7 +48,7 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
     node = bob.node
     slow.begin()  # so that it runs until the others are ready
     with cluster.streaming(PROMPT, LONG) as stream:
-        ended = nodes(cluster, "drain", "bob")
+        ended = nodes("drain", "bob")
         slow.end()
         assert (ended.status, ended.out.count("\n")) == (0, 1), ended.err
         assert "(bob) has no part any more: it may be switched off" in ended.out
@@ -67,18 +67,18 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
     wait_for(lambda: words in bob.log, START_S)
     wait_for(lambda: "bob is drained: it may be switched off" in cluster.master.log, START_S)
 
-    refused = nodes(cluster, "drain", "ann")
+    refused = nodes("drain", "ann")
     assert refused.status == USER
     assert refused.err.startswith(
         "tpiedge: without ann the others cannot serve, so it keeps its part: 0 of 1 worker"
     )
-    assert json.loads(nodes(cluster, "drain", "bob", "--json").out)["state"] == "drained"
+    assert json.loads(nodes("drain", "bob", "--json").out)["state"] == "drained"
 
-    assert nodes(cluster, "drain", "bob", "--undo").status == 0
+    assert nodes("drain", "bob", "--undo").status == 0
     cluster.wait_ready(3)
-    assert undisturbed.text.startswith(cluster.ask(PROMPT, 40))
+    assert undisturbed.text.startswith(cluster.ask(PROMPT, TOKENS))
 
-    assert nodes(cluster, "drain", "bob").status == 0
+    assert nodes("drain", "bob").status == 0
     assert bob.process.end() == 0
     cluster.start_worker("bob", token=False)
     cluster.wait_ready(3)

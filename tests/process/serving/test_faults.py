@@ -20,7 +20,7 @@ from tests.process.serving.serving import START_S, Serving, words_of_loss
 NOTICED_S = 3.0
 SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cut off\)"
 GONE = "its process ended or its connection broke"
-LONG = 200
+LONG = 120
 ANSWER_S = 90.0
 
 

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,9 @@ import httpx
 import pytest
 
 from tests.process.command import COMMAND, wait_for
+from tests.process.faulty import Fault
 from tests.process.serving.serving import START_S, Serving
+from tpiedge.master.journal import GUILTY
 
 KEY, OTHER_KEY = "key-of-ann", "key-of-bob"
 OPTIONS = ("--journal", "--precision", "q4", "--api-key", KEY, "--api-key", OTHER_KEY)
@@ -26,17 +28,17 @@ MESSAGES = [{"role": "user", "content": "Tell me a story"}]
 BODY = {
     "model": "demo",
     "prompt": PROMPT,
-    "max_tokens": 400,
+    "max_tokens": 150,
     "temperature": 0.8,
     "seed": 7,
     "ignore_eos": True,
 }
-SEVERAL = {"n": 2, "max_tokens": 100}
+SEVERAL = {"n": 2, "max_tokens": 60}
 FORMS: dict[str, dict[str, object]] = {
     "/v1/completions": BODY | SEVERAL | {"prompt": [PROMPT, "One day"], "echo": True, "logprobs": 2},
     "/v1/chat/completions": BODY | SEVERAL | {"messages": MESSAGES},
-    "/v1/responses": {"model": "demo", "temperature": 0, "input": PROMPT, "max_output_tokens": 400},
-    "/v1/messages": {"model": "demo", "temperature": 0, "messages": MESSAGES, "max_tokens": 400},
+    "/v1/responses": {"model": "demo", "temperature": 0, "input": PROMPT, "max_output_tokens": 150},
+    "/v1/messages": {"model": "demo", "temperature": 0, "messages": MESSAGES, "max_tokens": 150},
 }
 del FORMS["/v1/chat/completions"]["prompt"]
 BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
@@ -59,6 +61,15 @@ def records(cluster: Serving) -> list[Path]:
 def kill(cluster: Serving) -> None:
     cluster.master.popen.kill()
     assert cluster.master.wait() == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving]) -> Serving:
+    sizes = ("--parallel", 12, "--context", 1024)
+    cluster = clusters(*OPTIONS, "--min-workers", 1, *sizes, "--drain", 600)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    return cluster
 
 
 @dataclass
@@ -140,14 +151,12 @@ class Whole:
 @pytest.mark.fault(
     "P7", "killed with --journal: streams of every API, of several choices and with their prompts, go on"
 )
-def test_killed_in_the_middle_of_answers_of_every_form(clusters) -> None:
+def test_killed_in_the_middle_of_answers_of_every_form(cluster: Serving) -> None:
     """The weights are shared by two machines before, and by two others after: the bits are the same."""
-    cluster = clusters(*OPTIONS, "--min-workers", 1, "--parallel", 12, "--context", 1024)
-    cluster.start_master()
-    ann = cluster.start_worker("ann")
     cluster.wait_ready(2)
+    ann = cluster.workers.pop("ann")
     command = [COMMAND, "chat", "--url", cluster.url, "--api-key", KEY, "--prompt", "Tell me a story"]
-    chatting = [*command, "--seed", "3", "--max-tokens", "400"]
+    chatting = [*command, "--seed", "3", "--max-tokens", "150"]
     said = subprocess.run(chatting, check=True, capture_output=True, timeout=START_S).stdout
     with client(cluster) as http, client(cluster, OTHER_KEY) as other:
         expected = http.post("/v1/completions", json=BODY).json()
@@ -200,10 +209,8 @@ def _asking(http: httpx.Client, whole: Whole, streams: dict[str, Heard]) -> Iter
 
 
 @pytest.mark.fault("P7", "asked twice to end with --journal: what it does not finish, the next master does")
-def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(clusters) -> None:
-    cluster = clusters(*OPTIONS, "--drain", 600)
-    cluster.start_master()
-    cluster.wait_ready(1)
+def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(cluster: Serving) -> None:
+    cluster.wait_ready(2)
     with client(cluster) as http:
         expected, heard = Heard(), Heard()
         expected.ask(http, "/v1/completions", BODY)
@@ -219,3 +226,26 @@ def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(clusters
         cluster.start_master()
         heard.go_on(http)
     assert heard.texts == expected.texts
+
+
+@pytest.mark.fault(
+    "P7", "asked to end with --journal while a prompt is read, three times in a row: the answer goes on"
+)
+def test_masters_that_end_in_order_do_not_count(clusters, tmp_path) -> None:
+    held, whole = Fault("held", tmp_path / "held"), Whole()
+    cluster = clusters(*OPTIONS, "--drain", 0, program=held.program)
+    cluster.start_master()
+    cluster.wait_ready(1)
+    held.begin()
+    with client(cluster) as http, ThreadPoolExecutor(1) as thread:
+        thread.submit(whole.ask, http)
+        assert whole.under_way.wait(START_S)
+        (record,) = records(cluster)
+        for _ in range(GUILTY + 1):
+            cluster.master.popen.terminate()
+            assert cluster.master.wait() == 0
+            assert b"taken up" not in record.read_bytes()
+            cluster.start_master()
+            wait_for(lambda: b"taken up" in record.read_bytes(), START_S)
+        held.end()
+        assert http.get(whole.path).json()["choices"][0]["finish_reason"] == "length"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 
 from tests.process.command import wait_for
 from tests.process.serving.serving import START_S, Serving
+from tpiedge.model.source import DEMO, resolve_model
 
 
 @pytest.mark.fault("H12", "no client is told the path of a model; who knows it may name the model by it")
-def test_the_path_of_the_model_is_told_to_nobody(text_model: Path, clusters: Callable[..., Serving]) -> None:
-    cluster, path = clusters("--alias", "demo", model=text_model), str(text_model)
+def test_the_path_of_the_model_is_told_to_nobody(tmp_path: Path, clusters: Callable[..., Serving]) -> None:
+    path = str(shutil.copytree(resolve_model(DEMO), tmp_path / "babbler"))
+    cluster = clusters("--alias", "demo", model=path)
     cluster.start_master()
     cluster.wait_ready(1)
     asked = {"model": "demo", "prompt": "ba zu", "max_tokens": 1}

@@ -1,17 +1,23 @@
-"""The page before a real cluster of three machines: what a newcomer does, a machine that is let in, and a kill in the
-middle of an answer."""
+"""A real cluster of three machines as its users see it: the master's picture and `tpiedge top`; before the page what a
+newcomer does, a machine that is let in, and a kill in the middle of an answer."""
 
+import json
 import os
 import re
 import signal
+import time
+from collections.abc import Callable
 
+import openai
 import pytest
 
 from tests.browsing.browser import Browser
-from tests.process.command import wait_for
-from tests.process.serving.conftest import SLOW
+from tests.process.command import Ended, wait_for
+from tests.process.serving.conftest import PROMPT, SLOW
 from tests.process.serving.serving import START_S, Serving
 
+LONG = 900
+POLL_S = 0.05
 #: The demo model's stories are short: here they are as long as an answer may be, unless it is stopped.
 _ENDLESS = """
 const asked = window.fetch;
@@ -36,16 +42,72 @@ return [...document.querySelectorAll(".machine")].map((card) => [text(card, "h3"
 
 
 @pytest.fixture(scope="module")
-def cluster(slow_trio: Serving) -> Serving:
-    """All of them take part, whatever their round trips take: no spare is about to, which would have an answer
-    pause."""
-    return slow_trio
+def cluster(clusters: Callable[..., Serving]) -> Serving:
+    """The master and two workers, so slow that computing counts: all of them take part, whatever their round trips
+    take, and no spare is about to, which would have an answer pause."""
+    cluster = clusters("--min-workers", 1)
+    cluster.start_master()
+    for name in ("ann", "bob"):
+        cluster.start_worker(name, bytes_per_s=SLOW)
+    return cluster
 
 
 def code_of(cluster: Serving, name: str) -> str:
     shown = r"the code of this worker is (\S+);"
     wait_for(lambda: re.search(shown, cluster.workers[name].log), START_S)
     return str(re.findall(shown, cluster.workers[name].log)[-1])
+
+
+def until(cluster: Serving, holds: Callable[[dict], bool], limit_s: float = START_S) -> dict:
+    deadline = time.monotonic() + limit_s
+    while not holds(picture := cluster.picture()):
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {picture}\n{cluster.logs()}"
+        time.sleep(POLL_S)
+    return picture
+
+
+def hosts(picture: dict) -> list[str]:
+    return [one["host"] or one["name"] for one in picture["machines"] if one["state"] == "serving"]
+
+
+def computes(machine: dict) -> bool:
+    return bool(machine["step"]) and machine["step"]["compute_s"] > 0
+
+
+@pytest.mark.thin
+def test_what_the_machines_do_while_an_answer_runs(cluster: Serving, here: Callable[..., Ended]) -> None:
+    of_master = {"TPIEDGE_STATE": str(cluster.state)}
+    cluster.wait_ready(3)
+    with cluster.streaming(PROMPT, LONG) as stream, cluster.crawling():
+        # A step that ends just before a look was computed before the look before.
+        picture = until(cluster, lambda seen: all(map(computes, seen["machines"])))
+        assert sorted(hosts(picture)) == ["ann", "bob", "master"]
+        for machine in picture["machines"]:
+            memory = machine["memory"]
+            assert memory["pinned_bytes"] > 0
+            assert memory["kv_reserved_bytes"] >= memory["kv_bytes"] > 0
+            assert memory["budget_bytes"] >= memory["planned_bytes"] > memory["pinned_bytes"]
+        for machine in picture["machines"][1:]:
+            assert machine["link"]["round_trip_s"] > 0
+        assert sum(machine["share"]["heads"] for machine in picture["machines"]) == pytest.approx(1, abs=0.01)
+        (request,) = picture["requests"]
+        assert (request["state"], request["max_tokens"]) == ("answering", LONG)
+        assert picture["totals"]["kv_pages_used"] > 0
+        until(cluster, lambda seen: (seen["totals"]["tokens_per_s"] or 0) > 0)
+
+        seen = json.loads(here("top", "--json", **of_master).out)
+        assert [one["id"] for one in seen["requests"]] == [request["id"]]
+        plain = here("top", "--once", **of_master)
+        assert (plain.status, plain.err) == (0, "")
+        assert request["id"] in plain.out
+        assert stream.ended_at == 0.0, "the answer was too short"
+
+        ended = cluster.administer("DELETE", f"requests/{request['id']}")
+        assert ended.json() == {"id": request["id"], "deleted": True}
+        stream.join(START_S)
+    assert isinstance(stream.error, openai.APIError)
+    assert "the administrator of this server ended the request" in str(stream.error)
+    until(cluster, lambda seen: not seen["requests"])
 
 
 @pytest.mark.thin
@@ -108,7 +170,7 @@ def test_a_machine_is_let_in_by_its_code_and_drained(browser: Browser, cluster: 
         """Returns the text of that machine's card; "" without one."""
         return str(dict(browser.run(_STATES)).get(name, ""))
 
-    assert state("master") == "serves"
+    browser.wait(lambda: state("master") == "serves")
     cluster.start_worker("carol", token=False, bytes_per_s=SLOW)
     browser.wait_for_text(".waiting li", "carol")
     browser.type("#code", code_of(cluster, "carol") + "\n")

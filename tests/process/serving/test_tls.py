@@ -1,18 +1,20 @@
 import re
 import shutil
 import ssl
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from tests.process.command import run_command, wait_for
+from tests.process.command import Ended, wait_for
 from tests.process.serving.serving import START_S, Serving
 
 
 @pytest.mark.thin
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="software: openssl is not on this computer")
-def test_tls_with_a_certificate_of_its_own(tmp_path):
+def test_tls_with_a_certificate_of_its_own(tmp_path: Path, here: Callable[..., Ended]) -> None:
     cluster = Serving(tmp_path / "cluster", "--tls-self-signed")
     url = cluster.url.replace("http:", "https:")
     log = cluster.folder / "master.log"
@@ -25,12 +27,12 @@ def test_tls_with_a_certificate_of_its_own(tmp_path):
                 "SHA-256 fingerprint ((?:[0-9A-F]{2}:){31}[0-9A-F]{2})", log.read_text()
             )
             assert before == [fingerprint] * (starts - 1)
-            local = run_command("chat", "--state", cluster.state, "--prompt", "Hi", "--max-tokens", 2)
+            local = here("chat", "--state", cluster.state, "--prompt", "Hi", "--max-tokens", 2)
             assert local.status == 0, local.err
-            assert run_command("nodes", "--state", cluster.state).status == 0
+            assert here("nodes", "--state", cluster.state).status == 0
             asked = ("chat", "--url", url, "--prompt", "Hi", "--max-tokens", 2)
-            assert run_command(*asked, "--tls-fingerprint", fingerprint).out == local.out
-            refused = run_command(*asked)
+            assert here(*asked, "--tls-fingerprint", fingerprint).out == local.out
+            refused = here(*asked)
             assert refused.status != 0
             assert "--tls-fingerprint" in refused.err
             context = ssl.create_default_context(cafile=cluster.state / "master" / "tls-cert.pem")

@@ -14,14 +14,14 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 
-DEATHS = 100
+DEATHS = 40
 POWER_CUTS = 6
 #: Where it is no promise: generous.
 LIMIT_S = 110.0
 
 
 @pytest.mark.fault("F7", "resumed; what was verified is not sent again")
-def test_killed_at_a_hundred_offsets_and_resumed(master, start_worker, pack, whole, tmp_path):
+def test_killed_at_forty_offsets_and_resumed(master, start_worker, pack, whole, tmp_path):
     total = share_bytes(pack, whole)
     store = ShardStore(tmp_path / "store")
     mortal = start_worker(0, whole, store.folder, script="mortal.py", sync_bytes=1 << 18)

@@ -29,6 +29,7 @@ def fits(schema: object, value: object) -> bool:
 
 
 A, B = of("a", a=NUMBER), of("b", b=TEXT)
+AB, EVIL = {"a": 1, "b": "x"}, {"evil": 1}
 DEFINED = {"$defs": {"A": A, "B": B}}
 REFERRED = [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]
 #: What it is, the schema, what is of it, and what is not.
@@ -40,11 +41,17 @@ CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
     ("undeclared", of("a", "b", a=NUMBER), [{"a": 1, "b": 3}], [{"a": 1}, {"a": 1, "b": 1, "c": 1}]),
     ("definitions", of(x={"$ref": "#/$defs/A"}) | DEFINED, [{"x": {"a": 1}}], [{"x": {"a": 1, "z": 1}}]),
     ("both by reference", {"allOf": REFERRED} | DEFINED, [{"a": 1, "b": "x"}], [{"a": 1}, {"a": 1, "b": 1}]),
+    ("unevaluated", {"allOf": [A, B], "unevaluatedProperties": False}, [AB], [AB | EVIL]),
+    ("a part beside properties", of(k=NUMBER) | {"allOf": [A]}, [{"k": 1, "a": 1}], [{"a": 1} | EVIL]),
+    ("a part that needs", of(a=NUMBER) | {"allOf": [{"required": ["b"]}]}, [{"b": 1}], [{"b": 1} | EVIL]),
+    ("a choice in a part", {"allOf": [of(k=NUMBER), {"anyOf": [A, B]}]}, [{"a": 1}], [{"a": 1} | EVIL]),
+    ("a part in a choice", {"anyOf": [{"allOf": [A, B]}, NULL]}, [AB, None], [AB | EVIL]),
+    ("open by a part", {"allOf": [B, A | {"additionalProperties": True}]}, [{"b": "x", "a": 1} | EVIL], [{}]),
     (
         "beside a reference",
         {**REFERRED[0], "properties": {"b": TEXT}, **DEFINED},
-        [{"b": "x", "a": 1}, {"a": 1, "z": 1}],
-        [{"b": "x"}, {"a": 1, "b": 1}],
+        [{"b": "x", "a": 1}],
+        [{"b": "x"}, {"a": 1, "b": 1}, {"a": 1, "z": 1}],
     ),
     (
         "a choice",
@@ -56,13 +63,13 @@ CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
         "a choice beside properties",
         of(k=NUMBER) | {"anyOf": REFERRED} | DEFINED,
         [{"k": 1, "a": 1}, {"k": 1, "b": "x"}],
-        [{"k": 1}, {"k": 1, "b": 1}],
+        [{"k": 1}, {"k": 1, "b": 1}, {"k": 1, "a": 1, "b": "x"}, {"k": 1, "a": 1, "z": 1}],
     ),
     (
         "a choice of what is needed",
         of(a=NUMBER, b=NUMBER) | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
         [{"a": 1}, {"b": 1}],
-        [{}],
+        [{}, {"a": 1, "z": 1}],
     ),
     ("one of two", {"oneOf": [A, B]}, [{"a": 1}, {"b": "x"}], [{"a": 1, "b": "x"}, {"z": 1}]),
     ("names by a pattern", {"type": "object", "patternProperties": {"^a": NUMBER}}, [{"ab": 1}], [{"b": 1}]),
@@ -104,12 +111,15 @@ def test_objects_have_what_their_schema_declares(
     assert [value for value in bad if fits(held.schema, value)] == []
 
 
+OWN = "#/$defs/own"
 #: Where `a` is an integer and `b` a text.
 REFERRING: list[dict[str, Any]] = [
     of(a={"$ref": "#/$defs/x~1y%20z"}, b={"$ref": "#/properties/c/items/1"}, c={"items": [NUMBER, TEXT]})
     | {"$defs": {"x/y z": NUMBER}},
     of(a={"$ref": "#/$defs/i"}, b={"$ref": "#/$defs/t"})
     | {"$id": "https://example.org/whole", "$defs": {"i": NUMBER, "t": TEXT}},
+    of(a={"$recursiveRef": OWN}, b={"$id": "https://b.org", "$dynamicRef": OWN, "$defs": {"own": TEXT}})
+    | {"$defs": {"own": NUMBER}},
 ]
 
 
@@ -148,7 +158,12 @@ def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> 
         (of(f={"$ref": "#anchor"}) | {"$defs": {"x": {"$anchor": "anchor"}}}, ["properties.f.$ref"]),
         ({"oneOf": [of(a=NUMBER), of(b=TEXT)]}, []),
         ({"type": "object", "propertyNames": {"enum": ["a"]}}, ["propertyNames"]),
-        ({"allOf": [A, B], "unevaluatedProperties": False}, ["unevaluatedProperties"]),
+        ({"$dynamicRef": "#m", "$defs": {"q": TEXT | {"$dynamicAnchor": "m"}}}, ["$dynamicRef"]),
+        ({"$recursiveRef": "#/$defs/A", "$ref": "#/$defs/B"} | DEFINED, ["$recursiveRef"]),
+        ({"type": "array", "contains": {}}, ["contains"]),
+        ({"if": {}, "then": NUMBER}, ["if"]),
+        (TEXT | {"pattern": 5}, ["pattern"]),
+        ({"allOf": [A | {"unevaluatedProperties": False}, B]}, ["allOf[0].unevaluatedProperties"]),
         (of(f={"const": 1 << 53}, g={"enum": ["a", None, 1.5, 10**300]}), ["properties.g.enum"]),
         (of(f=NUMBER | {"const": (1 << 53) + 1}), ["properties.f.const"]),
         (of(f={"enum": [{"id": [175928847299117063]}]}), ["properties.f.enum"]),
@@ -158,6 +173,13 @@ def test_what_cannot_be_held_is_left_out_and_named(schema: dict[str, Any], left_
     held = GrammarSchema(schema)
     assert list(held.left_out) == left_out
     fits(held.schema, 1)
+
+
+@pytest.mark.parametrize("part", [{"if": A, "then": B}, {"if": A, "else": B}, {"dependentSchemas": {"a": B}}])
+def test_parts_on_conditions_declare_properties(part: dict[str, Any]) -> None:
+    held = GrammarSchema(of(a=NUMBER) | part).schema
+    assert fits(held, AB)
+    assert not fits(held, AB | EVIL)
 
 
 def test_places_within_long_names_are_short() -> None:
@@ -270,7 +292,7 @@ def test_a_schema_of_too_many_parts_is_refused() -> None:
 
 WORDS = [
     "type", "properties", "patternProperties", "additionalProperties", "required", "items", "prefixItems", "allOf",
-    "anyOf", "oneOf", "not", "if", "then", "$ref", "$id", "$anchor", "$defs", "enum", "const", "propertyNames",
+    "anyOf", "oneOf", "not", "if", "then", "$ref", "$id", "$dynamicRef", "$defs", "enum", "const", "propertyNames",
     "unevaluatedProperties", "dependentSchemas", "discriminator", "pattern", "format", "uniqueItems", "propertyName",
 ]  # fmt: skip
 VALUES = st.sampled_from(

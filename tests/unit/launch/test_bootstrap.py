@@ -17,8 +17,8 @@ from tpiedge.launch.bootstrap import (
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Capacity
 
-BOOTSTRAP = NodeBootstrap(1, 7, "tcp://h:1", "m", CurveKeys("p", "s"), 2, Timing(), trace="/tmp/part")
-REPORT = NodeReport("a CPU", "avx2", Capacity(2, 3e9, 4e9))
+BOOTSTRAP = NodeBootstrap(1, 7, "tcp://h:1", "m", CurveKeys("p", "s"), Timing(), trace="/tmp/part")
+REPORT = NodeReport("avx2", Capacity(3e9, 4e9))
 
 
 def test_all_lines_come_back() -> None:

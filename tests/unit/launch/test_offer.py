@@ -11,7 +11,7 @@ from tpiedge.wire.epochs import Capacity
 
 WEEK_S = 7 * 86400.0
 NOW = 1e9
-REPORT = NodeReport("cpu", "avx2", Capacity(2, 1e9, 2e9))
+REPORT = NodeReport("avx2", Capacity(1e9, 2e9))
 GB = 10**9
 
 
@@ -44,7 +44,7 @@ def test_a_report_comes_back_without_the_process_that_made_it(kept, threads, age
         lambda values: values["conditions"].update(cpu="another"),
         lambda values: values["conditions"].update(version="0"),
         lambda values: values["conditions"].update(kernels="another"),
-        lambda values: values["report"]["capacity"].pop("threads"),
+        lambda values: values["report"]["capacity"].pop("panel_bytes_per_s"),
         lambda values: values["report"].update({"\ud800": 1}),
     ],
 )

@@ -10,7 +10,6 @@ from tpiedge.launch.bootstrap import control_name
 from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire import control, epochs
-from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.fields import Keeping, Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -23,11 +22,9 @@ STATS = control.Stats(
 )
 
 
-def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> epochs.Offer:
-    speed = epochs.Capacity(threads, 1e9, 2e9)
-    return epochs.Offer(
-        0, name, "pi", "0", PROTOCOL, nonce, "cpu", "avx2", threads, memory_bytes, 1, speed, 0.0, Keeping()
-    )
+def offer(nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> epochs.Offer:
+    speed = epochs.Capacity(1e9, 2e9)
+    return epochs.Offer(0, "pi", nonce, "avx2", threads, memory_bytes, 1, speed, 0.0, Keeping())
 
 
 class FakeRankZero:
@@ -130,7 +127,7 @@ class FakeAgent(_Player):
     def answer(self, message: Message) -> None:
         match message:
             case epochs.AskOffer() if self.offers:
-                self.say(offer(self.name))
+                self.say(offer())
             case epochs.Probe(number=number, answer_bytes=count):
                 self.say(epochs.Echo(0, number, bytes(count)))
             case epochs.Prepare():
@@ -151,7 +148,7 @@ class FakeAgent(_Player):
 
     def failed(self, cause: str = "the disk is full") -> None:
         assert self.order is not None
-        self.say(epochs.NodeEnded(self.order.epoch, "DiskFull", cause))
+        self.say(epochs.NodeEnded(self.order.epoch, cause))
 
     @property
     def released(self) -> list[int]:
@@ -177,7 +174,7 @@ class FakeNode(_Player):
 
     def hello(self) -> None:
         self.joined = True
-        self.say(control.Hello(0, self.rank, 1, PROTOCOL, "0", 2, "cpu"))
+        self.say(control.Hello(0, self.rank))
 
     def beat(self) -> None:
         if self.joined and not self.frozen:
@@ -216,7 +213,7 @@ class FakeNode(_Player):
 
     def ready(self) -> None:
         ways = ("mesh", "two-shot", "measured") if self.rank == 0 and self.size > 1 else ("", "", "")
-        self.say(control.Ready(self.epoch, self.rank, 1, 0.1, *ways))
+        self.say(control.Ready(self.epoch, self.rank, 1, *ways))
 
     @property
     def asked(self) -> list[str]:

@@ -96,7 +96,7 @@ class Story:
         self.hub.admission.admit(CurveKeys.generate().public, name)
         self.door.members.add(name)
         agent = self.agents[name] = FakeAgent(self, name)
-        agent.say(offer(name))
+        agent.say(offer())
         return agent
 
     def freeze(self, name: str = "w-1", rank: int = 1) -> None:

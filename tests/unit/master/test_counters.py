@@ -143,7 +143,7 @@ def test_a_worker_that_got_slow_is_planned_with_the_speed_that_it_has(story: Sto
 
 def roster() -> Roster:
     found = Roster(1.5)
-    found.offered("w-1", offer("w-1"), 0.0)
+    found.offered("w-1", offer(), 0.0)
     return found
 
 

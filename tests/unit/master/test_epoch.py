@@ -8,7 +8,6 @@ from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.planner.network import listens
 from tpiedge.wire import control
-from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.fields import ALL_PINNED, CollectiveChoice, Message
 
 
@@ -36,11 +35,11 @@ class Nodes:
     def _assign(self, rank: int) -> control.Assign:
         nodes = tuple(range(self.count))
         return control.Assign(
-            3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, 1, 0, (), ALL_PINNED, self.collective
+            3, rank, nodes, (0, 1), (0, 1), "f32", 1, 1, 1, 1, 0, (), ALL_PINNED, self.collective
         )
 
-    def hello(self, rank: int, protocol: int = PROTOCOL) -> None:
-        self.epoch.handle(rank, control.Hello(0, rank, 1, protocol, "0", 1, "cpu"))
+    def hello(self, rank: int) -> None:
+        self.epoch.handle(rank, control.Hello(0, rank))
 
     def start(self) -> None:
         for rank in range(self.count):
@@ -49,7 +48,7 @@ class Nodes:
             if listens(rank, self.count, self.collective):
                 self.listening(rank)
         for rank in range(self.count):
-            self.epoch.handle(rank, control.Ready(3, rank, 1, 0.1))
+            self.epoch.handle(rank, control.Ready(3, rank, 1))
         self.posted.clear()
         self.events.clear()
 
@@ -188,12 +187,11 @@ def test_rank_0_is_believed_whom_it_gave_up_over() -> None:
         (1, control.Listening(3, 1, at(1))),
         (0, control.Listening(3, 0, at(0))),
         (0, control.Connect(3, ())),
-        (1, control.Hello(3, 0, 1, PROTOCOL, "0", 1, "cpu")),
-        (1, control.Ready(3, 0, 1, 0.1)),
+        (1, control.Hello(3, 0)),
+        (1, control.Ready(3, 0, 1)),
         (1, control.Shutdown(3)),
         (0, control.Lost(3, 1, "x")),
-        (0, control.Ready(3, 0, 1, 0.1)),
-        (1, control.Hello(3, 1, 1, PROTOCOL + 1, "0", 1, "cpu")),
+        (0, control.Ready(3, 0, 1)),
     ],
 )
 def test_what_is_not_a_nodes_to_send_costs_it_its_place(rank: int, message: Message) -> None:

@@ -25,7 +25,7 @@ class Ahead:
 
 
 def machines(names: str) -> list[Machine]:
-    return [Machine(name, offer(name), 0.0, 0.0) for name in names]
+    return [Machine(name, offer(), 0.0, 0.0) for name in names]
 
 
 def shares(*places: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
@@ -109,7 +109,7 @@ def test_the_plan_after_a_loss_was_made_before_it(story: Story, leaves: bool) ->
     if leaves:
         story.agents["w-2"].frozen = True
     else:
-        story.agents["w-2"].say(NodeEnded(story.epoch, "", "its process was killed"))
+        story.agents["w-2"].say(NodeEnded(story.epoch, "its process was killed"))
     story.wait_for(lambda: story.planned != [])
     assert set(story.planned) <= set(story.foreseen)
 

@@ -54,7 +54,7 @@ def test_messages_of_an_epoch_that_is_over_are_dropped(story: Story) -> None:
     story.settle()
     answering = story.asked()
     old.finish()
-    agent.say(NodeEnded(old_epoch, "", "released"))
+    agent.say(NodeEnded(old_epoch, "released"))
     story.turn()
     assert story.ready
     story.finish()
@@ -126,7 +126,7 @@ def test_a_planner_that_always_fails_is_a_reason_and_no_end(story: Story) -> Non
 
 def test_strangers_speak_with_the_door_alone(story: Story) -> None:
     story.hub.admission.admit("k" * 40, "w-guest")
-    story.hub.spoke("w-guest").send(offer("w-guest"))
+    story.hub.spoke("w-guest").send(offer())
     story.settle()
     assert [peer for peer, _ in story.door.said] == ["w-guest"]
     assert story.planned[-1] == ()

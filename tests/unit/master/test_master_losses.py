@@ -73,7 +73,7 @@ def is_stopped(story: Story) -> None:
     agent = story.agents["w-1"]
     agent.say(Leaving(0))
     story.turn()
-    agent.say(offer("w-1", nonce=story.epoch + 1))
+    agent.say(offer(nonce=story.epoch + 1))
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,12 @@ def test_a_worker_without_a_part_is_told_why_and_again_when_that_changes(story: 
     assert told(story.agents["w-2"]) == [], "the plan gave none"
 
     story.plan, slow, story.spare = lambda machines: assignments_of("w-1"), story.spare, {}
-    agent.say(offer("w-1", memory_bytes=5))
+    agent.say(offer(memory_bytes=5))
     story.settle()
     assert story.members() == ("master", "w-1")
     assert len(told(agent)) == 1
     story.plan, story.spare = lambda machines: assignments_of(), slow
-    agent.say(offer("w-1", memory_bytes=6))
+    agent.say(offer(memory_bytes=6))
     story.settle()
     assert told(agent) == 2 * [("slower", "2 s with it, 1 s without it")]
 

@@ -38,8 +38,8 @@ def machine(
     panel_speed: float = 1e9,
 ) -> Machine:
     given_offer = structs.replace(
-        offer(name, threads=threads),
-        capacity=Capacity(threads, speed, panel_speed),
+        offer(threads=threads),
+        capacity=Capacity(speed, panel_speed),
         memory_bytes=4 * GIB,
         free_disk_bytes=64 * GIB,
     )

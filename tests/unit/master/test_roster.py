@@ -50,7 +50,7 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
     [
         (lambda roster: roster.offered("w-1", offer(), 2.0), False),
         (lambda roster: roster.offered("w-1", offer(nonce=2), 2.0), True),
-        (lambda roster: roster.offered("w-2", offer("w-2"), 2.0), True),
+        (lambda roster: roster.offered("w-2", offer(), 2.0), True),
         (lambda roster: roster.heard("w-1", 2.0), False),
         (lambda roster: roster.measured("w-1", LINK), True),
         (lambda roster: roster.measured("w-9", LINK), False),
@@ -76,6 +76,6 @@ def test_places_are_in_the_order_in_which_machines_were_let_in() -> None:
     for name in ("a", "b"):
         roster.expect(name)
     for name in ("b", "new", "a", "old"):
-        roster.offered(name, offer(name), 0.0)
+        roster.offered(name, offer(), 0.0)
     roster.expect("b")
     assert [machine.name for machine in roster.present] == ["old", "a", "b", "new"]

@@ -13,7 +13,6 @@ from tpiedge.master.session import Phase, Session
 from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire import control
-from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing
 from tpiedge.wire.fields import Compute, Message, WirePrecision
 
@@ -56,7 +55,7 @@ class Run:
 
     def hello(self) -> None:
         for rank in range(len(self.workers) + 1):
-            self.node(rank, control.Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+            self.node(rank, control.Hello(0, rank))
 
     def started(self) -> None:
         self.launched()
@@ -69,7 +68,7 @@ class Run:
     def ready(self) -> None:
         self.started()
         for rank in range(len(self.workers) + 1):
-            self.node(rank, control.Ready(EPOCH, rank, 1, 0.1))
+            self.node(rank, control.Ready(EPOCH, rank, 1))
 
 
 def test_the_phases_of_a_good_epoch() -> None:
@@ -90,15 +89,14 @@ def test_the_phases_of_a_good_epoch() -> None:
     session.launch(KEYS[2])
     assert [machine for machine, message in run.sent if isinstance(message, Launch)] == ["w-1", "w-2"]
     for rank in range(3):
-        run.node(rank, control.Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+        run.node(rank, control.Hello(0, rank))
     run.node(0, control.Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
     parts = {message.rank: message for _, message in run.sent if isinstance(message, control.Assign)}
     assert {part.peer_keys for part in parts.values()} == {((0, KEYS[2]), (1, KEYS[0]), (2, KEYS[1]))}
-    assert [part.pack for part in parts.values()] == [str(SERVED.pack), "", ""]
     assert {(part.collective, part.wire) for part in parts.values()} == {("auto", "f32")}
     for rank in range(3):
         assert session.phase is Phase.LAUNCHED
-        run.node(rank, control.Ready(EPOCH, rank, 1, 0.1))
+        run.node(rank, control.Ready(EPOCH, rank, 1))
     assert session.phase is Phase.READY
     run.node(0, control.Token(EPOCH, "r-1", 0, 5, ()))
     assert isinstance(run.told[-1], control.Token)
@@ -136,7 +134,7 @@ def test_whether_answers_depend_on_the_split_is_known(
 @pytest.mark.parametrize(
     ("event", "unfit", "words"),
     [
-        (lambda session: session.heard("w-1", NodeEnded(EPOCH, "DiskFull", "disk full")), "w-1", "disk full"),
+        (lambda session: session.heard("w-1", NodeEnded(EPOCH, "disk full")), "w-1", "disk full"),
         (lambda session: session.lose("w-1", "silent"), None, "silent"),
         (lambda session: session.heard("w-1", Prepared(EPOCH, "")), "w-1", "key"),
     ],
@@ -159,7 +157,7 @@ def test_what_ends_a_preparation(
 @pytest.mark.parametrize(
     ("event", "crashed", "died"),
     [
-        (lambda run: run.session.heard("w-2", NodeEnded(EPOCH, "", "killed")), "w-2", True),
+        (lambda run: run.session.heard("w-2", NodeEnded(EPOCH, "killed")), "w-2", True),
         (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2", True),
         (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "DiskFull", "no room")), "w-2", True),
         (lambda run: run.session.epoch.broke_protocol(2, "malformed"), "w-2", True),
@@ -174,7 +172,7 @@ def test_whose_node_failed_by_itself_and_whether_it_died(
     run = Run("w-1", "w-2")
     run.ready()
     event(run)
-    run.session.heard("w-1", NodeEnded(EPOCH, "", "later"))
+    run.session.heard("w-1", NodeEnded(EPOCH, "later"))
     assert run.session.phase is Phase.ENDED
     assert (run.failure.worker, run.failure.died) == (crashed, died)
 

@@ -52,7 +52,7 @@ def test_a_plan_for_a_worker_with_less_memory_than_its_node_may_take_does_not_wa
     epoch = story.epoch
     story.step_s = lambda _machines: 0.4
     story.plan = lambda _machines: tuple(replace(one, threads=1) for one in found)
-    story.agents["w-1"].say(offer("w-1", memory_bytes=1000))
+    story.agents["w-1"].say(offer(memory_bytes=1000))
     story.wait(3.0)
     assert (story.epoch != epoch) == (planned > 1000)
     if planned > 1000:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from tests.unit.model.vocabularies import KINDS, loaded
 from tpiedge.errors import UserError
@@ -86,6 +85,8 @@ def written(folder: Path, files: Files, kind: str = "byte-level") -> Path:
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("case", list(CASES))
 def test_ids_are_those_of_transformers(tmp_path: Path, case: str, kind: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     files, ids = CASES[case]
     ours = Tokenizer.open(written(tmp_path, files, kind))
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)

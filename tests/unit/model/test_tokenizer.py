@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from tests.unit.model.vocabularies import KINDS, TOKENIZERS
 from tpiedge.errors import UserError
@@ -27,13 +26,15 @@ def save(folder: Path, kind: str = "byte-fallback", **config: object) -> Path:
 
 
 class TestTokenizer:
-    @pytest.mark.parametrize("text", ["", "hello world", "  two  spaces ", "你好 😀", "a\nb\t", "<s>x</s>"])
-    def test_ids_equal_transformers(self, tmp_path: Path, text: str) -> None:
+    def test_ids_equal_transformers(self, tmp_path: Path) -> None:
+        from transformers import PreTrainedTokenizerFast
+
         tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
         ours = Tokenizer.open(save(tmp_path, **tokens))
         theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **tokens)
-        assert ours.encode(text) == theirs.encode(text)
-        assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False)
+        for text in ("", "hello world", "  two  spaces ", "你好 😀", "a\nb\t", "<s>x</s>"):
+            assert ours.encode(text) == theirs.encode(text)
+            assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False)
 
     def test_special_tokens_are_known(self, tmp_path: Path) -> None:
         config = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "pad_token": None}
@@ -57,6 +58,8 @@ class TestTokenizer:
     def test_flags_overrule_the_file(
         self, tmp_path: Path, kind: str, flags: dict[str, bool], around: tuple[list[int], list[int]]
     ) -> None:
+        from transformers import PreTrainedTokenizerFast
+
         tokenizer = Tokenizer.open(save(tmp_path, kind, bos_token="<s>", eos_token="</s>", **flags))
         inner = tokenizer.encode("hello", add_special=False)
         assert tokenizer.encode("hello") == around[0] + inner + around[1]
@@ -145,7 +148,7 @@ class TestDetokenizer:
         assert shown + "".join(rest) == whole
 
     @pytest.mark.parametrize("kind", list(TOKENIZERS))
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     @given(text=st.text(max_size=30))
     @pytest.mark.fault("H11", "characters come whole")
     def test_any_text_streams_in_whole_characters(self, kind: str, text: str) -> None:

@@ -14,7 +14,6 @@ from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.node.control_link import ClusterLiveness
 from tpiedge.node.data_plane import DataPlane, join_data_plane
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import Assign, Connect, Hello, Listening
 from tpiedge.wire.fields import ALL_PINNED, CollectiveChoice, Message
 
@@ -50,7 +49,7 @@ class Joining:
 
     def __enter__(self) -> "Joining":
         for rank in range(self.size):
-            self._epoch.handle(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+            self._epoch.handle(rank, Hello(0, rank))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,7 +60,7 @@ class Joining:
         keys = tuple((peer, keys.public) for peer, keys in enumerate(self._keys))
         nodes = tuple(range(self.size))
         return Assign(
-            EPOCH, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, 1, 0, keys, ALL_PINNED, self.collective
+            EPOCH, rank, nodes, (0, 1), (0, 1), "f32", 1, 1, 1, 1, 0, keys, ALL_PINNED, self.collective
         )
 
     def join(self, rank: int) -> DataPlane:
@@ -72,7 +71,6 @@ class Joining:
             control_address=f"tcp://{self._host}:1",
             master_key=keys.public,
             keys=keys,
-            threads=1,
             timing=Timing(1.0, 0.1),
             data_address=f"tcp://{self._host}:*",
         )

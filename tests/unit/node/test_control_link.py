@@ -41,7 +41,7 @@ def linked(endpoint: Slow) -> Iterator[ControlLink]:
     clock = MonotonicClock()
     liveness = ClusterLiveness(clock, timeout_s=60.0, stall_s=60.0)
     link = ControlLink(endpoint, clock, liveness, 60.0, lambda: None, never)  # type: ignore[arg-type]
-    link.start(Hello(1, 0, 1, 1, "1", 1, "cpu"))
+    link.start(Hello(1, 0))
     try:
         yield link
     finally:

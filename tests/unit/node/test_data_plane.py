@@ -163,7 +163,7 @@ def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
         for step in (1, 2):
             first.communicator.announce(StepPlan(EPOCH, step, (), 1, 1))
             third.communicator.next_plan()
-        second.endpoint.send(Probe(EPOCH - 1, 1, 0, b""), to=node_name(2), timeout_s=20.0)
+        second.endpoint.send(Probe(EPOCH - 1, 1, 0), to=node_name(2), timeout_s=20.0)
         second.endpoint.send_frame(b"\x91" * 40, node_name(2), 20.0)
         with pytest.raises(Misconduct):
             third.communicator.next_plan()

@@ -129,7 +129,7 @@ def test_the_sender_refuses_what_the_receiver_would(message: Message, cause: str
 @pytest.mark.parametrize("rate", [1e-300, 0.999])
 def test_a_rate_that_would_overflow_a_plan_is_refused_where_it_is_made_and_where_it_is_read(rate):
     for make in (
-        lambda: Capacity(1, rate, 0.0),
+        lambda: Capacity(rate, 0.0),
         lambda: MeasuredLink(0, 0.1, rate),
         lambda: Preparing(1, 0, 0, rate),
     ):

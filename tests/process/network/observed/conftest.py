@@ -5,24 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.process.leaks import leak_check
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import machines
+from tests.process.network.conftest import PROMPT
 from tests.process.network.namespaces import Namespaces
-from tests.process.network.observed.recorded import Observed, observe
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _leak_check() -> Iterator[None]:
-    """Replaces the check of each test: tests of the package share a cluster."""
-    with leak_check("package"):
-        yield
-
-
-@pytest.fixture(scope="package")
-def namespaces(_leak_check: None) -> Iterator[Namespaces]:
-    with machines() as made:
-        yield made
+from tests.process.network.observed.recorded import STORY, Observed, observe
 
 
 @pytest.fixture(scope="package")
@@ -36,3 +22,10 @@ def observed(namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory) -
 def cluster(observed: Observed) -> NetworkCluster:
     observed.cluster.wait_ready(3)
     return observed.cluster
+
+
+@pytest.fixture(scope="package")
+def story(observed: Observed) -> str:
+    """Asks for an undisturbed answer of STORY tokens."""
+    observed.cluster.wait_ready(3)
+    return observed.cluster.whole(PROMPT, STORY)

@@ -13,6 +13,8 @@ from tests.process.network.observed.capture import Capture, Recording
 from tests.process.serving.machines import Worker
 
 MARKER = b"if this is not found, nothing would be found"
+#: Tokens of an answer that is still under way when a node is held.
+STORY = 80
 _JOIN_S = 90.0
 
 

@@ -15,6 +15,7 @@ from tests.process.network.observed.recorded import MARKER, Observed
 from tpiedge.host.addresses import FILES_OFFSET
 from tpiedge.joining.tokens import parse_token
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 
 _PIECE = 64
@@ -65,7 +66,7 @@ def test_the_secret_of_the_token_is_not_on_the_wire(observed: Observed) -> None:
 
 @pytest.mark.fault("W6", "who records all packets finds no weights")
 def test_no_weights_are_on_the_wire(observed: Observed) -> None:
-    pack = _masters_pack()
+    pack = _masters_pack(observed.cluster)
     for layer in range(pack.num_layers):
         blob = pack.blob_path(layer).read_bytes()
         for offset in range(0, len(blob) - _PIECE, len(blob) // 37):
@@ -74,9 +75,10 @@ def test_no_weights_are_on_the_wire(observed: Observed) -> None:
                 assert observed.recording.find(piece) == []
 
 
-def _masters_pack() -> Pack:
-    (manifest,) = Path(os.environ["TPIEDGE_CACHE"]).glob("packs/demo-*/manifest.json")
-    return Pack.open(manifest.parent)
+def _masters_pack(cluster: NetworkCluster) -> Pack:
+    (shipped,) = (cluster.workers["worker1"].cache / "shards" / "packs").iterdir()
+    packs = [path.parent for path in Path(os.environ["TPIEDGE_CACHE"]).glob("packs/demo-*/manifest.json")]
+    return next(Pack.open(pack) for pack in packs if pack_id(manifest_bytes(pack)) == shipped.name)
 
 
 def _unbase32(text: str) -> bytes:

@@ -14,9 +14,10 @@ import pytest
 
 from tests.process.command import run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT
+from tests.process.network.conftest import PROMPT, TOKENS
 from tests.process.network.namespaces import BRIDGE, Namespaces
 from tests.process.network.observed.proxy import Proxy
+from tests.process.network.observed.recorded import STORY, Observed
 from tests.process.serving.serving import START_S
 from tpiedge.host.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.joining.identity import peer_name
@@ -27,9 +28,6 @@ from tpiedge.transport.zeromq import ZmqHub
 
 _PORTS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
 _SILENT = 100
-_LONG = 200
-#: Through the middle everything is slow.
-_STORY = 100
 
 
 def _greeting(mechanism: bytes) -> bytes:
@@ -61,13 +59,18 @@ def _payloads() -> list[bytes]:
 
 @pytest.mark.fault("W1", "connections are closed within seconds, and the answer under way goes on")
 @pytest.mark.fault("W7", "a hundred of them on every port are closed within seconds, and members are served")
-def test_garbage_is_thrown_out(cluster: NetworkCluster, namespaces: Namespaces, exact) -> None:
+def test_garbage_is_thrown_out(
+    observed: Observed, cluster: NetworkCluster, namespaces: Namespaces, story: str, exact
+) -> None:
+    """The answer is under way until all callers are there."""
     master = psutil.Process(cluster.master.pid)
     files = master.num_fds()
-    with cluster.streaming(PROMPT, _LONG) as stream, _callers(cluster, namespaces) as callers:
+    with cluster.streaming(PROMPT, STORY) as stream, contextlib.ExitStack() as stack:
+        with observed.held.holding():
+            callers = stack.enter_context(_callers(cluster, namespaces))
         left = _wait_closed(callers, time.monotonic() + START_S)
         assert left == []
-    assert stream.error is None, stream.error
+    assert (stream.error, stream.text) == (None, story)
     exact(cluster)
     wait_for(lambda: master.num_fds() <= files + 4, START_S)
     cluster.wait_until(lambda status: all(node["state"] == "ready" for node in status["nodes"]))
@@ -137,29 +140,17 @@ def test_a_master_with_another_key_is_refused(
 
 
 @pytest.fixture(scope="module")
-def proxy(observed, namespaces: Namespaces) -> Iterator[Proxy]:
+def proxy(observed: Observed, namespaces: Namespaces) -> Iterator[Proxy]:
+    """Breaks the worker's connections, so that it makes new ones, which go through the proxy."""
     cluster = observed.cluster
     cluster.wait_ready(3)
-    _leave(cluster)
-    with (
-        Proxy(namespaces, cluster.port, len(_PORTS)) as middle,
-        namespaces.redirected("worker1", BRIDGE, cluster.port, len(_PORTS)),
-    ):
-        cluster.join("worker1", token=False)
-        yield middle
-        _leave(cluster)
-    cluster.join("worker1", token=False)
-
-
-def _leave(cluster: NetworkCluster) -> None:
-    cluster.workers["worker1"].process.end()
+    with Proxy(namespaces, cluster.port, len(_PORTS)) as middle:
+        with namespaces.redirected("worker1", BRIDGE, cluster.port, len(_PORTS)):
+            with namespaces.resetting("worker1"):
+                cluster.wait_until(lambda status: not status["ready"])
+            yield middle
+        cluster.wait_ready(3)
     cluster.wait_until(lambda status: not status["ready"])
-
-
-@pytest.fixture(scope="module")
-def story(proxy: Proxy, observed) -> str:
-    observed.cluster.wait_ready(3)
-    return observed.cluster.whole(PROMPT, _STORY)
 
 
 @pytest.mark.fault("W5", "recorded connections that are played again are cut; nothing changes")
@@ -186,9 +177,9 @@ def test_what_was_recorded_is_worth_nothing(
 @pytest.mark.parametrize(("offset", "to_worker"), [(0, False), (DATA_OFFSET, True)])
 @pytest.mark.fault("W5", "on the connection itself: it breaks and is made anew; the answer is exact")
 def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
-    proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool
+    proxy: Proxy, cluster: NetworkCluster, expected: str, exact, offset: int, to_worker: bool
 ) -> None:
-    check_broken_link(proxy, cluster, story, exact, offset, lambda port: proxy.repeat(port, to_worker))
+    check_broken_link(proxy, cluster, expected, exact, offset, lambda port: proxy.repeat(port, to_worker))
 
 
 @pytest.mark.parametrize(
@@ -198,21 +189,21 @@ def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
 )
 @pytest.mark.fault("W8", "the link breaks and is made anew; the answer is exact")
 def test_a_flipped_bit_breaks_the_link_and_nothing_else(
-    proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool, at: int
+    proxy: Proxy, cluster: NetworkCluster, expected: str, exact, offset: int, to_worker: bool, at: int
 ) -> None:
-    check_broken_link(proxy, cluster, story, exact, offset, lambda port: proxy.flip(port, to_worker, at))
+    check_broken_link(proxy, cluster, expected, exact, offset, lambda port: proxy.flip(port, to_worker, at))
 
 
 def check_broken_link(
-    proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, harm: Callable[[int], None]
+    proxy: Proxy, cluster: NetworkCluster, expected: str, exact, offset: int, harm: Callable[[int], None]
 ) -> None:
     port = cluster.port + offset
     links = proxy.connections[port]
-    with cluster.streaming(PROMPT, _STORY) as stream:
+    with cluster.streaming(PROMPT, TOKENS) as stream:
         harm(port)
         stream.join()
     wait_for(lambda: not proxy.pending, START_S)  # what is said now and then may be said after the answer
-    assert (stream.error, stream.text) == (None, story)
+    assert (stream.error, stream.text) == (None, expected)
     wait_for(lambda: proxy.connections[port] > links, START_S)
     cluster.wait_ready(3)
     exact(cluster)

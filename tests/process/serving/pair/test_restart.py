@@ -8,17 +8,10 @@ from tests.process.command import wait_for
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving, unfinished
 
+LONG = 150
 STOPPED = "computing stopped: the master was lost: "
 #: Words of the code, which are for those who debug.
 INTERNALS = re.compile(r"epoch|\brank\b|PeerLost|\bhub\b", re.IGNORECASE)
-
-
-@pytest.fixture(scope="module")
-def cluster(clusters) -> Serving:
-    cluster = clusters("--min-workers", 1, "--drain", 90)  # a busy machine takes longer than ten seconds
-    cluster.start_master()
-    cluster.start_worker("ann")
-    return cluster
 
 
 @pytest.fixture
@@ -53,7 +46,7 @@ def stream(client: openai.OpenAI, tokens: int):
 )
 def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
     with cluster.client() as client, cluster.crawling():
-        answer = stream(client, 400)
+        answer = stream(client, LONG)
         for _ in range(10):
             next(answer)
         cluster.master.popen.kill()
@@ -70,7 +63,7 @@ def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
 def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
     with cluster.client() as client:
         with cluster.crawling():  # or nothing may be under way any more
-            answer = stream(client, 400)
+            answer = stream(client, LONG)
             for _ in range(10):
                 next(answer)
             cluster.master.popen.terminate()

@@ -1,11 +1,12 @@
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.patience import Meanwhile
-from tests.process.command import gone, run_command
+from tests.process.command import Ended, gone, run_command
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
 
@@ -40,12 +41,12 @@ def test_a_second_worker_with_the_same_identity(cluster: Serving, undisturbed, t
 
 
 @pytest.mark.fault("W4", "cut off at once and told so; it does not come back")
-def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving):
+def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving, here: Callable[..., Ended]):
     eve = cluster.start_worker("eve")
     cluster.wait_until(
         lambda status: status["ready"] and any(node["host"] == "eve" for node in status["nodes"])
     )
-    ended = run_command("nodes", "revoke", "eve", TPIEDGE_STATE=str(cluster.state))
+    ended = here("nodes", "revoke", "eve", TPIEDGE_STATE=str(cluster.state))
     meanwhile = Meanwhile()
     assert ended.status == 0, ended.err
     assert eve.process.wait(WORDS_S) in (USER, PEER)
@@ -57,10 +58,11 @@ def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving):
         assert eve.process.wait() in (USER, PEER)
         assert re.search("revoked.*delete key.json", last_line(eve))
     assert not any(node["host"] == "eve" for node in cluster.status()["nodes"])
-    everybody = run_command("nodes", "--all", TPIEDGE_STATE=str(cluster.state)).out
+    everybody = here("nodes", "--all", TPIEDGE_STATE=str(cluster.state)).out
     assert [line.split()[1:4] for line in everybody.splitlines() if "eve" in line] == [
         ["(eve)", "-", "revoked"]
     ]
+    del cluster.workers["eve"]
 
 
 def last_line(worker: Worker) -> str:

@@ -16,7 +16,7 @@ from tests.process.serving.serving import START_S, Serving
 
 pytestmark = pytest.mark.usefixtures("serving_on")
 
-BOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "tpiedge.json"
+BOARD = Path(__file__).parents[4] / "deploy" / "grafana" / "tpiedge.json"
 _NAMES = re.compile(r"\b(?:vllm:|tpiedge_)\w+")
 _SELECTED = re.compile(r"\b(?P<name>(?:vllm:|tpiedge_)\w+)\{(?P<labels>[^}]*)\}")
 _GROUPED = re.compile(r"\bby \((?P<labels>[^)]*)\)")

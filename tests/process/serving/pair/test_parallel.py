@@ -1,27 +1,19 @@
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.process.serving.conftest import PROMPT, TOKENS
+from tests.process.serving.conftest import PROMPT
+from tests.process.serving.pair.conftest import PARALLEL
 from tests.process.serving.serving import Serving
 
-PARALLEL = 3
-PROMPTS = [PROMPT, "The sun", "Lily and Tom", "In the garden", "A big dog", "One day"]
+LONG = 100
+PROMPTS = [PROMPT, "The sun", "Lily and Tom"]  # PARALLEL of them
 LIMIT_S = 90.0
 
 pytestmark = pytest.mark.usefixtures("serving_on")
 
 
-@pytest.fixture(scope="module")
-def cluster(clusters: Callable[..., Serving]) -> Serving:
-    cluster = clusters("--min-workers", 1, "--parallel", PARALLEL, "--context", 512, "--kv-tokens", 2048)
-    cluster.start_master()
-    cluster.start_worker("ann")
-    return cluster
-
-
-def ask(cluster: Serving, prompt: str, tokens: int = TOKENS) -> tuple[str, dict]:
+def ask(cluster: Serving, prompt: str, tokens: int) -> tuple[str, dict]:
     """The answer that goes on to its last token, and its usage."""
     with cluster.client() as client:
         answer = client.completions.create(
@@ -32,16 +24,16 @@ def ask(cluster: Serving, prompt: str, tokens: int = TOKENS) -> tuple[str, dict]
 
 @pytest.mark.fault("P1", "every answer that is under way pauses, goes on and is exact, and says so")
 def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Serving) -> None:
-    undisturbed = [ask(cluster, prompt, 250)[0] for prompt in PROMPTS[:PARALLEL]]
+    undisturbed = [ask(cluster, prompt, LONG)[0] for prompt in PROMPTS]
     with ThreadPoolExecutor(PARALLEL + 1) as threads:
         node = cluster.workers["ann"].node
         with cluster.crawling():
-            running = [threads.submit(ask, cluster, prompt, 250) for prompt in PROMPTS[:PARALLEL]]
+            running = [threads.submit(ask, cluster, prompt, LONG) for prompt in PROMPTS]
             cluster.wait_until(lambda status: status["running"] == PARALLEL)
             waiting = threads.submit(ask, cluster, "One day", 5)
             cluster.wait_until(lambda status: status["queued"] == 1)
-        losses = cluster.losses()
-        node.kill()
+            losses = cluster.losses()
+            node.kill()
         found = [answer.result(LIMIT_S) for answer in running]
         assert waiting.result(LIMIT_S)[1]["completion_tokens"] == 5
     assert [text for text, _ in found] == undisturbed
