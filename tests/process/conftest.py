@@ -5,12 +5,35 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.command import Ended, Started, run_command, start_command
+from tests.process.command import Ended, Started, run_command, start_command, text_of_one_node
 from tests.process.models import build_text_model
 from tpiedge.cli.main import main
+
+if TYPE_CHECKING:
+    from tests.process.serving.serving import Serving
+
+PROMPT, TOKENS = "Once upon a time there was a little fox", 16
+Exact = Callable[["Serving"], None]
+
+
+@pytest.fixture(scope="session")
+def expected(_session_cache: None) -> str:
+    """The text that one node gives, and every cluster must."""
+    return text_of_one_node(PROMPT, TOKENS)
+
+
+@pytest.fixture
+def exact(expected: str) -> Exact:
+    """Fails unless the cluster answers as one node does."""
+
+    def check(cluster: "Serving") -> None:
+        assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
+
+    return check
 
 
 @pytest.fixture(scope="session")

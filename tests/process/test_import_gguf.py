@@ -49,15 +49,8 @@ def test_the_tokens_of_the_checkpoint(tpiedge, generate, references, tmp_path):
     assert record["exact"]
     assert record["verified"]
     assert record["precision"]["layers"] == "f32"
-    arguments = (
-        "--prompt-ids",
-        ids(found),
-        "--max-tokens",
-        len(found.greedy_ids),
-        "--ignore-eos",
-        "--nodes",
-        2,
-    )
+    count = len(found.greedy_ids)
+    arguments = ("--prompt-ids", ids(found), "--max-tokens", count, "--ignore-eos", "--nodes", 2)
     ran = generate("--model", tmp_path / "pack", *arguments)
     assert ran["token_ids"] == list(found.greedy_ids)
 

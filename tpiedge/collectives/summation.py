@@ -56,7 +56,7 @@ def is_finite(array: Summable, *, part: bool = False) -> bool:
 
 
 Parts = Mapping[int, Summable | None]
-"""By rank; None where a rank has no part."""
+"""Maps each rank to its part; None where it has none."""
 
 
 def ordered_sum(parts: Parts, out: Summable) -> Summable:

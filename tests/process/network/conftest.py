@@ -1,17 +1,11 @@
 """Machines in network namespaces, and clusters on them. The tests themselves are on the master's machine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.process.command import text_of_one_node
 from tests.process.leaks import leak_check
-from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
-
-PROMPT, TOKENS = "Once upon a time there was a little fox", 16
-
-Exact = Callable[[NetworkCluster], None]
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -29,16 +23,3 @@ def namespaces(_leak_check: None) -> Iterator[Namespaces]:
         pytest.skip(reason)
     with Namespaces() as made, made.inside(MASTER):
         yield made
-
-
-@pytest.fixture(scope="session")
-def expected(_session_cache: None) -> str:
-    return text_of_one_node(PROMPT, TOKENS)
-
-
-@pytest.fixture
-def exact(expected: str) -> Exact:
-    def check(cluster: NetworkCluster) -> None:
-        assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
-
-    return check

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.process.conftest import PROMPT, Exact
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT, Exact
 from tests.process.network.namespaces import Namespaces
 from tests.process.serving.serving import words_of_loss
 

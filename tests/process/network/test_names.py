@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import COMMAND
+from tests.process.conftest import Exact
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import Exact
 from tests.process.network.namespaces import MASTER, Namespaces
 from tpiedge.host.addresses import Address
 

@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.process.command import text_of_one_node, wait_for
+from tests.process.command import wait_for
 from tests.process.leaks import leak_check
 from tests.process.serving.serving import Serving
 from tpiedge.errors import UserError
 from tpiedge.lab.memory_group import MemoryGroup, memory_group
 
-PROMPT = "Once upon a time there was a little fox"
-TOKENS = 16
 #: As machines say: a third one is worth a tenth of the time, and no round trip of a busy machine counts beside that.
 SLOW = 1e4
 NO_LIMIT = 1 << 50
@@ -25,12 +23,6 @@ def _leak_check() -> Iterator[None]:
     time."""
     with leak_check("module"):
         yield
-
-
-@pytest.fixture(scope="session")
-def expected(_session_cache) -> str:
-    """The text that one node gives, and every cluster must."""
-    return text_of_one_node(PROMPT, TOKENS)
 
 
 @contextlib.contextmanager
@@ -51,16 +43,6 @@ def clusters_below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Serving]]:
     with clusters_below(tmp_path_factory) as make:
         yield make
-
-
-@pytest.fixture
-def exact(expected: str) -> Callable[[Serving], None]:
-    """Fails unless the cluster answers as one node does."""
-
-    def check(cluster: Serving) -> None:
-        assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
-
-    return check
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pexpect
 import pytest
 
 from tests.process.command import COMMAND, end_terminal, run_command
-from tests.process.serving.conftest import PROMPT, TOKENS
+from tests.process.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import HOST, free_ports
 
 START_S = 40

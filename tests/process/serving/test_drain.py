@@ -5,8 +5,8 @@ import httpx
 import pytest
 
 from tests.process.command import Ended, gone, wait_for
+from tests.process.conftest import PROMPT, TOKENS
 from tests.process.faulty import Fault
-from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import START_S, Serving, rank_of
 
 SLOW = 1e4

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from tests.process.command import COMMAND, gone, wait_for
+from tests.process.conftest import PROMPT, TOKENS
 from tests.process.faulty import Fault
-from tests.process.serving.conftest import PROMPT, SLOW, TOKENS
+from tests.process.serving.conftest import SLOW
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import START_S, Serving, node_of, words_of_loss
 from tpiedge.lab.memory_group import ENTER, MemoryGroup

@@ -13,7 +13,8 @@ import pytest
 
 from tests.browsing.browser import Browser
 from tests.process.command import Ended, wait_for
-from tests.process.serving.conftest import PROMPT, SLOW
+from tests.process.conftest import PROMPT
+from tests.process.serving.conftest import SLOW
 from tests.process.serving.serving import START_S, Serving
 
 LONG = 900

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.process.conftest import PROMPT
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT
 from tests.process.network.namespaces import Namespaces
 from tests.process.network.observed.recorded import STORY, Observed, observe
 

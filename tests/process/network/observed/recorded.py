@@ -5,9 +5,9 @@ import socket
 from dataclasses import dataclass
 
 from tests.process.command import run_command, wait_for
+from tests.process.conftest import PROMPT, TOKENS
 from tests.process.faulty import Fault
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT, TOKENS
 from tests.process.network.namespaces import MASTER, Namespaces
 from tests.process.network.observed.capture import Capture, Recording
 from tests.process.serving.machines import Worker

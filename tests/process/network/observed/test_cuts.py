@@ -9,8 +9,8 @@ import pytest
 
 from tests.patience import Meanwhile
 from tests.process.command import wait_for
+from tests.process.conftest import PROMPT
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT
 from tests.process.network.namespaces import Namespaces
 from tests.process.network.observed.recorded import STORY, Observed
 from tests.process.serving.serving import START_S, words_of_loss

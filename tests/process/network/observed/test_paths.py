@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.process.command import run_command, wait_for
+from tests.process.conftest import Exact
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import Exact
 from tests.process.serving.serving import START_S, words_of_loss
 from tpiedge.errors import ResourceError
 from tpiedge.worker.wording import NARROW

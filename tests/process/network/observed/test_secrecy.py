@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.process.conftest import PROMPT
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT
 from tests.process.network.observed.recorded import MARKER, Observed
 from tpiedge.host.addresses import FILES_OFFSET
 from tpiedge.joining.tokens import parse_token

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.process.command import run_command, wait_for
+from tests.process.conftest import PROMPT, TOKENS
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT, TOKENS
 from tests.process.network.namespaces import BRIDGE, Namespaces
 from tests.process.network.observed.proxy import Proxy
 from tests.process.network.observed.recorded import STORY, Observed

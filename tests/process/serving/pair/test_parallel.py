@@ -2,7 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.process.serving.conftest import PROMPT
+from tests.process.conftest import PROMPT
 from tests.process.serving.pair.conftest import PARALLEL
 from tests.process.serving.serving import Serving
 

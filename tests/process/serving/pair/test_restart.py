@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from tests.process.command import wait_for
-from tests.process.serving.conftest import PROMPT
+from tests.process.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving, unfinished
 
 LONG = 150
