@@ -101,12 +101,22 @@ def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk]:
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """Nothing in `folder` can be written, as on a file system that the kernel has found damaged. Skips the test where
-    that is impossible."""
+    that is impossible.
+
+    A mount with an open file that is written cannot become read-only, so it becomes so where nobody writes.
+    """
+    aside = folder.with_name(f"{folder.name}-aside")
+    aside.mkdir()
     with _skipping():
         _need_root_and("mount")
-        _try("mount", "--bind", folder, folder)
+        _try("mount", "--bind", folder, aside)
     try:
-        _run("mount", "-o", "remount,bind,ro", folder)
+        _run("mount", "-o", "remount,bind,ro", aside)
+        _run("mount", "--bind", aside, folder)
+    finally:
+        _run("umount", "-l", aside)
+        aside.rmdir()
+    try:
         yield
     finally:
         _run("umount", "-l", folder)
