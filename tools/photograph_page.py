@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tests.browsing.browser import Browser
-from tests.browsing.looks import LOOKS, PICTURES, letters
+from tests.browsing.looks import PICTURES, WALKS, letters
 from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, SECRET, InstantTemplate
 from tpiedge.api.guard import Guard
@@ -94,12 +94,13 @@ def _looks(browser: Browser) -> None:
     """Each of a server of its own, whose cluster answers by script."""
     PICTURES.mkdir(exist_ok=True)
     tokenizer = Tokenizer.open(DEMO)
-    for look in LOOKS:
+    for walk in WALKS:
         service = FakeService(tokenizer, InstantTemplate(), vocab_size=2048)
         server = ApiServer(service, Guard("127.0.0.1", ApiKeys(), SECRET), Address("127.0.0.1", 0), Limits())
         server.start()
         try:
-            look.file.write_bytes(look.picture(browser, service, server.url))
+            for file, picture in walk.pictures(browser, service, server.url).items():
+                file.write_bytes(picture)
             (PICTURES / "letters.txt").write_text(letters(browser) + "\n", encoding="utf-8")
             browser.forget()
         finally:

@@ -41,6 +41,12 @@ const hear = ({ target }) => {
 };
 document.addEventListener("click", hear, { capture: true, once: true });
 """
+#: Elements that may have the name, last first: the name that a screen reader says costs a tree of the whole page.
+_NAMED = """
+const [within, name] = arguments, root = document.querySelector(within);
+const said = (e) => (e.getAttribute("aria-label") ?? "") + e.textContent + e.title;
+return [...root.querySelectorAll("button, a, summary")].filter((e) => said(e).includes(name)).reverse();
+"""
 
 
 class Browser:
@@ -52,6 +58,8 @@ class Browser:
         options.binary_location = program
         for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
             options.add_argument(f"--{flag}")
+        # A process ahead of the next address costs more than it saves: each test has an address of its own.
+        options.add_argument("--disable-features=SpareRendererForSitePerProcess,BackForwardCache")
         if not keeps:
             options.add_experimental_option("prefs", {"profile.default_content_setting_values.cookies": 2})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -250,20 +258,20 @@ class Browser:
         """Waits until exactly these answers are there, all complete."""
         self.wait(lambda: self.answers() == list(texts) and not self.see(".progress"))
 
-    def flaws(self) -> list[str]:
-        """Returns the serious and critical violations that axe finds."""
+    def flaws(self, *rules: str) -> list[str]:
+        """Returns the serious and critical violations that axe finds, of `rules` only where some are given."""
         if not self.run("return 'axe' in window"):
             self.run(_AXE.read_text(encoding="utf-8"))
         found = self.driver.execute_async_script(
-            "const [done] = arguments; axe.run().then(({violations}) => done(violations), e => done([{id: String(e)}]))"
+            "const [rules, done] = arguments; axe.run(rules.length ? {runOnly: rules} : {})"
+            ".then(({violations}) => done(violations), e => done([{id: String(e)}]))",
+            rules,
         )
         return [json.dumps(flaw)[:1500] for flaw in found if flaw.get("impact") not in ("minor", "moderate")]
 
     def _called(self, name: str, within: str, *, seen: bool = True) -> Any:
-        found: Sequence[Any] = self.driver.find_element(By.CSS_SELECTOR, within).find_elements(
-            By.CSS_SELECTOR, "button, a, summary"
-        )
-        return [one for one in found if one.accessible_name == name and (one.is_displayed() or not seen)][-1]
+        found: Sequence[Any] = self.run(_NAMED, within, name)
+        return next(one for one in found if one.accessible_name == name and (one.is_displayed() or not seen))
 
     def _patiently(self, act: Callable[[], object]) -> None:
         """The page renders while it is used: what was found may be gone a moment later. `act` returns False where

@@ -1,12 +1,12 @@
 """Pictures of the page in fixed states, and the distance between two pictures."""
 
 import base64
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.browsing.browser import Browser
+from tests.browsing.browser import Browser, Keys
 from tests.browsing.watched import watch
 from tests.fakes.service import FakeGeneration, FakeService
 from tests.http.conftest import SECRET
@@ -31,7 +31,7 @@ def share(layer: int) -> str:  # who computes it
 #: What blinks, moves or counts is not drawn.
 _STILL: Final = """
 const sheet = new CSSStyleSheet();
-sheet.replaceSync(arguments[0] + "* { caret-color: transparent !important; animation: none !important; } "
+sheet.replaceSync("* { caret-color: transparent !important; animation: none !important; } "
   + ".facts { visibility: hidden; } .messages { scrollbar-width: none; }");
 document.adoptedStyleSheets = [sheet];
 """
@@ -74,27 +74,31 @@ return ["--sans", "--mono"].map((name) => {
 
 
 @dataclass(frozen=True)
-class Look:
-    """One picture: what is done before it (`act`), in a window of that size."""
+class Walk:
+    """Pictures of one page in a window of one size, by name: what is done before each of them, from state to state."""
 
     name: str
-    act: Callable[[Browser, FakeService], None]
-    width: int = 1000
-    height: int = 640
-    dark: bool = False
+    acts: dict[str, Callable[[Browser, FakeService], None]]
+    width: int
+    height: int
     touch: bool = False
+    schemes: tuple[str, ...] = ("", "-dark")
 
-    def picture(self, browser: Browser, service: FakeService, url: str, more_css: str = "") -> bytes:
-        browser.shape(self.width, self.height, dark=self.dark, touch=self.touch)
+    def pictures(self, browser: Browser, service: FakeService, url: str) -> dict[Path, bytes]:
+        self._draw(browser, self.schemes[0])
         browser.open(url)
-        browser.run(_STILL, more_css)
-        self.act(browser, service)
-        browser.draw()
-        return browser.driver.get_screenshot_as_png()
+        browser.run(_STILL)
+        found = {}
+        for name, act in self.acts.items():
+            act(browser, service)
+            for scheme in self.schemes:
+                self._draw(browser, scheme)
+                found[PICTURES / f"{name}{scheme}.png"] = browser.driver.get_screenshot_as_png()
+        return found
 
-    @property
-    def file(self) -> Path:
-        return PICTURES / f"{self.name}.png"
+    def _draw(self, browser: Browser, scheme: str) -> None:
+        browser.shape(self.width, self.height, dark=bool(scheme), touch=self.touch)
+        browser.draw()
 
 
 def letters(browser: Browser) -> str:
@@ -102,13 +106,16 @@ def letters(browser: Browser) -> str:
     return str(browser.run(_LETTERS))
 
 
-def differing(browser: Browser, one: bytes, other: bytes, limit: int) -> float:
-    """The share of small squares that differ by more than `limit` of 255: 0 to 1. Leaves the page."""
+def differing(browser: Browser, pictures: Iterable[tuple[bytes, bytes]], limit: int) -> list[float]:
+    """The share of small squares of each two pictures that differ by more than `limit` of 255: 0 to 1. Leaves the
+    page."""
     browser.driver.get("data:text/html,")
-    sources = ["data:image/png;base64," + base64.b64encode(png).decode() for png in (one, other)]
-    found = browser.driver.execute_async_script(_COMPARE, *sources, limit)
-    assert isinstance(found, int | float), found
-    return float(found)
+    shares = []
+    for pair in pictures:
+        sources = ["data:image/png;base64," + base64.b64encode(png).decode() for png in pair]
+        shares.append(browser.driver.execute_async_script(_COMPARE, *sources, limit))
+    assert all(isinstance(share, int | float) for share in shares), shares
+    return shares
 
 
 def _new(_browser: Browser, _service: FakeService) -> None:
@@ -122,17 +129,21 @@ def _answered(browser: Browser, service: FakeService) -> None:
         generation.finish("stop")
 
     service.script = script
+    browser.run("location.hash = '#chat'")
+    browser.wait(lambda: browser.see("#message"))
     browser.say("Who does what?")
     browser.wait(lambda: browser.see(".facts") and browser.see(".hljs-keyword"))
 
 
 def _settings(browser: Browser, _service: FakeService) -> None:
-    browser.click("Settings")
+    browser.focus("Settings")  # a mouse would stay on the button
+    browser.press(Keys.ENTER)
     browser.wait(lambda: browser.see("dialog"))
 
 
 def _locked(browser: Browser, _service: FakeService) -> None:
-    browser.click("Cluster")
+    browser.press(Keys.ESCAPE)
+    browser.run("location.hash = '#cluster'")
     browser.wait(lambda: browser.see(".locked"))
 
 
@@ -144,21 +155,10 @@ def _watched(browser: Browser, service: FakeService) -> None:
     browser.wait(lambda: browser.see(".sparkline") and "0.0" in browser.text(".figures"))
 
 
-_DESKTOP: Final = (
-    Look("new", _new),
-    Look("answer", _answered),
-    Look("settings", _settings),
-    Look("locked", _locked),
-)
-_PHONE: Final = tuple(
-    replace(look, name=f"{look.name}-phone", width=390, height=720, touch=True) for look in _DESKTOP
-)
-LOOKS: Final = (
-    *(
-        look
-        for light in (*_DESKTOP, *_PHONE)
-        for look in (light, replace(light, name=f"{light.name}-dark", dark=True))
-    ),
-    Look("cluster", _watched, width=1180, height=1873),
-    Look("cluster-phone-dark", _watched, width=390, height=3146, dark=True, touch=True),
+_ACTS: Final = {"new": _new, "settings": _settings, "locked": _locked, "answer": _answered}
+WALKS: Final = (
+    Walk("desktop", _ACTS, 1000, 640),
+    Walk("phone", {f"{name}-phone": act for name, act in _ACTS.items()}, 390, 720, touch=True),
+    Walk("cluster", {"cluster": _watched}, 1180, 1873, schemes=("",)),
+    Walk("cluster-phone", {"cluster-phone": _watched}, 390, 3146, touch=True, schemes=("-dark",)),
 )

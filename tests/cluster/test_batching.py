@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cluster.packs import Packs, References, split
-from tests.cluster.test_growing_kv import tight
-from tests.fakes.cluster import InProcessCluster
+from tests.cluster.test_streaming import tight
+from tests.fakes.cluster import InProcessCluster, SoloLeader
 from tests.reference import Reference
-from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
@@ -42,7 +41,7 @@ class Arrival:
 
 
 class Run:
-    def __init__(self, leader: Leader, arrivals: list[Arrival]) -> None:
+    def __init__(self, leader: SoloLeader, arrivals: list[Arrival]) -> None:
         self.tokens: dict[str, list[Token]] = {arrival.request.id: [] for arrival in arrivals}
         self.finished: dict[str, Finished] = {}
         self.steps = 0

@@ -1,12 +1,14 @@
-"""q8 and q4 through the engine: how near they are to the checkpoint, and that no cut of a prompt changes a bit.
+"""q8 and q4 through the engine, of weights or of keys and values: how near they are to the checkpoint, or to f32.
 (test_bits.py: all splits have the same bits.)"""
 
 import pytest
 import torch
 
 from tests.cluster.alone import AloneOf
-from tests.cluster.packs import References
+from tests.cluster.packs import Packs, References, split
+from tests.fakes.cluster import InProcessCluster
 from tpiedge.pack.specs import Precision
+from tpiedge.wire.fields import KVPrecision
 
 # Of a head of 12 or 20 and FFN tiles of 44 or 64: groups that are short; a KV head for all; biases; ties; norms of q
 # and k; sliding windows.
@@ -34,3 +36,21 @@ def test_quantised_weights_are_near_the_checkpoint_s(
     ]
     assert errors[0] < 0.1
     assert 2 * errors[0] < errors[1] < 0.7
+
+
+# The references' random weights make attention sharp and logits close, which quantised keys do not forgive.
+# Biases; one KV head for seven query heads; sliding windows; norms of q and k.
+KV: list[KVPrecision] = ["f32", "q8", "q4"]
+OF_KV = ["llama-biases", "yi", "mistral-sliding", "qwen2-tied", "qwen3"]
+
+
+@pytest.mark.parametrize("name", OF_KV)
+def test_the_fewer_bits_the_larger_the_error(name: str, references: References, packs: Packs) -> None:
+    reference = references(name)
+    logits_TV = {}
+    for kv in KV:
+        with InProcessCluster(packs(reference), split(reference, "1"), kv=kv) as cluster:
+            logits_TV[kv] = cluster.logits((*reference.prompt_ids, *reference.greedy_ids))
+    exact_TV = logits_TV["f32"]
+    errors = [float((logits_TV[kv] - exact_TV).norm() / exact_TV.norm()) for kv in ("q8", "q4")]
+    assert 0 < errors[0] < errors[1] / 4 < 0.25

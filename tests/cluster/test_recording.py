@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cluster.packs import Packs, References, split
-from tests.cluster.test_growing_kv import tight
+from tests.cluster.test_streaming import tight
 from tests.fakes.cluster import InProcessCluster, greedy_request
 from tpiedge.engine.steps import StepLimits
 from tpiedge.wire.control import StepSpans

@@ -1,7 +1,10 @@
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from tests.contract.gate import Gate
 from tests.contract.networks import Network, linked
 from tests.contract.ranks import CLUSTERS, Ranks
 from tpiedge.clock import MonotonicClock
@@ -19,6 +22,12 @@ def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     kind, way, size = request.param
     with linked(kind, monkeypatch) as network:
         yield Ranks(network, way, size).begun() if size > 1 else Ranks(network, way, size)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with closing(Gate(tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -172,9 +172,9 @@ class Ranks:
         )
 
 
-def part(rank: int, tokens: int = 3, hidden: int = 96) -> torch.Tensor:
+def part(rank: int, tokens: int = 3, hidden: int = 96, block: int = 0) -> torch.Tensor:
     """A part whose values differ so much in magnitude that the order of summation shows."""
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(100 * block + rank)
     return torch.randn(tokens, hidden, generator=generator) * 10.0 ** (rank * 3 % 7)
 
 

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from tests.contract.relay import Relay
-from tests.contract.test_endpoint import receive
+from tests.contract.test_endpoint import receive, wait_for_refusal
 from tpiedge.errors import UserError
 from tpiedge.transport.endpoint import TENSOR, DuplicateName, Endpoint, Envelope, LinkReset, Unreachable
 from tpiedge.transport.keys import CurveKeys
@@ -44,13 +44,6 @@ def listen(*endpoints: Endpoint) -> None:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         assert [endpoint.recv(0.05) for endpoint in endpoints] == [None] * len(endpoints)
-
-
-def wait_for_refusal(hub: ZmqHub) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not hub.counters.refused:
-        assert hub.recv(0.02) is None
-        assert time.monotonic() < deadline, hub.counters
 
 
 @pytest.mark.fault("W4", "nothing of it is heard")
@@ -95,6 +88,7 @@ def test_a_peer_without_curve_gets_nowhere(hub: ZmqHub) -> None:
     ],
 )
 @pytest.mark.fault("W1", "cut off; members are heard as before")
+@pytest.mark.fault("W3", "gigabytes that a stranger announces: cut off; members are heard as before")
 def test_junk_is_cut_off_and_harms_nobody(hub: ZmqHub, junk: bytes) -> None:
     host, port = hub.address.removeprefix("tcp://").split(":")
     with connect(hub) as spoke, socket.create_connection((host, int(port))) as raw:

@@ -1,8 +1,6 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -23,12 +21,6 @@ NAME = peer_name(WORKER.public)
 WAIT_S = 20.0
 #: Of the loopback network.
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 10)]
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    with closing(Gate(tmp_path)) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -5,13 +6,20 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
+import zmq
 
-from tests.contract.test_endpoint import receive
+from tests.contract.crowd import wait_until
+from tests.contract.hub_process import HubProcess
+from tests.contract.networks import Network
+from tests.contract.test_endpoint import receive, wait_for_refusal
 from tests.fakes.inprocess import InProcessHub
+from tpiedge.errors import PeerError
+from tpiedge.transport import endpoint
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.endpoint import CONTROL, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.units import KIB, MIB
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.join import Refused
 
@@ -73,10 +81,7 @@ def test_what_is_not_admitted_any_more_is_dropped_and_counted(pair: Pair) -> Non
     pair.greet()
     pair.hub.admission.revoke("w-1")
     pair.spoke.send(Shutdown(2))
-    deadline = time.monotonic() + WAIT_S
-    while not pair.hub.counters.refused:
-        assert time.monotonic() < deadline
-        assert pair.hub.recv(0.02) is None
+    wait_for_refusal(pair.hub)
     assert pair.hub.counters.refused == 1
 
 
@@ -86,10 +91,8 @@ def test_the_end_of_a_peer_is_known_without_its_word(pair: Pair) -> None:
     assert not pair.hub.is_connected("w-2")
     pair.spoke.send(Shutdown(2))
     pair.spoke.close()
-    deadline, heard = time.monotonic() + WAIT_S, []
-    while pair.hub.is_connected("w-1"):
-        assert time.monotonic() < deadline
-        heard.append(pair.hub.recv(0.02))
+    heard = []
+    wait_until(lambda: not pair.hub.is_connected("w-1") or heard.append(pair.hub.recv(0.02)))
     heard.append(pair.hub.recv(0.02))
     assert [one.message for one in heard if one is not None] == [Shutdown(2)], "what it said last is heard"
 
@@ -98,3 +101,81 @@ def test_where_a_peer_is_connected_from(pair: Pair) -> None:
     pair.greet()
     assert pair.hub.address_of("w-1") == HOST
     assert pair.hub.address_of("w-2") == ""
+
+
+SMALL = endpoint.Plane(header_limit=1000, tensor_limit=64 * KIB, queue_length=16, waiting_limit=MIB)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with closing(Network("zeromq")) as made:
+        yield made
+
+
+@pytest.mark.fault("W2", "a flood takes bounded memory of the master; others are served")
+@pytest.mark.parametrize("plane", [endpoint.TENSOR, endpoint.CONTROL], ids=["tensor", "control"])
+def test_the_largest_frames_are_bounded_in_memory_and_others_are_served(plane: endpoint.Plane) -> None:
+    with HubProcess(plane) as hub, hub.spoke("flooder") as flooder, hub.spoke("other") as other:
+        flooder.send(Shutdown(1), timeout_s=WAIT_S)
+        before = hub.rss
+        sent = flood(flooder, bytes(plane.frame_limit), 600 * MIB // plane.frame_limit)
+        hub.wait_until(lambda: hub.rss - before > plane.backlog_limit // 2)
+        other.send(Shutdown(7), timeout_s=WAIT_S)
+        hub.serve()
+        assert receive(other).message == Shutdown(7)
+        assert sent * plane.frame_limit > 400 * MIB
+        assert hub.peak_rss - before < 300 * MIB
+
+
+def flood(spoke: ZmqSpoke, frame: bytes, count: int) -> int:
+    for number in range(count):
+        try:
+            spoke.socket.send(frame, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return number
+    return count
+
+
+def test_a_message_without_end_ends_the_connection(network, caplog):
+    hub, flooder, other = network.hub(SMALL), network.spoke(1, SMALL), network.spoke(2, SMALL)
+    for spoke in (flooder, other):
+        spoke.send(Shutdown(1), timeout_s=WAIT_S)
+        receive(hub)
+    parts = 2 * SMALL.backlog_limit // SMALL.frame_limit
+    with caplog.at_level(logging.WARNING):
+        flooder.socket.send_multipart([bytes(SMALL.frame_limit)] * parts)
+        wait_until(lambda: "cut a connection off" in caplog.text)
+    other.send(Shutdown(7))
+    *heard, broken = until_reset(hub, flooder)
+    assert "node-1 broke and was made anew: it had sent more than" in str(broken)
+    wait_until(lambda: endpoint.Envelope("node-2", Shutdown(7)) in heard or heard.append(hub.recv(0.01)))
+
+
+def until_reset(hub: ZmqHub, spoke: ZmqSpoke) -> Iterator[endpoint.Envelope | PeerError | None]:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        # A socket works on its connections while somebody calls it.
+        spoke.recv(0.0)
+        try:
+            yield hub.recv(0.01)
+        except endpoint.LinkReset as error:
+            yield error
+            return
+        except endpoint.MalformedMessage as error:
+            yield error
+
+
+def test_who_connects_again_gains_nothing() -> None:
+    with HubProcess(endpoint.CONTROL) as hub, hub.spoke("flooder") as flooder:
+        flooder.send(Shutdown(1), timeout_s=WAIT_S)
+        before = hub.rss
+        with pytest.raises(endpoint.Unreachable):
+            send_without_end(flooder, bytes(endpoint.CONTROL.frame_limit))
+        assert hub.peak_rss - before < 300 * MIB
+        hub.serve()
+        flooder.send(Shutdown(7), timeout_s=WAIT_S)
+
+
+def send_without_end(spoke: ZmqSpoke, frame: bytes) -> None:
+    while True:
+        spoke.send_frame(frame, timeout_s=1.0)

@@ -35,12 +35,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "_PROBE_S", WAIT_S)
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    with closing(Gate(tmp_path)) as made:
-        yield made
-
-
 def link(gate: Gate, keys: CurveKeys = WORKER) -> ZmqSpoke:
     return open_link(gate.address, MASTER.public, keys, peer_name(keys.public), timeout_s=WAIT_S)
 

@@ -55,6 +55,7 @@ def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
 
 @pytest.mark.parametrize("network", ["zeromq", "zeromq in Python"], indirect=True)
 @pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
+@pytest.mark.fault("W3", "sent all the same: the connection breaks, and is made anew")
 def test_a_frame_beyond_what_libzmq_takes_is_a_broken_link(network: Network, plane: Plane) -> None:
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
     meet(hub, spoke)

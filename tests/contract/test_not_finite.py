@@ -89,6 +89,8 @@ def test_where_all_are_guilty_it_is_what_rank_0_sent_before(network: Any, way: s
     assert not isinstance(error, Misconduct)
 
 
+@pytest.mark.fault("W5", "numbers of this step are believed if they are finite")
+@pytest.mark.fault("W11", "finite numbers are believed, however large; a sum that overflows is an error")
 @each_link
 def test_a_sum_beyond_f32_is_an_error_and_a_large_one_is_not(network: Any, way: str) -> None:
     ranks = Ranks(network, way, SIZE).begun()

@@ -140,6 +140,7 @@ tried = pytest.mark.parametrize(
 
 
 @pytest.mark.fault("W2", "every collective names the node that sent it")
+@pytest.mark.fault("W11", "every collective names the sender of a wrong shape")
 @tried
 def test_a_rank_that_breaks_the_protocol_is_named(network: Any, way: str, violation: str) -> None:
     check(network, way, 1, VIOLATIONS[violation])

@@ -18,7 +18,7 @@ from tpiedge.collectives.group import Group
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.engine.carrying import Carrier, Locker
 from tpiedge.engine.forward import Engine, kv_cache
-from tpiedge.engine.grammars import Grammars
+from tpiedge.engine.grammars import Grammars, await_any
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving, follow
 from tpiedge.engine.sampler import Sampler
@@ -52,6 +52,9 @@ class SoloLeader(Leader):
 
     #: Draws the tokens of a request, other than as it asks.
     sampler_of: Callable[[GenerationRequest], Any] | None = None
+
+    def await_grammar(self, limit_s: float) -> None:
+        await_any(self._awaited, limit_s)
 
     def generate(
         self, request: GenerationRequest, emit: Callable[[AnswerPart], None], cancelled: Callable[[], bool]

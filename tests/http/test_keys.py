@@ -45,6 +45,17 @@ def test_a_revoked_key_is_refused_and_its_answer_goes_on(serve, service, key_fil
         assert "sk-laptop" not in told
 
 
+@pytest.mark.fault("H8", "each key is a client of its own: one floods, and another has its turns and places")
+def test_each_key_is_a_client_of_its_own(serve, service, key_file):
+    service.script = lambda generation: generation.finish("stop")
+    server = serve(key_file=key_file)
+    for key in ("sk-phone", "sk-laptop", "sk-phone"):
+        with client_of(server, key) as http:
+            http.completions.create(model="babbler", prompt="hi")
+    phone, laptop, again = (service.generations.get(timeout=20).client for _ in range(3))
+    assert phone == again != laptop
+
+
 def test_the_other_headers_for_keys(serve, key_file):
     key, api, bearer = "X-Api-Key", "api-key", "Authorization"
     good = [

@@ -370,6 +370,19 @@ def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
         kept.close(LIMIT_S)
 
 
+def test_a_request_that_is_taken_up_while_the_disk_is_full_is_forgotten(service, folder, leave, monkeypatch):
+    """An answer that ends masters would not be counted."""
+    leave(CHAT, WORDS, 1, rest=False)
+    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
+    assert kept.recover_all() == 1
+    generation = service.generations.get(timeout=LIMIT_S)
+    with monkeypatch.context() as full:
+        full.setattr("tpiedge.answers.record.RecordFile.write", lambda *_: False)
+        generation.take_up()
+        wait_until(lambda: not left(folder))
+    kept.close(LIMIT_S)
+
+
 def test_an_answer_that_a_stop_string_had_ended_asks_for_nothing(keep, service, leave):
     ids = service.tokenizer.encode("one two three four", add_special=False)
     path = leave(replace(WHOLE, stops=(" three",)), ids, len(ids))

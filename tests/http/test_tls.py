@@ -96,6 +96,7 @@ def test_another_certificate_is_refused_before_the_key_is_sent(secure, service, 
     assert service.generations.empty()
 
 
+@pytest.mark.fault("H2", "TLS: however much has come, a turn of the event loop parses one piece")
 def test_a_turn_of_the_event_loop_parses_one_piece(secure, service, trusting, pieces):
     """Though TLS gives all that has come at once."""
     answers(service, "Hello")
@@ -105,6 +106,20 @@ def test_a_turn_of_the_event_loop_parses_one_piece(secure, service, trusting, pi
         assert http.post("/v1/completions", content=body, headers=headers).status_code == 200
     assert max(pieces) == PIECE_BYTES
     assert sum(pieces) > len(body)
+
+
+@pytest.mark.fault("H1", "TLS: closed at their deadlines, before, in and after the handshake")
+def test_a_handshake_that_does_not_end_has_a_deadline(secure, trusting):
+    server = secure(limits=Limits(headers_s=5.0))
+    with contextlib.ExitStack() as stack:
+        silent, begun, shaken = [
+            stack.enter_context(socket.create_connection(server.address, LIMIT_S)) for _ in range(3)
+        ]
+        with trusting.wrap_socket(shaken, server_hostname="localhost") as secured:
+            assert answer_to(silent, b"") == b""
+            answer_to(begun, b"\x16\x03\x01\x02\x00\x01\x00\x01")
+            with contextlib.suppress(ssl.SSLEOFError):
+                assert secured.recv(1) == b""
 
 
 @pytest.mark.fault("H8", "TLS: cut where no place is left, before the handshake")

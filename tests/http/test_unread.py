@@ -76,11 +76,12 @@ def bytes_of(clients, name):
     return clients.kept.find(name).held_bytes
 
 
-@pytest.mark.fault("H8", "the answers that one client does not read push out none of another's")
-def test_unread_answers_are_bounded_in_bytes_for_each_client(clients, monkeypatch):
-    anns = clients.leave("ann", 100)
+@pytest.mark.fault("H8", "the answers that one client leaves or does not read push out none of another's")
+@pytest.mark.parametrize("over", [True, False])
+def test_unread_answers_are_bounded_in_bytes_for_each_client(clients, monkeypatch, over):
+    anns = clients.leave("ann", 100, over=over)
     monkeypatch.setattr("tpiedge.answers.shelf.LEFT_BYTES", 8 * bytes_of(clients, anns))
-    bobs = [clients.leave("bob", 100) for _ in range(9)]
+    bobs = [clients.leave("bob", 100, over=over) for _ in range(9)]
     assert clients.kept_of([anns, *bobs]) == [anns, *bobs[-4:]]
 
 

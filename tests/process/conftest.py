@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import pytest
 from tests.process.command import Ended, Started, run_command, start_command, text_of_one_node
 from tests.process.models import build_text_model
 from tpiedge.cli.main import main
+from tpiedge.launch.slot import ForkServer
 
 if TYPE_CHECKING:
     from tests.process.serving.serving import Serving
@@ -66,12 +67,31 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-@pytest.fixture
-def generate(tpiedge: Callable[..., Ended]) -> Callable[..., dict]:
-    """`tpiedge run --json`: its one object. Fails unless it is the only thing on standard output."""
+class _Shared(ForkServer):
+    def stop(self, *_: object) -> None:
+        """Leaves it to the next run."""
 
-    def generate(*arguments: object, **options: object) -> dict:
-        ended = tpiedge("run", *arguments, "--threads", 1, "--json", **options)
+
+@pytest.fixture(scope="session")
+def _fork_server() -> Iterator[ForkServer]:
+    server = _Shared(1)
+    yield server
+    ForkServer.stop(server, 0.0)
+
+
+@pytest.fixture
+def one_fork_server(_fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the nodes of all runs in this process from one server: to import torch takes 1.3 s."""
+    monkeypatch.setattr("tpiedge.local.cluster.ForkServer", lambda _threads: _fork_server)
+
+
+@pytest.fixture
+def generate(here: Callable[..., Ended], one_fork_server: None) -> Callable[..., dict]:
+    """`tpiedge run --json` in this process, with real nodes: its one object. Fails unless it is the only thing on
+    standard output."""
+
+    def generate(*arguments: object) -> dict:
+        ended = here("run", *arguments, "--threads", 1, "--json")
         assert ended.status == 0, ended.err
         lines = ended.out.splitlines()
         assert len(lines) == 1, ended.out

@@ -4,10 +4,6 @@ from tests.process.gguf_of_checkpoint import write_gguf_of
 from tpiedge.model.source import DEMO, resolve_model
 
 
-def ids(found):
-    return ",".join(map(str, found.prompt_ids))
-
-
 def write_text_gguf_of(folder, path, kind):
     """A checkpoint of the demo's kind with its text; rows beyond the tokenizer are called as converters call them."""
     source = json.loads((folder / "tokenizer.json").read_bytes())
@@ -34,49 +30,43 @@ def write_text_gguf_of(folder, path, kind):
     )
 
 
-def imported(tpiedge, *arguments):
-    """The record of `import-gguf --json`, and what was said beside it."""
-    ended = tpiedge("import-gguf", *arguments, "--json")
-    assert ended.status == 0, ended.err
-    (line,) = ended.out.splitlines()
-    return json.loads(line), ended.err
-
-
-def test_the_tokens_of_the_checkpoint(tpiedge, generate, references, tmp_path):
+def test_the_tokens_of_the_checkpoint(here, generate, references, tmp_path):
     found = references("llama-mqa-tied")
     path = write_gguf_of(found.folder, tmp_path / "model.gguf", "F16")
-    record, _ = imported(tpiedge, path, "--out", tmp_path / "pack", "--verify")
+    ended = here("import-gguf", path, "--out", tmp_path / "pack", "--verify", "--json")
+    assert ended.status == 0, ended.err
+    (line,) = ended.out.splitlines()
+    record = json.loads(line)
     assert record["exact"]
     assert record["verified"]
     assert record["precision"]["layers"] == "f32"
     count = len(found.greedy_ids)
-    arguments = ("--prompt-ids", ids(found), "--max-tokens", count, "--ignore-eos", "--nodes", 2)
+    arguments = (
+        "--prompt-ids",
+        ",".join(map(str, found.prompt_ids)),
+        "--max-tokens",
+        count,
+        "--ignore-eos",
+        "--nodes",
+        2,
+    )
     ran = generate("--model", tmp_path / "pack", *arguments)
     assert ran["token_ids"] == list(found.greedy_ids)
 
 
-def test_a_file_runs_as_a_model(tpiedge, generate, tmp_path):
+def test_a_file_runs_as_a_model(here, one_fork_server, tmp_path):
     """The first time it is imported into the cache; afterwards its pack is there, by file and by name."""
     path = write_text_gguf_of(resolve_model(DEMO), tmp_path / "Small-boat.Q5_0.gguf", "Q5_0")
-    flags = (
-        "--raw",
-        "--prompt",
-        "The small boat",
-        "--max-tokens",
-        12,
-        "--threads",
-        1,
-        "--cache",
-        tmp_path / "c",
-    )
-    first = tpiedge("run", "--model", path, *flags)
+    asked = ("--raw", "--prompt", "The small boat", "--max-tokens", 8)
+    flags = (*asked, "--threads", 1, "--cache", tmp_path / "c")
+    first = here("run", "--model", path, *flags)
     assert first.status == 0, first.err
     assert "packing Small-boat.Q5_0.gguf as q8" in first.err
     assert "of Q5_0 are rounded to q8" in first.err
-    again = tpiedge("run", "--model", path, *flags)
+    again = here("run", "--model", path, *flags)
     assert "packing" not in again.err
     assert "rounded" not in again.err
-    named = tpiedge("run", "--model", "small-boat-Q8", *flags)  # whatever the case
+    named = here("run", "--model", "small-boat-Q8", *flags)  # whatever the case
     assert first.out == again.out == named.out
-    (pack,) = json.loads(tpiedge("ls", "--json", "--cache", tmp_path / "c").out)["packs"]
+    (pack,) = json.loads(here("ls", "--json", "--cache", tmp_path / "c").out)["packs"]
     assert (pack["name"], pack["source"], pack["precision"]) == ("Small-boat-q8", str(path), "q8")

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.process.command import run_command
+from tests.process.lab.refused import refusal
 from tests.process.models import build_text_model
 
 HIDDEN, WIDTH, LAYERS, CONTEXT = 256, 4400, 3, 2600
@@ -53,10 +54,10 @@ def whole(wide_model):
 @pytest.fixture(scope="module")
 def budget(wide_model):
     """A little more than the least memory that a refusal names, in MB, for a context of which little is used."""
-    refused = run_command("run", *prompt(wide_model, 16, CONTEXT - 16), "--memory", "64MB")
-    assert refused.status == RESOURCE
-    least = re.search(r"node 0 needs at least ([\d.]+) MB .* KV cache ([\d.]+) MB", refused.err)
-    assert least, refused.err
+    status, words = refusal("run", *prompt(wide_model, 16, CONTEXT - 16), "--memory", "64MB")
+    assert status == RESOURCE
+    least = re.search(r"node 0 needs at least ([\d.]+) MB .* KV cache ([\d.]+) MB", words)
+    assert least, words
     assert float(least[2]) == pytest.approx(KV_BYTES / 1e6, rel=0.03)
     return float(least[1]) + 10
 

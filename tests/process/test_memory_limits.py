@@ -2,7 +2,7 @@
 
 import pytest
 
-PROMPT = ("--model", "demo", "--prompt-ids", "5,6,7,8,9", "--max-tokens", 12, "--ignore-eos")
+PROMPT = ("--model", "demo", "--prompt-ids", "5,6,7,8,9", "--max-tokens", 8, "--ignore-eos")
 
 
 @pytest.mark.fault("P15", "what memory does not hold streams from disk")

@@ -105,7 +105,6 @@ def audited(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_code_and_pickles_of_a_model_are_never_touched(
     audited: Path,
     tpiedge: Callable[..., Ended],
-    generate: Callable[..., dict],
     expected: list[int],
     tmp_path: Path,
 ) -> None:
@@ -122,7 +121,8 @@ def test_code_and_pickles_of_a_model_are_never_touched(
         (audited / f"{name}.py").write_text(owned)
     for name in ("pytorch_model.bin", "training_args.bin", "model.pt", "model.pkl"):
         (audited / name).write_bytes(b"cbuiltins\nexec\n(S" + repr(owned).encode() + b"\ntR.")
-    assert generate("--model", audited, *PROMPT)["token_ids"] == expected
+    ran = tpiedge("run", "--model", audited, *PROMPT, "--threads", 1, "--json")
+    assert json.loads(ran.out)["token_ids"] == expected, ran.err
     assert tpiedge("show", audited).status == 0
     tpiedge("doctor")
     assert not (tmp_path / "owned").exists()

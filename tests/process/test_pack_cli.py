@@ -22,34 +22,22 @@ def check_speed(record, folder):
     assert rate == pytest.approx(source_bytes / seconds)
 
 
-def ids(found):
-    return ",".join(map(str, found.prompt_ids))
-
-
 @pytest.mark.thin
-def test_a_pack_runs_and_is_unpacked_bit_for_bit(tpiedge, generate, references, tmp_path):
+def test_a_pack_runs_and_is_unpacked_bit_for_bit(here, generate, references, tmp_path):
     found = references("mistral-full")
     folder = found.folder
-    packed = tpiedge("pack", folder, "--out", tmp_path / "pack", "--verify", "--json")
+    packed = here("pack", folder, "--out", tmp_path / "pack", "--verify", "--json")
     assert packed.status == 0, packed.err
     record = json.loads(packed.out)
     size = sum(path.stat().st_size for path in (tmp_path / "pack" / "blobs").iterdir())
     check_speed(record, folder)
     path = str(tmp_path / "pack")
     assert record == {"path": path, "name": None, "bytes": size, "reused": False, "verified": True}
-    arguments = (
-        "--nodes",
-        2,
-        "--prompt-ids",
-        ids(found),
-        "--max-tokens",
-        len(found.greedy_ids),
-        "--ignore-eos",
-    )
-    record = generate("--model", tmp_path / "pack", *arguments)
+    prompt = ("--prompt-ids", ",".join(map(str, found.prompt_ids)), "--max-tokens", len(found.greedy_ids))
+    record = generate("--model", tmp_path / "pack", "--nodes", 2, *prompt, "--ignore-eos")
     assert record["token_ids"] == list(found.greedy_ids)
     assert record["precision"] == "bf16"
-    unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
+    unpacked = here("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
     source, back = tensors(folder), tensors(tmp_path / "back")
     assert set(back) == set(source)
@@ -61,9 +49,9 @@ def test_a_pack_runs_and_is_unpacked_bit_for_bit(tpiedge, generate, references, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pack"]
 
 
-def test_a_quantised_pack_says_what_was_lost(tpiedge, references, tmp_path):
+def test_a_quantised_pack_says_what_was_lost(here, references, tmp_path):
     folder = references("qwen2-tied").folder
-    packed = tpiedge("pack", folder, "--precision", "q4", "--out", tmp_path / "pack", "--verify", "--json")
+    packed = here("pack", folder, "--precision", "q4", "--out", tmp_path / "pack", "--verify", "--json")
     assert packed.status == 0, packed.err
     record = json.loads(packed.out)
     quality = record.pop("quality")
@@ -73,11 +61,11 @@ def test_a_quantised_pack_says_what_was_lost(tpiedge, references, tmp_path):
     assert by_matrix == dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), "q4") | {"embedding": "q8"}
     for tensor in quality["tensors"]:
         assert 19 < tensor["sqnr_db"] - 24 * (tensor["precision"] == "q8") < 27
-    again = tpiedge("pack", folder, "--precision", "q4", "--out", tmp_path / "pack")
+    again = here("pack", folder, "--precision", "q4", "--out", tmp_path / "pack")
     assert again.out.startswith(f"{tmp_path / 'pack'} (")
     assert again.out.endswith(f", already there, SQNR {quality['sqnr_db']:.1f} dB)\n")
 
-    unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
+    unpacked = here("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
     assert unpacked.err.splitlines() == [
         "note: quantised weights come back in f32 as they are used, not as they were before"
@@ -99,10 +87,10 @@ def _is_progress(line: str) -> bool:
     return line.startswith(("packing ", "loading weights: "))
 
 
-def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
+def test_a_chat_through_a_pipe(here, generate, text_model):
     """Two turns: the second prompt holds the first question, its answer and the second question."""
     flags = ("--threads", 1, "--context", 128, "--max-tokens", 5, "--temperature", 0)
-    ended = tpiedge(
+    ended = here(
         "run", "--model", text_model, *flags, "--nodes", 2, stdin="ba be\n\nbi bo\n/clear\nba be\n/exit\nbu\n"
     )
     assert ended.status == 0, ended.err

@@ -30,9 +30,9 @@ def test_without_native_kernels_what_is_quantised_is_refused(flags, words, tmp_p
 
 
 @pytest.mark.thin
-def test_without_native_kernels_other_weights_give_the_same_answer():
-    flags = ("--precision", "bf16", "--raw", "--prompt", PROMPT, "--max-tokens", 16, "--temperature", 0)
-    command = ("run", "--model", "demo", *flags, "--nodes", 2, "--json")
-    native, without = run_command(*command), run_command(*command, TPIEDGE_NATIVE="0")
-    assert (native.status, without.status) == (0, 0), without.err
-    assert json.loads(native.out)["token_ids"] == json.loads(without.out)["token_ids"]
+def test_without_native_kernels_other_weights_give_the_same_answer(generate):
+    flags = ("--precision", "bf16", "--raw", "--prompt", PROMPT, "--max-tokens", 8, "--temperature", 0)
+    command = ("--model", "demo", *flags, "--nodes", 2)
+    without = run_command("run", *command, "--threads", 1, "--json", TPIEDGE_NATIVE="0")
+    assert without.status == 0, without.err
+    assert json.loads(without.out)["token_ids"] == generate(*command)["token_ids"]

@@ -40,16 +40,16 @@ SLACK_PART, SLACK = 0.02, 10
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # 60 of these keep those promises.
-    "loaded by master, worker and node": (39840, 251),
-    # Of these 850 lines are the fakes that were a package of tpiedge, and 50 hold promises that had been lost: parts of
-    # a schema close their object, all tables of a settings file are checked, masters that end in order do not count.
-    "tests": (60050, 547),
+    "loaded by master, worker and node": (39830, 251),
+    # Of these 850 lines are the fakes that were a package of tpiedge.
+    "tests": (59860, 506),
     # Raised for the check of words in docstrings and comments.
     "tools": (13960, 140),
     "tpiedge": (51980, 314),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
-    "tpiedge.api": (6460, 33),
+    # Raised for the deadline of TLS handshakes.
+    "tpiedge.api": (6470, 33),
     "tpiedge.cli": (4640, 26),
     "tpiedge.collectives": (1030, 8),
     "tpiedge.doctor": (430, 3),
@@ -63,7 +63,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # imported in memory once.
     "tpiedge.launch": (650, 5),
     "tpiedge.local": (1310, 7),
-    "tpiedge.master": (3890, 21),
+    "tpiedge.master": (3880, 21),
     "tpiedge.memory": (1180, 8),
     "tpiedge.model": (4590, 24),
     "tpiedge.node": (1180, 8),
@@ -80,13 +80,13 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
 #: Anything else.
 COUNTS: Final[Mapping[str, int]] = {
     "numbered laws": 73,
-    "numbers that modules name": 506,
+    "numbers that modules name": 505,
     "functions with more than 5 parameters": 40,
     "classes with more than 8 attributes": 88,
     "private names of libraries": 0,
     # `python -m tools.check_words` shows where.
     "words of docstrings": 48406,
-    "docstrings and comments with a denied first word": 91,
+    "docstrings and comments with a denied first word": 90,
     "docstrings and comments with a denied phrase": 45,
     "docstrings and comments with a length beyond its limit": 18,
 }

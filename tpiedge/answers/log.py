@@ -1,8 +1,8 @@
 """One answer as a log of events, in which a reader has a position.
 
 Laws:
-1. An event is recorded, if the answer has a record, before it is in the log, and stays there: each reader gets the
-   whole answer. A new reader replaces the one before.
+1. An event is recorded, if record and disk have room, before it is in the log, and stays: each reader gets the whole
+   answer. A new reader replaces the one before.
 2. An answer without a reader ends after a limit: LEFT_S; BRIEFLY_S without record and end; if collected as a whole or
    of an earlier master, UNFINISHED_S before its end and COLLECTED_WITHIN_S after it; for a stream of an earlier master,
    the grace.
@@ -255,9 +255,9 @@ class AnswerLog:
             if self.over or choice not in self._lacking:
                 return True
             if isinstance(event, TakenUp):
-                if not self._taken_up and self._record is not None:  # once, however many choices there are
-                    self._record.write(line(TAKEN_UP))
-                self._taken_up = True
+                taken_up, self._taken_up = self._taken_up, True  # once, however many choices there are
+                if not taken_up and self._record is not None and not self._record.write(line(TAKEN_UP)):
+                    self._record.delete()  # on a full disk it could end masters for ever
                 return False
             if self._record is not None:
                 self._record.write(event_line(choice, event))

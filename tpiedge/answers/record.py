@@ -2,6 +2,7 @@
 master loses nothing, a power cut the last half minute."""
 
 import errno
+import io
 import json
 import os
 import threading
@@ -20,7 +21,7 @@ from tpiedge.sanitise import RateLimitedLog
 from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
-UNRECORDED: Final = "the answer goes on, but would not survive the master's end"
+UNRECORDED: Final = "the answer goes on, but what is not written would not survive the master's end"
 TAKEN_UP: Final = "taken up"  # the line with which another master goes on
 KINDS: Final[Mapping[str, Any]] = {"scores": PromptScores, "ended": Finished}
 
@@ -41,37 +42,39 @@ class Question:
 
 
 class RecordFile:
-    """A file to which lines of one answer are appended. Thread-safe. If that fails, it warns; the answer goes on."""
+    """A file to which lines of one answer are appended. Thread-safe. Lines that cannot be written wait for the next
+    write, with a warning; meanwhile the file is an earlier record."""
 
     def __init__(
         self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
     ) -> None:
         """Owns `fd`, open for appending (None: no file). `later` calls a function in another thread."""
         self._path = path
-        self._fd = fd
-        self._there = fd is not None  # the file, open or not
+        self._file = None if fd is None else io.FileIO(fd, "ab")
         self._log = log
         self._later = later
+        self._unwritten = b""
         self._lock = threading.RLock()  # held while the disk is waited for
         self._doomed = self._kept = False
 
     @property
     def there(self) -> bool:
-        return self._there and not self._doomed
+        return self._file is not None and not self._doomed
 
-    def write(self, lines: bytes) -> None:
-        """Adds lines, if any; if there is no room, deletes the record."""
+    def write(self, lines: bytes) -> bool:
+        """Adds lines to those that wait. Returns whether all are written."""
         with self._lock:
-            if self._fd is None or self._doomed or not lines:
-                return
+            if self._file is None or self._file.closed or self._doomed:
+                return False
+            self._unwritten += lines
+            why = os.strerror(errno.ENOSPC)
             try:
-                if os.write(self._fd, lines) == len(lines):
-                    return
-                why = os.strerror(errno.ENOSPC)
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
             except OSError as error:
                 why = str(error.strerror)
-            self._log.warning("cannot write %s: %s; %s", self._path, why, UNRECORDED)
-            self._delete()
+            if self._unwritten:
+                self._log.warning("cannot write %s: %s; %s", self._path, why, UNRECORDED)
+            return not self._unwritten
 
     def finish(self) -> None:
         """Closes the file, which stays. Idempotent."""
@@ -93,20 +96,19 @@ class RecordFile:
 
     def _delete(self) -> None:
         with self._lock:
-            if not self._there or self._kept:
+            if self._file is None or self._kept:
                 return
             self._close()
-            self._there = False
+            self._file = None
             try:
                 self._path.unlink(missing_ok=True)
             except OSError as error:
                 self._log.warning("cannot delete %s: %s; delete it yourself", self._path, error.strerror)
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
+        if self._file is not None:
             try:
-                os.close(fd)
+                self._file.close()
             except OSError as error:
                 self._log.warning("cannot close %s: %s", self._path, error.strerror)
 

@@ -306,7 +306,8 @@ class RecordFolder:
         except OSError as error:
             self._log.warning("cannot make %s: %s; %s", path, error.strerror, record.UNRECORDED)
         file = record.RecordFile(path, fd, self._log, self.later)
-        file.write(accepted_lines(accepted))
+        if not file.write(accepted_lines(accepted)):
+            file.delete()
         return file
 
 

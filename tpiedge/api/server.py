@@ -219,6 +219,7 @@ class ApiServer:
         config.load()
         config.ssl = tls
         self._server = uvicorn.Server(config)
+        self._handshake_s = None if tls is None else limits.headers_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._up = threading.Event()
         self._closing = False
@@ -256,7 +257,10 @@ class ApiServer:
             raise InternalError("the HTTP server ended by itself")
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        # uvicorn has no setting for it, and asyncio lets a handshake take a minute.
+        within = functools.partial(loop.create_server, ssl_handshake_timeout=self._handshake_s)
+        loop.create_server = within  # type: ignore[method-assign]
         serving = asyncio.create_task(self._server.serve([self._socket]))
         while not (self._server.started or serving.done()):
             await asyncio.sleep(0)

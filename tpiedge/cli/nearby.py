@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tpiedge.joining.mdns import AnnouncedMaster
 
 _LOOK_S: Final = 5.0
-_ANSWER_S: Final = 3.0
 
 
 def check_announcing(address: Address) -> None:
@@ -118,7 +117,7 @@ def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
     """The first address where the master with that key answers, else the first where somebody does."""
     may_be, threads = None, ThreadPoolExecutor(8)
     try:
-        answers = threads.map(lambda one: who_is_at(one[0], one[1], _ANSWER_S), tries)
+        answers = threads.map(lambda one: who_is_at(*one), tries)
         for one, who in zip(tries, answers, strict=True):
             if who == "the master":
                 return one

@@ -21,7 +21,7 @@ from tpiedge.engine.constraints import (
 )
 from tpiedge.engine.drawing import Drawing, LiveRequest, MeanState, refusing
 from tpiedge.engine.forward import Engine
-from tpiedge.engine.grammars import Grammars, await_any
+from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import CarriedSequence
@@ -184,9 +184,6 @@ class Leader:
         self._recorder.end()
         self._batcher.cost.measured(len(x_TH), time.perf_counter() - begun)
         return [*ended, *self._take_ended()]
-
-    def await_grammar(self, limit_s: float) -> None:
-        await_any(self._awaited, limit_s)
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)

@@ -60,8 +60,8 @@ def open_link(
     raise next((error for error in failures if isinstance(error, PeerError)), failures[0])
 
 
-def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Found:
-    """Says who is at the host's addresses; takes `timeout_s` for each. "somebody" refused this key."""
+def who_is_at(address: Address, master_key: str) -> Found:
+    """Says who is at the host's addresses; takes 3 s for each. "somebody" refused this key."""
     keys = CurveKeys.generate()  # this worker's own may still be taken, by a connection that is silent
     try:
         addresses = resolve_all(address)
@@ -75,7 +75,7 @@ def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Foun
         except UserError:  # an address that no socket of this machine takes
             continue
         with closing(spoke):
-            state = spoke.monitor.wait(timeout_s)
+            state = spoke.monitor.wait(3.0)
         if state is LinkState.UP:
             return "the master"
         if state is LinkState.REFUSED:

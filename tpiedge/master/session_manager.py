@@ -91,9 +91,8 @@ class SessionManager:
     @property
     def pulse(self) -> MasterPulse:
         serving = self.serving
-        state = "waiting" if self.ready is None else "serving"
-        busy = not self._requests.idle or self.coming is not None
-        return MasterPulse(serving.number if serving is not None else 0, state, busy)
+        at_rest = self.ready is not None and self._requests.idle and self.coming is None
+        return MasterPulse(serving.number if serving is not None else 0, at_rest)
 
     def epoch(self, number: int) -> Epoch | None:
         serving = self.serving

@@ -119,10 +119,9 @@ class Leaving(f.EpochMessage, frozen=True, tag=109):
 
 
 class MasterPulse(f.EpochMessage, frozen=True, tag=103):
-    """Master to agent, regularly: the cluster's state. `busy`: a request runs or waits, or a plan is prepared."""
+    """Master to agent, regularly. `at_rest`: the cluster serves; no request runs or waits, and no plan is prepared."""
 
-    state: f.Name
-    busy: bool
+    at_rest: bool
 
 
 class Stock(f.EpochMessage, frozen=True, tag=111):

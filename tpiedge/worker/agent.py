@@ -30,10 +30,6 @@ from tpiedge.worker.wording import NARROW, spare_line, stopped_line
 _REPORT_S: Final = 120.0
 
 
-class JoinRefused(PeerError):
-    """The master has revoked this worker, or does not admit it."""
-
-
 class MasterMoved(PeerError):
     """The master is at another address now: join it there."""
 
@@ -83,7 +79,7 @@ class Agent:
     _running: _Part | None = None
     _distrust: bool = False  # of the shards on disk
     _silent: bool = False
-    _at_rest: bool = False  # the master serves and is not busy
+    _at_rest: bool = False  # the master says so
     _standing: str = ""  # the part of this machine that the user heard of last
     _narrow: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -96,7 +92,7 @@ class Agent:
         self._heard = self._looked = self._clock.now()
 
     def run(self) -> None:
-        """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError, OutOfMemory."""
+        """Serves until `stop`; blocks. Raises MasterMoved, DuplicateName, PeerError, OutOfMemory."""
         try:
             self._slot.own_locker()  # the master admits one process of each worker
             self._slot.warm(measure=self._report is None)
@@ -185,11 +181,11 @@ class Agent:
             case epochs.Spare():
                 self._stand(message.kind, spare_line(message))
             case Refused(message=why):
-                raise JoinRefused(why)
+                raise PeerError(why)
             case epochs.Stock():
                 self._prefetch.order(message)
             case epochs.MasterPulse():
-                self._at_rest = message.state == "serving" and not message.busy
+                self._at_rest = message.at_rest
 
     def _prepare(self, order: epochs.Prepare) -> None:
         try:

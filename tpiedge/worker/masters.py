@@ -13,8 +13,6 @@ from tpiedge.transport.probe import passes_large_packets
 WayState: TypeAlias = Literal["moved", "narrow", "unknown"]
 """The master has another address; large packets vanish, as after a smaller MTU; or neither."""
 
-_ANSWER_S = 3.0
-
 
 class TrustedMasters:
     """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Raises UserError if that fails."""
@@ -46,7 +44,7 @@ def look_for_master(named: Address, known: Address, key: str) -> WayState:
     except UserError:  # without a name it stays where it was
         found = ()
     others = [address for address in found[:16] if address != known]
-    stays = known in found and others and who_is_at(known, key, _ANSWER_S) != "nobody"
-    if not stays and any(who_is_at(address, key, _ANSWER_S) == "the master" for address in others):
+    stays = known in found and others and who_is_at(known, key) != "nobody"
+    if not stays and any(who_is_at(address, key) == "the master" for address in others):
         return "moved"
     return "narrow" if passes_large_packets(known.host, known.port, 2.0) is False else "unknown"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.contract import ranks
 from tests.contract.networks import Network
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.codec import decode_array, encode_array, header_of
@@ -34,16 +35,11 @@ every_way = pytest.mark.parametrize(("way", "size"), WAYS)
 
 
 def part(rank: int, block: int = 0, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
-    """A part whose values differ so much in magnitude that the order of summation shows."""
-    generator = torch.Generator().manual_seed(100 * block + rank)
-    return torch.randn(shape, generator=generator) * 10.0 ** (rank * 3 % 7)
+    return ranks.part(rank, *shape, block)
 
 
 def total(size: int, block: int = 0) -> torch.Tensor:
-    summed = part(0, block)
-    for rank in range(1, size):
-        summed = summed + part(rank, block)
-    return summed
+    return ranks.total([part(rank, block) for rank in range(size)])
 
 
 class Cluster:

@@ -1,14 +1,28 @@
 """All ranks sum in one native call: with the bits of Python's way, its bytes and its errors."""
 
+import ctypes
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.contract.fast_link.cluster import SHAPE, WAIT_S, WIRES, assert_total, every_way, needs_native
+from tests.contract.fast_link.cluster import (
+    SHAPE,
+    WAIT_S,
+    WIRES,
+    Cluster,
+    assert_total,
+    every_way,
+    needs_native,
+)
 from tpiedge.collectives.codec import decode_array, encode_array, header_of
+from tpiedge.collectives.summation import LARGEST
+from tpiedge.errors import PeerLost
+from tpiedge.transport import backlog, native_library
+from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.data import Reduced
 from tpiedge.wire.fields import TensorHeader
@@ -69,3 +83,89 @@ def test_the_rest_of_a_star_is_served_in_python(make: Any, wire: Any) -> None:
     assert bytes(answer.tensor) == bytes(encode_array(wire, sevens))
     assert np.array_equal(result.numpy(), decode_array(wire, bytes(answer.tensor), SHAPE))
     assert cluster.endpoints[1].recv(0.05) is None
+
+
+@every_way
+def test_a_peer_revoked_in_mid_run_is_not_heard(
+    make: Any, way: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "_FAREWELL_S", WAIT_S)  # it would connect again, and be refused once more
+    cluster = make(way, size, "f32", 1.0).meet()
+    waiting = cluster.start(0, 3)
+    hub = cluster.ends(0)[0]
+    hub.admission.revoke("node-1")
+    for rank in range(1, size):
+        cluster.send(rank, 0, 3)
+    with pytest.raises(PeerLost, match="node 1"):
+        waiting.result(WAIT_S)
+    assert hub.counters.refused == 1
+
+
+@every_way
+@pytest.mark.parametrize("rank", [0, 1])
+def test_closing_ends_the_wait(make: Any, way: str, size: int, rank: int) -> None:
+    cluster = make(way, size).meet()
+    waiting = cluster.start(rank, 1)
+    cluster.endpoints[rank].close()
+    with pytest.raises(EndpointClosed):
+        waiting.result(WAIT_S)
+
+
+@pytest.mark.parametrize("variable", ["TPIEDGE_NATIVE", "TPIEDGE_FAST_LINK"])
+def test_it_can_be_switched_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "0")
+    assert native_library.transport_library() is None
+    monkeypatch.setenv(variable, "1")
+    assert native_library.transport_library() is not None
+
+
+def test_no_libzmq_is_called_that_might_be_another() -> None:
+    other = type("Library", (), {"zmq_msg_send": ctypes.CDLL(None).getpid})()
+    extension = ctypes.CDLL(sys.modules["zmq.backend.cython._zmq"].__file__)
+    with pytest.raises(Exception, match="more than one zmq_msg_send"):
+        native_library._address_of("zmq_msg_send", extension, other)
+
+
+def whole(rank: int, block: int = 0, wide: bool = False) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * block + rank)
+    largest = LARGEST if wide else (2**31 - 1) // 5
+    made = torch.randint(-largest, largest + 1, SHAPE, generator=generator)
+    return made if wide else made.to(torch.int32)
+
+
+def total(given: list[torch.Tensor]) -> torch.Tensor:
+    wide = any(one.dtype == torch.int64 for one in given)
+    summed = torch.stack([one.to(torch.int64) for one in given]).sum(0)
+    return summed if wide else summed.to(torch.int32)
+
+
+def reduce(cluster: Cluster, given: list[torch.Tensor], block: int) -> None:
+    expected = total(given)
+    futures = [cluster.start(rank, block, own=one.clone()) for rank, one in enumerate(given)]
+    for future in futures:
+        result = future.result(WAIT_S)
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected)
+
+
+@every_way
+def test_the_steady_state_is_one_call(make: Any, way: str, size: int) -> None:
+    cluster = make(way, size)
+    for block in range(30):
+        reduce(cluster, [whole(rank, block) for rank in range(size)], block)
+    for rank in range(size):
+        assert cluster.outcomes(rank).count(DONE) > 10
+
+
+@pytest.mark.parametrize(("way", "left_off"), [("star", 0), ("mesh", 3)])
+def test_a_wide_part_in_the_middle_of_a_call(make: Any, way: str, left_off: int) -> None:
+    """Rank 1's narrow part is in the sum already, and rank 3's comes once rank 0 goes on in Python."""
+    cluster = make(way, 4).meet()
+    cluster.patient(0)
+    given = [whole(rank, 5, rank == 2) for rank in range(4)]
+    for rank in (1, 2):
+        cluster.send(rank, 0, 5, given=given[rank])
+    waiting = cluster.start(0, 5, own=given[0].clone())
+    assert cluster.outcome(0) == left_off
+    cluster.send(3, 0, 5, given=given[3])
+    assert torch.equal(waiting.result(WAIT_S), total(given))

@@ -36,7 +36,7 @@ def test_an_answer_is_read_while_it_is_made(browser, service, url, words):
     browser.wait_for_text("[role=status]", "Answer: Once upon a time there was a fox.")
 
 
-def test_an_answer_is_stopped(browser, service, url, words):
+def test_an_answer_is_stopped_or_interrupted_when_the_page_is_closed(browser, service, url, words):
     browser.open(url)
     stops = (lambda: browser.click("Stop"), lambda: browser.press(Keys.ESCAPE))
     for number, stop in enumerate(stops, 1):
@@ -49,6 +49,13 @@ def test_an_answer_is_stopped(browser, service, url, words):
         browser.wait(lambda count=number: browser.text("main").count("Stopped.") == count)
         assert generation.cancelled.wait(LIMIT_S)
     assert browser.answers() == ["one two", "one two"]
+    browser.say("Go")
+    generation = service.generations.get(timeout=LIMIT_S)
+    generation.say(*words("half"))
+    browser.wait_for_text(".answer", "half")
+    browser.reload()
+    browser.wait_for_text(".answer", "Interrupted when the page was closed.")
+    assert generation.cancelled.wait(LIMIT_S)
 
 
 def test_what_was_said_is_told_again_and_the_settings_are_sent(browser, service, url):
@@ -68,23 +75,11 @@ def test_what_was_said_is_told_again_and_the_settings_are_sent(browser, service,
     browser.say("And 3?")
     browser.wait_for_answers("Four.", "Four.")
     assert prompt_of(service) == "<system>Be terse<user>2+2?<assistant>Four.<user>And 3?"
-
-
-def test_another_answer_and_the_first_one_again(browser, service, url):
-    answers(service, "One.")
-    browser.open(url)
-    browser.say("Say something")
-    browser.wait_for_answers("One.")
-    answers(service, "Two.")
-    browser.click("Another answer")
-    browser.wait_for_answers("Two.")
-    assert browser.text(".versions") == "2 of 2"
-    browser.click("Earlier version")
-    browser.wait_for_answers("One.")
-    browser.click("Later version")
-    browser.wait_for_answers("Two.")
-    first, second = prompt_of(service), prompt_of(service)
-    assert first == second == "<user>Say something"
+    answers(service, "```python\nprint(1)\n```")
+    browser.say("Code, please")
+    browser.wait(lambda: browser.see(".code .hljs-built_in"))
+    loaded = browser.run("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert {httpx.URL(one).port for one in loaded} == {httpx.URL(url).port}, "all comes from the server"
 
 
 def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
@@ -114,7 +109,7 @@ def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
     browser.wait(lambda: browser.texts(listed) == ["About bears"])
 
 
-def test_an_answer_that_fails(browser, service, url, words):
+def test_why_an_answer_fails_also_where_its_connection_breaks_at_once(browser, service, url, words):
     browser.open(url)
     browser.say("Go")
     generation = service.generations.get(timeout=LIMIT_S)
@@ -130,14 +125,11 @@ def test_an_answer_that_fails(browser, service, url, words):
     browser.click("Try again")
     browser.wait_for_answers("Whole.")
 
-
-def test_why_an_answer_fails_is_read_though_its_connection_breaks_at_once(browser, service, url, words):
-    def script(generation):
+    def fails_at_once(generation):
         generation.say(*words("half"))
         generation.fail(PeerLost(2, "step 3", "its process ended"))
 
-    service.script = script
-    browser.open(url)
+    service.script = fails_at_once
     for number in range(1, 6):
         browser.say("Go")
         browser.wait(lambda number=number: len(browser.texts(".answer .error")) == number)
@@ -158,17 +150,6 @@ def test_what_a_model_thought_is_folded_away(browser, url):
     browser.click("Thoughts")
     browser.wait(lambda: browser.see(".thought[open]"))
     assert browser.text(".thought .said") == "It is <b>easy</b>."
-
-
-def test_an_answer_that_was_under_way_when_the_page_was_closed(browser, service, url, words):
-    browser.open(url)
-    browser.say("Go")
-    generation = service.generations.get(timeout=LIMIT_S)
-    generation.say(*words("half"))
-    browser.wait_for_text(".answer", "half")
-    browser.reload()
-    browser.wait_for_text(".answer", "Interrupted when the page was closed.")
-    assert generation.cancelled.wait(LIMIT_S)
 
 
 def test_the_key_is_asked_for_only_where_it_is_needed(browser, service, serve):
@@ -209,14 +190,3 @@ def test_the_keyboard_is_enough(browser, service, url):
         "Another answer",
         "Message",
     } <= set(names)
-
-
-def test_the_page_is_there_without_a_network_of_its_own(browser, service, url):
-    """Everything that it loads comes from the server."""
-    answers(service, "```python\nprint(1)\n```")
-    browser.open(url)
-    browser.say("Code, please")
-    browser.wait(lambda: browser.see(".code .hljs-built_in"))
-    loaded = browser.run("return performance.getEntriesByType('resource').map(entry => entry.name)")
-    assert loaded
-    assert {httpx.URL(one).port for one in loaded} == {httpx.URL(url).port}

@@ -33,11 +33,15 @@ def press_on(page, name, within="body"):
     page.press(Keys.ENTER)
 
 
-def test_after_another_answer_and_between_versions(page, service, goes_to):
+def test_another_answer_and_between_versions(page, service, goes_to):
     answers(service, "Two.")
     press_on(page, "Another answer")
     goes_to("Message")
     page.wait_for_answers("Two.")
+    first, second = (service.generations.get(timeout=30).request.prompt_ids for _ in range(2))
+    assert service.tokenizer.decode(list(second)) == "<user>Say something"
+    assert first == second
+    assert page.text(".versions") == "2 of 2"
     press_on(page, "Earlier version")
     page.wait_for_answers("One.")
     goes_to("Earlier version")

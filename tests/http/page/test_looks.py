@@ -8,7 +8,7 @@ drawn otherwise change up to 3 % though nothing is wrong: there nothing is compa
 
 import pytest
 
-from tests.browsing.looks import LOOKS, PICTURES, differing, letters
+from tests.browsing.looks import PICTURES, WALKS, differing, letters
 
 #: Of 255, in a square's mean red, green or blue.
 LIMIT = 12
@@ -18,12 +18,13 @@ MOST = 0.002
 OTHER_LETTERS = "system: letters are drawn otherwise than in the pictures (other fonts, or another Chromium)"
 
 
-@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
-def test_it_looks_as_before(browser, service, serve, look, tmp_path):
-    now = look.picture(browser, service, serve().url)
+@pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.name)
+def test_it_looks_as_before(browser, service, serve, walk, tmp_path):
+    now = walk.pictures(browser, service, serve().url)
     if letters(browser) != (PICTURES / "letters.txt").read_text(encoding="utf-8").strip():
         pytest.skip(OTHER_LETTERS)
-    found = tmp_path / look.file.name
-    found.write_bytes(now)
-    share = differing(browser, look.file.read_bytes(), now, LIMIT)
-    assert share <= MOST, f"{share:.2%} of {found} differ from {look.file}"
+    for file, picture in now.items():
+        (tmp_path / file.name).write_bytes(picture)
+    shares = differing(browser, ((file.read_bytes(), picture) for file, picture in now.items()), LIMIT)
+    changed = {file.name: f"{share:.2%}" for file, share in zip(now, shares, strict=True) if share > MOST}
+    assert not changed, f"what differs of the pictures in {tmp_path} from those in {PICTURES}"

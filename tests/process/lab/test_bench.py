@@ -1,11 +1,12 @@
 """The benchmarks print the fields they promise; their numbers are not asserted."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.process.command import run_command
+from tests.process.command import Ended, run_command
 from tests.process.lab.refused import refusal
 from tests.process.network.namespaces import why_impossible
 
@@ -17,8 +18,8 @@ def described(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.thin
-def test_bench_decode_reports_every_setting() -> None:
-    ended = run_command(
+def test_bench_decode_reports_every_setting(here: Callable[..., Ended], one_fork_server: None) -> None:
+    ended = here(
         *("bench", "decode", "--model", "demo", "--settings", "1x1,2x1", "--prompt-tokens", "8"),
         *("--tokens", "4", "--repeats", "1", "--json"),
     )
@@ -75,7 +76,7 @@ def test_bench_serve_starts_a_server_and_reports_every_load() -> None:
 
 
 @pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
-def test_benches_over_a_testbed_vary_its_links_and_leave_nothing() -> None:
+def test_benches_over_a_testbed_vary_its_links_and_leave_nothing(here: Callable[..., Ended]) -> None:
     ended = run_command(
         *("bench", "allreduce", "--testbed", "pair", "--nodes", "2", "--bytes", "4", "--latency", "1,4"),
         *("--rate", "none", "--collective", "mesh", "--rounds", "20", "--repeats", "2", "--json"),
@@ -93,7 +94,7 @@ def test_benches_over_a_testbed_vary_its_links_and_leave_nothing() -> None:
     (found,) = json.loads(ended.out)["settings"].values()
     assert (found["latency_s"], found["chosen"]) == (0.003, "mesh")
     assert found["s_per_token"]["min"] > found["least_network_s_per_token"] > 0
-    up = json.loads(run_command("testbed", "status", "--json").out)["testbeds"]
+    up = json.loads(here("testbed", "status", "--json").out)["testbeds"]
     assert "pair" not in [testbed["name"] for testbed in up]
 
 

@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.process.command import run_command, wait_for
+from tests.process.command import Ended, run_command, wait_for
 from tests.process.lab.refused import refusal
 from tpiedge.host.device import Cgroups
 
@@ -28,20 +29,14 @@ needs_groups = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def record() -> dict:
-    ended = run_command(
-        "bench", "memory", *FEW, "--nodes", 2, "--budgets", "all,min,50%", "--json", limit_s=300
-    )
+def test_settings_come_with_growing_memory_each_bound_by_disk_or_processor(
+    here: Callable[..., Ended], one_fork_server: None
+) -> None:
+    ended = here("bench", "memory", *FEW, "--nodes", 2, "--budgets", "all,min,50%", "--json")
     assert ended.status == 0, ended.err
     assert ended.out.count("\n") == 1
     assert "repeat 1 of 1: min (" in ended.err
-    found = json.loads(ended.out)
-    assert isinstance(found, dict)
-    return found
-
-
-def test_settings_come_with_growing_memory(record: dict) -> None:
+    record = json.loads(ended.out)
     settings = record["settings"]
     assert list(settings) == ["min", "50%", "all"]
     assert settings["min"]["budget_bytes"] == record["smallest_budget_bytes"]
@@ -49,20 +44,15 @@ def test_settings_come_with_growing_memory(record: dict) -> None:
     assert sizes == sorted(sizes)
     assert record["compute_from"] == "all in memory"
     assert record["compute_s_per_token"] == settings["all"]["s_per_token"]["median"]
-    assert all(found["failures"] == [] for found in settings.values())
-
-
-@pytest.mark.parametrize("name", ["min", "50%", "all"])
-def test_the_bound_is_the_disk_or_the_processor(record: dict, name: str) -> None:
-    found = record["settings"][name]
-    streamed = sum(node["streamed_bytes"] for node in found["nodes"])
-    assert found["streamed_bytes_per_token"] == pytest.approx(streamed)
-    disk_s = streamed / found["disk_bytes_per_s"]["median"]
-    bound_s = max(disk_s, record["compute_s_per_token"])
-    assert found["bound_s_per_token"]["median"] == pytest.approx(bound_s)
-    assert 0 <= found["disk_busy"]["median"] <= 1
-    reached = bound_s / found["s_per_token"]["median"]
-    assert found["bound_reached"]["median"] == pytest.approx(reached)
+    for found in settings.values():
+        assert found["failures"] == []
+        streamed = sum(node["streamed_bytes"] for node in found["nodes"])
+        assert found["streamed_bytes_per_token"] == pytest.approx(streamed)
+        bound_s = max(streamed / found["disk_bytes_per_s"]["median"], record["compute_s_per_token"])
+        assert found["bound_s_per_token"]["median"] == pytest.approx(bound_s)
+        assert 0 <= found["disk_busy"]["median"] <= 1
+        reached = bound_s / found["s_per_token"]["median"]
+        assert found["bound_reached"]["median"] == pytest.approx(reached)
 
 
 @pytest.mark.parametrize(

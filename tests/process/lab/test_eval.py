@@ -13,6 +13,7 @@ from tests.process.lab.refused import refusal
 from tests.process.models import build_text_model
 
 LENGTH = 120
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 @pytest.fixture(scope="session")
@@ -60,23 +61,12 @@ def only_line(ended: Ended) -> dict:
 
 
 def test_perplexity_is_that_of_transformers(
-    tpiedge: Callable[..., Ended], text_model: Path, words: Path
+    here: Callable[..., Ended], text_model: Path, words: Path
 ) -> None:
     nodes = 2
-    ended = tpiedge(
-        *(
-            "eval",
-            "perplexity",
-            "--model",
-            text_model,
-            "--text",
-            words,
-            "--nodes",
-            nodes,
-            "--threads",
-            1,
-            "--json",
-        )
+    ended = here(
+        *("eval", "perplexity", "--model", text_model, "--text", words, "--nodes", nodes),
+        *("--threads", 1, "--json"),
     )
     record = only_line(ended)
     expected = -float(log_probabilities(text_model, token_ids(text_model, words)).mean())
@@ -88,12 +78,10 @@ def test_perplexity_is_that_of_transformers(
     assert record["bytes"] == len(words.read_text()) - 2  # the first word has no score
 
 
-def test_a_precision_is_compared_with_f32(
-    tpiedge: Callable[..., Ended], text_model: Path, words: Path
-) -> None:
+def test_a_precision_is_compared_with_f32(here: Callable[..., Ended], text_model: Path, words: Path) -> None:
     bf16 = ("--text", words, "--precision", "bf16", "--threads", 1, "--json")
-    found = only_line(tpiedge("eval", "agreement", "--model", text_model, *bf16))
-    alone = only_line(tpiedge("eval", "perplexity", "--model", text_model, *bf16))
+    found = only_line(here("eval", "agreement", "--model", text_model, *bf16))
+    alone = only_line(here("eval", "perplexity", "--model", text_model, *bf16))
     reference = math.exp(-float(log_probabilities(text_model, token_ids(text_model, words)).mean()))
     assert (found["precision"], found["reference"]["precision"]) == ("bf16", "f32")
     assert found["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-5)
@@ -110,19 +98,17 @@ def narrow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_text_model(folder, hidden_size=32, num_hidden_layers=1, max_position_embeddings=100)
 
 
-def agreement(
-    tpiedge: Callable[..., Ended], model: Path, reference: Path, text: Path, *flags: object
-) -> Ended:
+def agreement(here: Callable[..., Ended], model: Path, reference: Path, text: Path, *flags: object) -> Ended:
     names = ("--model", model, "--reference-model", reference, "--text", text, "--threads", 1)
-    return tpiedge("eval", "agreement", *names, *flags)
+    return here("eval", "agreement", *names, *flags)
 
 
 def test_another_model_is_the_reference(
-    tpiedge: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path, tmp_path: Path
+    here: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path, tmp_path: Path
 ) -> None:
     few = tmp_path / "few.txt"
     few.write_text(" ".join(words.read_text().split()[:90]))
-    found = only_line(agreement(tpiedge, text_model, narrow_model, few, "--precision", "f32", "--json"))
+    found = only_line(agreement(here, text_model, narrow_model, few, "--precision", "f32", "--json"))
     ids = token_ids(text_model, words)[:90]
     model, reference = (distributions(folder, ids)[:-1] for folder in (text_model, narrow_model))
     divergence = (reference.exp() * (reference - model)).sum(-1)

@@ -12,7 +12,7 @@ from tpiedge.cli.main import cli
 from tpiedge.lab.traces import read_trace, total
 from tpiedge.tracing.tracer import LANES, clip, union
 
-TOKENS = 24
+TOKENS = 12
 RUN = (
     "run", "--model", "demo", "--nodes", 2, "--shares", "2,1", "--threads", 1, "--pin", "none",
     "--raw", "--prompt", "Once upon a time", "--max-tokens", TOKENS, "--ignore-eos", "--json",
@@ -70,8 +70,8 @@ def test_every_block_of_every_step_is_there(traced):
         assert heads == (set(range(1, TOKENS + 1)) if rank == 0 else set())
 
 
-def test_the_tokens_are_the_same_without(traced):
-    assert json.loads(run_command(*RUN).out)["token_ids"] == traced[0]["token_ids"]
+def test_the_tokens_are_the_same_without(traced, here, one_fork_server):
+    assert json.loads(here(*RUN).out)["token_ids"] == traced[0]["token_ids"]
 
 
 def test_the_lanes_add_up_to_the_counters_of_the_run(traced):

@@ -101,10 +101,8 @@ def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk]:
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """Nothing in `folder` can be written, as on a file system that the kernel has found damaged. Skips the test where
-    that is impossible.
-
-    A mount with an open file that is written cannot become read-only, so it becomes so where nobody writes.
-    """
+    that is impossible."""
+    # A mount on which a file is open for writing cannot become read-only: another one of the folder does first.
     aside = folder.with_name(f"{folder.name}-aside")
     aside.mkdir()
     with _skipping():

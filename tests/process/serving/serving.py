@@ -187,10 +187,15 @@ class Serving:
     def node(self, name: str) -> dict:
         return node_of(self.status(), name)
 
-    def wait_until(self, condition: Callable[[dict], bool], limit_s: float = START_S) -> dict:
-        """The first status that `condition` holds of."""
+    def wait_until(
+        self,
+        condition: Callable[[dict], bool],
+        limit_s: float = START_S,
+        look: Callable[[], dict] | None = None,
+    ) -> dict:
+        """The first status that `condition` holds of, or the first of what `look` returns."""
         deadline = time.monotonic() + limit_s
-        while not condition(status := self.status()):
+        while not condition(status := (look or self.status)()):
             assert time.monotonic() < deadline, f"not within {limit_s} s: {status}\n{self.logs()}"
             time.sleep(_POLL_S)
         return status

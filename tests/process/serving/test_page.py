@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 
 import openai
@@ -18,7 +17,6 @@ from tests.process.serving.conftest import SLOW
 from tests.process.serving.serving import START_S, Serving
 
 LONG = 900
-POLL_S = 0.05
 #: The demo model's stories are short: here they are as long as an answer may be, unless it is stopped.
 _ENDLESS = """
 const asked = window.fetch;
@@ -59,14 +57,6 @@ def code_of(cluster: Serving, name: str) -> str:
     return str(re.findall(shown, cluster.workers[name].log)[-1])
 
 
-def until(cluster: Serving, holds: Callable[[dict], bool], limit_s: float = START_S) -> dict:
-    deadline = time.monotonic() + limit_s
-    while not holds(picture := cluster.picture()):
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {picture}\n{cluster.logs()}"
-        time.sleep(POLL_S)
-    return picture
-
-
 def hosts(picture: dict) -> list[str]:
     return [one["host"] or one["name"] for one in picture["machines"] if one["state"] == "serving"]
 
@@ -81,7 +71,7 @@ def test_what_the_machines_do_while_an_answer_runs(cluster: Serving, here: Calla
     cluster.wait_ready(3)
     with cluster.streaming(PROMPT, LONG) as stream, cluster.crawling():
         # A step that ends just before a look was computed before the look before.
-        picture = until(cluster, lambda seen: all(map(computes, seen["machines"])))
+        picture = cluster.wait_until(lambda seen: all(map(computes, seen["machines"])), look=cluster.picture)
         assert sorted(hosts(picture)) == ["ann", "bob", "master"]
         for machine in picture["machines"]:
             memory = machine["memory"]
@@ -94,7 +84,7 @@ def test_what_the_machines_do_while_an_answer_runs(cluster: Serving, here: Calla
         (request,) = picture["requests"]
         assert (request["state"], request["max_tokens"]) == ("answering", LONG)
         assert picture["totals"]["kv_pages_used"] > 0
-        until(cluster, lambda seen: (seen["totals"]["tokens_per_s"] or 0) > 0)
+        cluster.wait_until(lambda seen: (seen["totals"]["tokens_per_s"] or 0) > 0, look=cluster.picture)
 
         seen = json.loads(here("top", "--json", **of_master).out)
         assert [one["id"] for one in seen["requests"]] == [request["id"]]
@@ -108,7 +98,7 @@ def test_what_the_machines_do_while_an_answer_runs(cluster: Serving, here: Calla
         stream.join(START_S)
     assert isinstance(stream.error, openai.APIError)
     assert "the administrator of this server ended the request" in str(stream.error)
-    until(cluster, lambda seen: not seen["requests"])
+    cluster.wait_until(lambda seen: not seen["requests"], look=cluster.picture)
 
 
 @pytest.mark.thin

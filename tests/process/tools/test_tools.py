@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.process.command import run_command
+from tests.process.command import Ended
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ROOT / "tools"
@@ -122,10 +123,10 @@ def test_tools_that_cannot_run_here_say_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", SHORTEST)
-def test_the_shortest_run(name: str, tmp_path: Path) -> None:
+def test_the_shortest_run(name: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
     pack = ""
     if "PACK" in SHORTEST[name]:
-        assert run_command("pack", "demo", "--out", str(tmp_path / "pack")).status == 0
+        assert here("pack", "demo", "--out", tmp_path / "pack").status == 0
         pack = str(tmp_path / "pack")
     (tmp_path / "script.toml").write_text(SCRIPT)
     words = SHORTEST[name].replace("PACK", pack).replace("OUT", str(tmp_path)).split()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.api.test_records import ACCEPTED
 from tpiedge.answers.record import TAKEN_UP, FoundAnswer, event_line, line
-from tpiedge.api.records import RecordFolder, accepted_lines
+from tpiedge.api.records import RecordFolder, accepted_lines, read_record
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
 from tpiedge.wire.control import Token
@@ -223,22 +223,39 @@ def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
     assert f"{GUILTY} masters went on with it, and ended before it did" in warning
 
 
-@pytest.mark.fault("F6", "the state disk is full or fails: answers go on, unrecorded")
+@pytest.mark.fault(
+    "F6", "the state disk is full or fails: answers go on; those that begin then are unrecorded"
+)
+@pytest.mark.fault("F6", "the state disk is full for a while: once there is room the record has all")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_full_disk_ends_no_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    file = RecordFolder(folder, "pack-1").begin(ACCEPTED)
+    records, write, room = RecordFolder(folder, "pack-1"), os.write, [3]
+    file = records.begin(ACCEPTED)
 
-    def fail(_fd: int, _data: bytes) -> int:
+    def fail(fd: int, data: bytes) -> int:
+        if room:
+            return write(fd, data[: room.pop()])
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "write", fail)
-    file.write(event_line(0, TOKENS[0]))
-    file.write(event_line(0, TOKENS[1]))
-    assert files(folder) == []
-    (line,) = caplog.messages
-    assert f"{os.strerror(number)}; the answer goes on, but would not survive the master's end" in line
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", fail)
+        file.write(event_line(0, TOKENS[0]))
+        file.write(event_line(0, TOKENS[1]))
+        assert not records.begin(ACCEPTED).there
+        assert file.there
+    records.close(WAIT_S)
+    (name,) = files(folder)
+    kept = read_record((folder / name).read_bytes(), "pack-1")
+    assert kept is not None
+    assert kept.said == (), "the next master computes them anew"
+    file.write(event_line(0, TOKENS[2]))
+    file.keep()
+    (found,) = RecordFolder(folder, "pack-1").found()
+    found.record.keep()
+    assert said(found) == TOKENS
+    assert f"{os.strerror(number)}; the answer goes on, but what is not written would not" in caplog.text
 
 
 def test_one_to_which_nothing_more_is_written_has_no_open_file_and_can_be_deleted(folder: Path) -> None:

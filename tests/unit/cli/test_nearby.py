@@ -32,7 +32,7 @@ def there(monkeypatch):
     """Sets the masters: keys by address; "?" refuses everybody."""
     keys = {}
 
-    def who(address, key, _limit_s):
+    def who(address, key):
         return (
             "the master" if keys.get(address) == key else "somebody" if keys.get(address) == "?" else "nobody"
         )

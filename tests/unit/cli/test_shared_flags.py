@@ -1,5 +1,6 @@
 import copy
 import json
+from typing import Any
 
 import click
 import pytest
@@ -7,10 +8,12 @@ from click.testing import CliRunner, Result
 
 from tpiedge.cli.main import cli
 from tpiedge.cli.master import master
-from tpiedge.cli.options import Location, Number
+from tpiedge.cli.options import Location, Number, usage_words
 from tpiedge.cli.run import run
+from tpiedge.cli.sampling_flags import sampling_of, sampling_options, with_usual
 from tpiedge.cli.settings import ConfiguredGroup
 from tpiedge.wire.control import SPECULATE_AUTO
+from tpiedge.wire.requests import Sampling
 
 FLAGS = ("parallel", "kv_tokens", "speculate", "collective", "wire")
 
@@ -69,3 +72,77 @@ def test_every_verb_has_our_types_and_can_be_configured() -> None:
 
     cli.load()
     commands(cli, ())
+
+
+_RUN = click.Command(
+    "run",
+    params=[
+        click.Option(["--workers"], type=click.IntRange(0, 126)),
+        click.Option(["--seed"], type=click.IntRange(min=1)),
+        click.Option(["--temperature"], type=float),
+        click.Option(["--top-p"], type=Number(0, 1)),
+        click.Option(["--model"]),
+        click.Option(["--nodes"]),
+    ],
+)
+_SHELL = click.Argument(["shell"], type=click.Choice(["bash", "zsh"]))
+_COMMANDS = [
+    click.Command("complete", params=[_SHELL]),
+    click.Command("ls", params=[click.Argument(["name"])]),
+]
+_GROUP = click.Group("tpiedge", commands=_COMMANDS)
+_WORKERS = "is not a whole number: give one from 0 to 126"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        (_RUN, "--workers x", f"Invalid value for '--workers': 'x' {_WORKERS}"),
+        (_RUN, "--seed x", "Invalid value for '--seed': 'x' is not a whole number: give one from 1"),
+        (_RUN, "--temperature hot", "Invalid value for '--temperature': 'hot' is not a number"),
+        (_RUN, "--top-p x", "Invalid value for '--top-p': 'x' is not a number: give one from 0 to 1"),
+        (_RUN, "--top-p nan", "Invalid value for '--top-p': nan is not a number"),
+        (_RUN, "--modl x", "No such option '--modl'. Did you mean '--model'?"),
+        (_RUN, "--zebra", "No such option '--zebra': 'tpiedge --help' shows what there is"),
+        (_RUN, "x", "Got unexpected extra argument (x): 'tpiedge --help' shows what there is"),
+        (_GROUP, "lss", "No such command 'lss'. Did you mean 'ls'?"),
+        (_GROUP, "zebra", "No such command 'zebra': 'tpiedge --help' shows what there is"),
+        (_GROUP, "complete", "Missing argument '{bash|zsh}'. Choose from: bash, zsh"),
+        (_GROUP, "ls", "Missing argument 'NAME'."),
+    ],
+)
+def test_words(command: click.Command, arguments: str, words: str) -> None:
+    with pytest.raises(click.ClickException) as raised:
+        command.main(arguments.split(), "tpiedge", standalone_mode=False)
+    assert " ".join(usage_words(raised.value).split()) == words  # as they are printed
+
+
+USUAL = Sampling(temperature=0.8, top_p=0.95)
+
+
+def drawn(*flags: str) -> tuple[Sampling, Sampling]:
+    found: list[Sampling] = []
+
+    @click.command()
+    @sampling_options
+    def command(**values: Any) -> None:
+        sampling = sampling_of(values)
+        found.extend((sampling, with_usual(sampling, USUAL)))
+
+    ended = CliRunner().invoke(command, flags)
+    if ended.exception is not None:
+        raise ended.exception
+    return found[0], found[1]
+
+
+def test_an_answer_is_another_one_every_time_unless_a_seed_is_given() -> None:
+    seeds = {sampling.seed for _ in range(8) for sampling in drawn()}
+    assert len(seeds) == 8, "a new one each time, also with what is usual for the model"
+    assert {sampling.seed for sampling in drawn("--seed", "7")} == {7}
+    assert {sampling.seed for sampling in drawn("--seed", "0")} == {0}
+
+
+def test_what_is_usual_counts_where_nothing_is_said() -> None:
+    said, of_chat = drawn("--top-p", "0.5")
+    assert (said.temperature, said.top_p) == (0.0, 0.5)
+    assert (of_chat.temperature, of_chat.top_p) == (0.8, 0.5)

@@ -103,7 +103,7 @@ def test_the_disk_has_the_last_word_on_a_token() -> None:
 PIP = "'pip install torch==2.9.1' on the worker's"
 
 
-@pytest.mark.fault("W9", "another number format is refused as well, with both")
+@pytest.mark.fault("W9", "another protocol or number format is refused, with both and what to do")
 @pytest.mark.parametrize("known", [False, True], ids=["newcomer", "member"])
 @pytest.mark.parametrize(
     ("message", "words"),

@@ -1,13 +1,16 @@
+import threading
 from dataclasses import replace
 
 import pytest
 
-from tests.unit.master.stories import Story, assignments_of, failure, outcome, two_machines
-from tpiedge.errors import Cancelled
+from tests.unit.master.stories import SERVED, Story, assignments_of, failure, outcome, two_machines
+from tpiedge.errors import Cancelled, InternalError, UserError
 from tpiedge.master.assignments import Assignment
 from tpiedge.master.reconciler import NotServing
 from tpiedge.planner.capacity import MOST_MACHINES
+from tpiedge.wire.control import AskStats, Cancel, Generate, StepSpans
 from tpiedge.wire.epochs import Release
+from tpiedge.wire.requests import GenerationRequest, Sampling
 
 
 def test_a_drained_master_serves_what_it_has_accepted(story: Story) -> None:
@@ -68,3 +71,120 @@ def test_without_a_plan_the_machine_gives_all_that_it_may(story: Story) -> None:
     assert story.rank_zero.memory_bytes == 4 * GIB
     assert story.epoch > serving
     assert story.ready
+
+
+PARALLEL = replace(SERVED, capacity_tokens=256, sequences=3, speculate=4)
+
+
+@pytest.mark.parametrize("story", [PARALLEL], indirect=True)
+def test_what_is_wrong_with_a_request_is_its_own_end_alone(story: Story) -> None:
+    story.settle()
+    unsent = story.master.submit(GenerationRequest("r-0", (1,), 4, Sampling(temperature=float("nan"))))
+    refused, cancelled, good = (story.submit(f"r-{number}") for number in (1, 2, 3))
+    story.turn()
+    assert story.root.asked == ["r-1", "r-2", "r-3"], "the first one's place is free at once"
+    story.root.fail("UserError", "too long", "r-1")
+    cancelled.cancel()
+    story.turn()
+    assert [message for message in story.root.heard if isinstance(message, Cancel)] == [
+        Cancel(story.epoch, "r-2")
+    ]
+    story.root.finish("r-2", "cancel")
+    story.finish("r-3")
+    assert isinstance(failure(unsent), UserError)
+    assert isinstance(failure(refused), UserError)
+    assert isinstance(outcome(cancelled), list)
+    assert isinstance(outcome(good), list)
+    assert story.ready
+
+
+WAIT_S = 10.0
+U_EPOCH = 1_700_000_000
+
+
+def test_the_thread_serves_and_ends(story: Story) -> None:
+    story.clock.advance(10.0)
+    story.master.start(U_EPOCH)
+    deadline = threading.Event()
+    while story.rank_zero.epoch is None:
+        story.hub.wake()
+        deadline.wait(0.001)
+    node = story.node(0, story.rank_zero.epoch)
+    assert story.rank_zero.epoch == U_EPOCH
+    answering = story.submit()
+    node.hello()
+    while "r-1" not in node.asked:
+        envelope = node.spoke.recv(WAIT_S)
+        assert envelope is not None
+        node.heard.append(envelope.message)
+        node.answer(envelope.message)
+    assert isinstance(node.heard[-1], Generate)
+    node.finish()
+    assert isinstance(outcome(answering), list)
+    story.master.close()
+    assert story.master.failed is None
+
+
+def test_a_defect_of_the_thread_fails_every_request(story: Story) -> None:
+    story.rank_zero.refusal = ZeroDivisionError("rank 0")
+    waiting = story.submit()
+    story.clock.advance(10.0)
+    story.master.start(U_EPOCH)
+    error = failure(waiting)
+    assert isinstance(error, InternalError)
+    assert "ZeroDivisionError" in str(error)
+    with pytest.raises(NotServing):
+        story.submit()
+    assert str(story.master.failed) == str(error)
+
+
+def serving(story: Story) -> None:
+    story.join("w-1")
+    story.settle()
+    assert story.ready
+
+
+def test_they_are_asked_again_and_again_until_no_client_looks_any_more(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.wait(10.0)
+    asked = [node.count(AskStats) for node in story.nodes.values()]
+    assert min(asked) > 10
+    story.wait(100.0)
+    settled = [node.count(AskStats) for node in story.nodes.values()]
+    story.wait(100.0)
+    assert [node.count(AskStats) for node in story.nodes.values()] == settled
+
+
+def asked_for_steps(story: Story) -> list[int]:
+    return [
+        sum(isinstance(one, AskStats) and one.timeline for one in node.heard) for node in story.nodes.values()
+    ]
+
+
+def test_steps_are_recorded_once_a_second_while_a_client_looks_at_them(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.wait(10.0)
+    assert asked_for_steps(story) == [0, 0]
+    story.master.observe(timeline=True)
+    story.wait(100.0)
+    lead, other = asked_for_steps(story)
+    assert 3 <= lead <= 5
+    assert other == 0
+
+
+def test_a_step_that_all_nodes_recorded_is_shown_until_the_epoch_ends(story: Story) -> None:
+    serving(story)
+    story.master.observe(timeline=True)
+    assert story.master.timeline is None
+    told = [StepSpans(story.epoch, rank, 7, 1, ((0, 5),), (), ()) for rank in range(2)]
+    for spans in told:
+        story.node(spans.rank, story.epoch).say(spans)
+    story.turn()
+    found = story.master.timeline
+    assert found is not None
+    assert (found.epoch, list(found.spans)) == (story.epoch, told)
+    story.join("w-2")
+    story.settle()
+    assert story.master.timeline is None

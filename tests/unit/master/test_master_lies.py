@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -9,6 +10,7 @@ from tpiedge.master.assignments import Assignment
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.roster import Machine
 from tpiedge.transport.endpoint import Envelope
+from tpiedge.wire.control import Accused, Listening
 from tpiedge.wire.epochs import AgentPulse, Launch, MasterPulse, NodeEnded, Preparing
 
 #: Messages of a flood for each message of another peer, and how many the master reads in a turn.
@@ -45,6 +47,35 @@ def test_a_cause_that_fills_a_message_does_not_end_the_master(story: Story) -> N
     assert story.ready
 
 
+@pytest.mark.fault(
+    "W2", "a node or an agent that breaks the protocol is left out; the answer comes without it"
+)
+@pytest.mark.fault("W11", "the node that rank 0 accuses is left out; the answer comes without it")
+@pytest.mark.parametrize(
+    ("breach", "words"),
+    [
+        (lambda _, node, root: node.say(Listening(node.epoch, 1, "tcp://1.2.3.4:5")), "it listens, where"),
+        (lambda _, node, root: node.spoke.send_frame(b"junk"), "malformed"),
+        (lambda _, node, root: node.token(), "it sent Token, which is not a node's to send"),
+        (lambda _, node, root: root.say(Accused(node.epoch, 0, 1, "node 1 sent a NaN")), "node 1 sent a NaN"),
+        (lambda agent, *_: agent.say(Launch(1)), "it sent Launch, which is not a worker's to send"),
+        (lambda agent, *_: agent.spoke.send_frame(b"junk"), "malformed"),
+    ],
+)
+def test_who_breaks_the_protocol_is_left_out(trio: Story, breach: Callable[..., None], words: str) -> None:
+    answering = trio.asked()
+    breach(trio.agents["w-1"], trio.node(1, trio.epoch), trio.root)
+    trio.wait_for(lambda: trio.ready and trio.members() == ("master", "w-2"))
+    trio.finish()
+    assert isinstance(outcome(answering), list)
+    trio.join("w-1")  # comes again at once
+    trio.settle()
+    assert trio.members() == ("master", "w-2")
+    left_out = trio.worker("w-1")
+    assert words in left_out.why
+    assert left_out.left_out_s > 200.0  # a lost worker waits for 30 s first
+
+
 @pytest.mark.fault("W5", "what a node of an earlier epoch says to the master is dropped")
 def test_messages_of_an_epoch_that_is_over_are_dropped(story: Story) -> None:
     agent = two_machines(story)
@@ -61,9 +92,7 @@ def test_messages_of_an_epoch_that_is_over_are_dropped(story: Story) -> None:
     assert isinstance(outcome(answering), list)
 
 
-@pytest.mark.fault(
-    "W2", "who floods the master does not keep it from its work: another worker joins and serves"
-)
+@pytest.mark.fault("W2", "who floods the master is left out; meanwhile another worker joins and serves")
 def test_a_flood_does_not_keep_the_master_from_its_work(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:

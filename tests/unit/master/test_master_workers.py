@@ -107,7 +107,7 @@ def test_everybody_hears_of_the_master(story: Story) -> None:
     pulses = [message for message in agent.heard if isinstance(message, MasterPulse)]
     assert pulses[-1].epoch == story.epoch
     story.wait(0.5)
-    assert agent.heard[-1] == MasterPulse(story.epoch, "serving", busy=False)
+    assert agent.heard[-1] == MasterPulse(story.epoch, at_rest=True)
     assert story.root.count(Pulse) > 0
 
 

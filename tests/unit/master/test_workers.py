@@ -68,14 +68,12 @@ def test_the_page_shows_the_tables() -> None:
 #: What happens to a worker, in seconds since its first offer, and what it is then.
 STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
     "it serves, its node dies, it waits, and is tried again": [
-        (0.0, E.OFFERED, "", S.PRESENT),
         (0.0, E.ENGAGED, "", S.ENGAGED),
         (5.0, E.FAILED, "died", S.WAITING),
         (5.1, E.RELEASED, "", S.WAITING),
         (35.0, E.OVER, "", S.PRESENT),
     ],
     "its machine went with its node, which counts once": [
-        (0.0, E.OFFERED, "", S.PRESENT),
         (0.0, E.ENGAGED, "", S.ENGAGED),
         (5.0, E.FAILED, "died", S.WAITING),
         (5.1, E.LOST, "lost", S.AWAY),
@@ -83,7 +81,6 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
         (35.0, E.OVER, "", S.PRESENT),
     ],
     "nothing serves without it": [
-        (0.0, E.OFFERED, "", S.PRESENT),
         (1.0, E.LOST, "lost", S.AWAY),
         (2.0, E.OFFERED, "", S.WAITING),
         (2.0, E.ENGAGED, "", S.ENGAGED),
@@ -93,7 +90,6 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
         (63.0, E.OVER, "", S.PRESENT),
     ],
     "an administrator ends its wait; the next one is longer": [
-        (0.0, E.OFFERED, "", S.PRESENT),
         (0.0, E.BREACHED, "breach", S.WAITING),
         (1.0, E.CLEARED, "", S.PRESENT),
         (2.0, E.BREACHED, "breach", S.WAITING),
@@ -101,20 +97,17 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
         (1802.0, E.OVER, "", S.PRESENT),
     ],
     "its user stops it: what was seen of its end is no failure": [
-        (0.0, E.OFFERED, "", S.PRESENT),
         (0.0, E.ENGAGED, "", S.ENGAGED),
         (5.0, E.FAILED, "died", S.WAITING),
         (5.1, E.STOPPED, "", S.AWAY),
         (6.0, E.OFFERED, "", S.PRESENT),
     ],
     "a stop takes no breach back": [
-        (0.0, E.OFFERED, "", S.PRESENT),
         (1.0, E.BREACHED, "breach", S.WAITING),
         (1.1, E.STOPPED, "", S.AWAY),
         (2.0, E.OFFERED, "", S.WAITING),
     ],
     "it is drained in an answer, switched off, and taken back in": [
-        (0.0, E.OFFERED, "", S.PRESENT),
         (0.0, E.ENGAGED, "", S.ENGAGED),
         (1.0, E.DRAINED, "", S.ENGAGED),
         (2.0, E.RELEASED, "", S.DRAINED),
@@ -127,7 +120,8 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_stories(story: list[tuple[float, WorkerEvent, Fault, WorkerState]]) -> None:
-    worker = Standing()
+    worker, _ = step(Standing(), E.OFFERED, 0.0, "", "")
+    assert worker.state is S.PRESENT
     for now, event, fault, expected in story:
         worker, _ = step(worker, event, now, fault, "it failed")
         assert worker.state is expected, (now, event)

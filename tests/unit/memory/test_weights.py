@@ -1,19 +1,25 @@
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.unit.memory.conftest import EVERYTHING, MakePack
-from tpiedge.errors import IntegrityError, InternalError, UserError
+from tests.unit.memory.conftest import EVERYTHING, MakePack, narrow
+from tests.unit.pack.stored import flip
+from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
 from tpiedge.lab.random_weights import random_rows, random_vector
 from tpiedge.memory.arena import DTYPES
-from tpiedge.memory.sweep import Block
+from tpiedge.memory.loader import EmbeddingTable, _last_of
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import Block, Placement, Sweep, place
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import Precision
+from tpiedge.tracing.tracer import Tracer, read_part
 
 
 @pytest.fixture
@@ -107,12 +113,6 @@ def test_rank_0_has_embedding_and_head(
     assert (norm.dtype, norm.shape) == (torch.float32, (60,))
 
 
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
-
-
 def test_damage_is_seen_while_loading(make_pack: MakePack) -> None:
     pack = make_pack()
     flip(pack.blob_path(1), pack.layout(1).matrix("k").span(2, 3)[0])
@@ -147,3 +147,111 @@ def test_closed_weights_are_not_used(make_pack: MakePack) -> None:
         weights.resident(Block(0, "ffn"))
     with pytest.raises(InternalError, match="closed"):
         weights.embedding_rows([1])
+
+
+#: A regular file whose first byte cannot be read: nothing is mapped there.
+BROKEN = Path("/proc/self/mem")
+
+
+def test_weights_on_a_disk_that_really_fails(make_pack: MakePack) -> None:
+    pack = make_pack()
+    path = pack.blob_path(1)
+    path.unlink()
+    path.symlink_to(BROKEN)
+    with pytest.raises(ReadFault, match=f"at offset 0 of {path}: Input/output error"):
+        NodeWeights(pack, EVERYTHING, rank0=False)
+
+
+@pytest.mark.parametrize("act", ["cut", "emptied", "deleted"])
+def test_an_embedding_that_loses_its_file_while_it_serves(make_pack: MakePack, act: str) -> None:
+    """Rows are read from disk for every prompt. A deleted file lives on as long as it is open."""
+    pack = make_pack()
+    path, layout = pack.blob_path("embedding"), pack.layout("embedding").matrix("embedding")
+    table = EmbeddingTable(pack)
+    expected = table.rows([0, 120])
+    if act == "deleted":
+        path.unlink()
+        assert table.rows([0, 120]).equal(expected)
+    else:
+        kept = layout.row_place(120)[0] + 16 if act == "cut" else 0
+        os.truncate(path, kept)
+        with pytest.raises(ReadFault, match="the file ends before") as caught:
+            table.rows([0, 120])
+        assert f"at offset {kept} of {path}" in str(caught.value)
+    table.close()
+
+
+def half(sweep: Sweep) -> Placement:
+    found = place(sweep.sizes, smallest_ring(sweep.sizes, frozenset()) + sweep.nbytes // 3)
+    assert isinstance(found, Placement)
+    return found
+
+
+def test_weights_that_make_room_for_a_full_kv_cache_leave_memory(make_pack: MakePack) -> None:
+    pack = make_pack(layers=4)
+    kv_bytes = Sweep.of(pack, EVERYTHING, True).nbytes // 4
+    weights = NodeWeights(pack, EVERYTHING, True, half, kv_bytes=kv_bytes)
+    scheduler = weights._scheduler
+    assert scheduler is not None
+
+    def in_memory() -> set[int]:
+        pieces = range(len(weights.sweep.pieces))
+        return {piece for piece in pieces if scheduler.loader.matrix(piece, None).any()}
+
+    assert in_memory() > weights.placement.pinned
+    allotted = weights.weight_bytes
+    weights.make_room(kv_bytes)
+    scheduler.settle(lambda: None)  # what is dropped is dropped before anything is read
+    assert in_memory() == weights.placement.pinned
+    assert weights.weight_bytes < allotted
+    weights.make_room(0)
+    scheduler.settle(lambda: None)
+    assert in_memory() > weights.placement.pinned
+    weights.close()
+
+
+def test_one_of_several_reads_that_fails_fails_the_piece() -> None:
+    seen: list[Exception | None] = []
+    fault = ReadFault(Path("blob"), 0, 1, "broken")
+    finished = _last_of(2, seen.append)
+    failed, whole = Future[int](), Future[int]()
+    failed.set_exception(fault)
+    whole.set_result(1)
+    finished(failed)
+    assert seen == []
+    finished(whole)
+    assert seen == [fault]
+
+
+SWEEPS = 3
+
+
+def test_reads_and_waits(make_pack: MakePack, tmp_path: Path) -> None:
+    weights, tracer = NodeWeights(make_pack(layers=3), EVERYTHING, True, narrow), Tracer()
+    weights.trace(tracer)
+    for _ in range(SWEEPS):
+        for block in weights.sweep.blocks:
+            if block.kind != "head":
+                with weights.resident(block):
+                    pass
+        assert list(weights.head_tiles())
+    stalls, stall_s = weights.counts.stalls, weights.counts.stall_s
+    weights.close()
+    tracer.write(tmp_path / "part", 0)
+    events = read_part(tmp_path / "part").events
+
+    waits = [event for event in events if event.lane == "wait"]
+    assert len(waits) == stalls
+    assert sum(event.end_s - event.start_s for event in waits) == pytest.approx(stall_s)
+    blocks = {("head", -1), *((kind, layer) for layer in range(3) for kind in ("attention", "ffn"))}
+    assert {(event.name, event.layer) for event in waits} <= blocks
+
+    nbytes: dict[tuple[str, int], int] = {}
+    for event in (event for event in events if event.lane == "load"):
+        assert event.start_s < event.end_s
+        nbytes[event.name, event.layer] = nbytes.get((event.name, event.layer), 0) + event.nbytes
+    for piece in weights.sweep.pieces:
+        if isinstance(piece.key, int):
+            read = nbytes[piece.matrix, piece.key]
+            assert read % piece.nbytes == 0
+            assert (SWEEPS - 1) * piece.nbytes <= read <= (SWEEPS + 1) * piece.nbytes

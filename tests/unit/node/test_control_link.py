@@ -4,11 +4,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerLost
 from tpiedge.node.control_link import ClusterLiveness, ControlLink
 from tpiedge.transport.endpoint import Unreachable
-from tpiedge.wire.control import Hello
+from tpiedge.wire.control import Hello, PeerPulse
 
 POSTED = 20_000
 
@@ -58,3 +59,55 @@ def test_the_engine_waits_until_little_is_left() -> None:
 def test_where_the_link_fails_the_wait_ends() -> None:
     with linked(Slow(fails=True)) as link, pytest.raises(PeerLost, match="its link failed"):
         link.await_room()
+
+
+def make() -> tuple[ManualClock, ClusterLiveness]:
+    clock = ManualClock()
+    return clock, ClusterLiveness(clock, timeout_s=1.5, stall_s=30.0)
+
+
+def test_a_wait_goes_on_while_the_master_is_heard_and_the_peer_advances() -> None:
+    clock, liveness = make()
+    for second in range(100):
+        liveness.heard_master()
+        liveness.report(PeerPulse(1, 1, second, 0, "computing"))
+        liveness.check(1, "allreduce")
+        clock.advance(1.0)
+
+
+def test_a_silent_master_ends_the_wait() -> None:
+    clock, liveness = make()
+    clock.advance(1.6)
+    liveness.heard_nothing()
+    with pytest.raises(PeerLost, match=r"the master has been silent for 1\.6 s"):
+        liveness.check(1, "allreduce")
+
+
+def test_a_node_that_was_itself_held_up_does_not_blame_the_master() -> None:
+    """Messages of the master wait to be read after a pause: none was missed yet."""
+    clock, liveness = make()
+    clock.advance(60.0)
+    liveness.check(1, "allreduce")
+    liveness.heard_master()
+    liveness.check(1, "allreduce")
+
+
+def test_a_lost_peer_ends_the_wait_for_anyone_with_its_name_and_cause() -> None:
+    _, liveness = make()
+    liveness.lose(2, "killed by signal 9")
+    liveness.lose(2, "a later cause")
+    with pytest.raises(PeerLost, match="node 2 was lost during allreduce: killed by signal 9"):
+        liveness.check(1, "allreduce")
+
+
+def test_a_peer_that_lives_but_does_not_advance_is_lost() -> None:
+    clock, liveness = make()
+    liveness.report(PeerPulse(1, 3, 4, 0, "computing"))
+    for _ in range(31):
+        liveness.heard_master()
+        liveness.report(PeerPulse(1, 3, 4, 0, "computing"))
+        liveness.check(1, "allreduce")
+        clock.advance(1.0)
+    liveness.heard_master()
+    with pytest.raises(PeerLost, match="without progress for 31 s"):
+        liveness.check(1, "allreduce")

@@ -1,5 +1,7 @@
 """Checks of the bytes of a matrix in a pack, and filling of the shard store."""
 
+from pathlib import Path
+
 import numpy as np
 
 from tpiedge.kernels.quantise import quantise_unit
@@ -47,6 +49,12 @@ def adopt(store: ShardStore, pack: Pack, share: NodeShare | None = ALL) -> Shard
     for layer in copy.missing_tables(share) if share else []:
         copy.adopt_table(layer, table_of(pack, layer))
     return copy
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
 
 
 def table_of(pack: Pack, layer: int) -> bytes:

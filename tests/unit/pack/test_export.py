@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tests.unit.pack.stored import check_matrix
+from tests.unit.pack.stored import check_matrix, flip
 from tpiedge.errors import IntegrityError, UserError
 from tpiedge.kernels.quantise import dequantise_unit
 from tpiedge.lab.random_weights import RandomSource
@@ -78,9 +78,7 @@ def test_nothing_is_overwritten(make_pack: MakePack, tmp_path: Path) -> None:
 
 def test_damage_is_not_exported(make_pack: MakePack, tmp_path: Path) -> None:
     pack = make_pack()
-    with pack.blob_path(1).open("r+b") as blob:
-        blob.seek(pack.layout(1).matrix("down").offset)
-        blob.write(b"\xff")
+    flip(pack.blob_path(1), pack.layout(1).matrix("down").offset)
     with pytest.raises(IntegrityError, match="unit 0 of down"):
         export_safetensors(pack, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]

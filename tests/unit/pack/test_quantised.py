@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.pack.conftest import build_spec
 from tests.unit.pack.stored import as_f32, check_matrix
-from tpiedge.errors import UserError
+from tpiedge.errors import ProtocolError, UserError
 from tpiedge.lab.random_weights import RandomSource
-from tpiedge.pack import panel_writer
-from tpiedge.pack.layout import Storage
+from tpiedge.pack import export, panel_writer
+from tpiedge.pack.files import OpenFile
+from tpiedge.pack.grids import check_exponents, grid_exponents
+from tpiedge.pack.layout import PanelLayout, Storage
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.panel_writer import QUALITY_NAME, load_quality
 from tpiedge.pack.reader import Pack, verify_pack
@@ -121,3 +124,80 @@ def test_a_number_that_cannot_be_quantised_is_named(
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     assert [t.name for t in threading.enumerate() if t.name.startswith("tpiedge")] == []
+
+
+def test_the_quality_is_that_of_the_stored_numbers(make_pack: MakePack) -> None:
+    pack = make_pack(Q4)
+    quality = load_quality(pack.path)
+    assert quality is not None
+    source = RandomSource.for_spec(7, pack.spec, "F32")
+    by_name = {tensor.tensor: tensor for tensor in quality.tensors}
+    assert by_name.keys() == {m.source for layer in pack.spec.layers for m in layer.matrices} | {
+        "lm_head.weight"
+    }
+    for m in pack.spec.layers[1].matrices:
+        values = source.read(m.source).astype(np.float64)
+        found = by_name[m.source]
+        matrix = pack.layout(1).matrix(m.name)
+        assert isinstance(matrix, PanelLayout)
+        with OpenFile(pack.blob_path(1)) as blob:
+            stored = np.concatenate(list(export.dequantised_rows(matrix, blob)))
+        ratio = 10 * math.log10((values**2).sum() / ((stored - values) ** 2).sum())
+        assert found.error.sqnr_db == pytest.approx(ratio, abs=1e-3)
+        assert (found.matrix, found.precision) == (m.name, Q4)
+        assert 20.5 < ratio < 23.5
+    assert 43 < by_name["lm_head.weight"].error.sqnr_db < 48
+    record = quality.to_json()
+    assert record["sqnr_db"] == pytest.approx(quality.total.sqnr_db, abs=1e-3)
+
+
+NEGATIVE = '{"tensors": [{"tensor": "t", "matrix": "q", "precision": "q4", "signal": 1.0, "noise": -1.0}]}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"tensors": [{}]}', '{"tensors": [{"precision": "q2"}]}', "{" * 99999, NEGATIVE]
+)
+def test_a_quality_that_cannot_be_read_is_none(make_pack: MakePack, text: str) -> None:
+    pack = make_pack(Q4)
+    (pack.path / QUALITY_NAME).write_text(text)
+    assert load_quality(pack.path) is None
+    assert Pack.open(pack.path).storage == pack.storage
+
+
+QUANTISED = [Precision.Q8, Precision.Q4]
+ROWS = {"o": 120, "down": 200}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[Precision, float], Pack]:
+    def made(precision: Precision, std: float) -> Pack:
+        spec = build_spec()
+        write_pack(spec, RandomSource.for_spec(0, spec, "F32", std=std), precision, tmp_path / "pack")
+        return Pack.open(tmp_path / "pack")
+
+    return made
+
+
+@pytest.mark.parametrize("std", [0.004, 0.02, 0.5])
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_steps_are_about_sixteen_bits_below_an_output(make, precision, std):
+    for layer in grid_exponents(make(precision, std)):
+        for exponent, rows in zip(layer, ROWS.values(), strict=True):
+            assert abs(exponent + 16 - math.log2(std * math.sqrt(rows))) <= 1.5
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_where_the_sample_is_zeros_an_output_may_be_of_size_one(precision: Precision, make: MakePack) -> None:
+    assert grid_exponents(make(precision, 0.0)) == ((-16, -16),) * 2
+
+
+def test_grids_that_cannot_be_a_pack_s(make: MakePack) -> None:
+    pack = make(Precision.Q4, 0.02)
+    check_exponents(grid_exponents(pack), pack)
+    check_exponents(((-100, 100),) * 2, pack)
+    for layers in (0, 1, 3):
+        with pytest.raises(ProtocolError, match=f"grids of {layers} layers, the pack needs those of 2"):
+            check_exponents(((-16, -16),) * layers, pack)
+    for beyond in (-101, 101):
+        with pytest.raises(ProtocolError, match="beyond"):
+            check_exponents(((0, 0), (0, beyond)), pack)

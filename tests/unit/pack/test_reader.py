@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.pack.stored import flip
 from tpiedge.errors import IntegrityError, ReadFault, TpiedgeError, UserError
 from tpiedge.pack.manifest import load_manifest, manifest_text
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import Precision
 
 MakePack = Callable[..., Pack]
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_pack_tells_what_it_holds(make_pack: MakePack) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.pack.stored import ALL, adopt, content, table_of, write
+from tests.unit.pack.stored import ALL, adopt, content, flip, table_of, write
 from tpiedge.errors import DiskFull, ProtocolError, UserError
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.manifest import MANIFEST_NAME, manifest_bytes, pack_id
@@ -132,11 +132,7 @@ def test_a_flipped_bit_is_found_forgotten_and_refilled(pack, tmp_path):
     with adopt(ShardStore(tmp_path / "store"), pack) as copy:
         fill(copy, pack, SHARE)
         item = copy.pack.layout(1).matrix("gate").ranges(0, 1).__next__()
-        with open(copy.pack.blob_path(1), "r+b") as file:
-            file.seek(item.offset + 7)
-            byte = file.read(1)[0]
-            file.seek(item.offset + 7)
-            file.write(bytes([byte ^ 4]))
+        flip(copy.pack.blob_path(1), item.offset + 7)
         bad = {1: [item]}
         assert copy.verify(SHARE) == copy.verify(SHARE, fast=True) == bad
         copy.forget(bad)

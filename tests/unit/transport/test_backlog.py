@@ -4,10 +4,13 @@ from contextlib import closing
 
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.contract.crowd import wait_until
+from tpiedge.transport import backlog
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow
+from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, crowded
 from tpiedge.transport.cutting import TcpConnection
 
 MB = 1_000_000
@@ -53,3 +56,37 @@ def test_a_descriptor_that_is_another_socket_s_by_now():
         wait_until(lambda: not backlog.flow(gone).cut)
         one.send(b"x")
         assert other.recv(1) == b"x"
+
+
+LIMIT, EACH = 5, 3
+
+
+@pytest.fixture(scope="module")
+def few():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backlog, "MAX_STRANGERS", LIMIT)
+        patch.setattr(backlog, "STRANGERS_EACH", EACH)
+        yield
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("addresses", "full"),
+    [("a", None), ("aaa", None), ("aaaa", "a"), ("bacac", None), ("bacaca", "a"), ("ccaaab", "a")],
+)
+def test_the_newcomer_s_address_or_the_fullest_one_loses_its_oldest(addresses, full):
+    assert crowded(addresses) == full
+
+
+@pytest.mark.usefixtures("few")
+@given(st.lists(st.sampled_from("abcd")))
+def test_no_more_than_may_be_and_the_newcomer_stays(arrivals):
+    here = []
+    for number, address in enumerate(arrivals):
+        here.append((address, number))
+        addresses = [one for one, _ in here]
+        full = crowded(addresses)
+        assert (full is not None) == (len(here) > LIMIT or addresses.count(address) > EACH)
+        if full is not None:
+            here.remove(next(one for one in here if one[0] == full))
+        assert here[-1] == (address, number)

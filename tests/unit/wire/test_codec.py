@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.wire.golden import REQUEST
+from tests.unit.wire.golden import FIXED, MESSAGES, REQUEST, padded
 from tpiedge.errors import ProtocolError
-from tpiedge.wire.codec import decode, encode
+from tpiedge.wire.codec import FLAT_MARK, PROTOCOL, TAGS, decode, encode
 from tpiedge.wire.control import Generate, Shutdown
 from tpiedge.wire.data import Segment, StepPlan, TableChange
 from tpiedge.wire.fields import (
@@ -14,7 +14,9 @@ from tpiedge.wire.fields import (
     MAX_PROMPT_TOKENS,
     MAX_SEGMENTS,
     MAX_TENSOR_HEADER,
+    Message,
 )
+from tpiedge.wire.join import JOIN_TAGS, Enrol
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 
@@ -50,3 +52,30 @@ def test_the_longest_plan_fits_the_tensor_plane() -> None:
 def test_encoding_keeps_the_limit() -> None:
     with pytest.raises(ProtocolError, match="at most 3 may be sent"):
         encode(Shutdown(1), limit=3)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda value: type(value).__name__)
+def test_a_message_comes_back_from_its_bytes(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_the_bytes_of_some_messages_are_fixed() -> None:
+    kinds = {cls for tag, cls in TAGS.items() if tag in JOIN_TAGS}
+    written = [encode(one) for one in MESSAGES if type(one) in kinds or hasattr(one, "tensor")]
+    assert written == [padded(bytes.fromhex(data)) for data in FIXED]
+    assert {data[1] for data in written} == {0, PROTOCOL}
+    assert sum(data[0] == FLAT_MARK for data in written) > 6
+
+
+def test_every_message_is_in_the_list_and_has_a_tag_of_its_own() -> None:
+    # A class with the tag of another would be missing in TAGS.
+    assert {type(message) for message in MESSAGES} == set(TAGS.values())
+
+
+def test_every_message_but_those_of_joining_begins_with_its_epoch() -> None:
+    first = {cls.__struct_fields__[0] for tag, cls in TAGS.items() if tag not in JOIN_TAGS}
+    assert first == {"epoch"}
+
+
+def test_the_secret_of_a_token_is_not_shown() -> None:
+    assert "s3" not in repr(Enrol(1, "0.1.0", "pi", "s3", "ab", "2.9.1", "little-endian"))

@@ -99,10 +99,9 @@ class _CallTimer:
     """Times one way to compute a case, in samples of about _SAMPLE_S. Calls rotate the copies of operands; samples
     continue the rotation. `first_s` includes loading and allocation."""
 
-    def __init__(self, case: Case, linear: Linear, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, case: Case, linear: Linear) -> None:
         self._case = case
         self._linear = linear
-        self._now = now
         self._copies = itertools.cycle(range(case.copies))
         self._calls = 1
         self.first_s = self.sample()
@@ -112,10 +111,10 @@ class _CallTimer:
 
     def sample(self) -> float:
         copies = list(itertools.islice(self._copies, self._calls))
-        started = self._now()
+        started = time.perf_counter()
         for copy in copies:
             self._case.run(self._linear, copy)
-        seconds = (self._now() - started) / len(copies)
+        seconds = (time.perf_counter() - started) / len(copies)
         self._calls = max(1, round(_SAMPLE_S / max(seconds, _QUICKEST_S)))
         return seconds
 

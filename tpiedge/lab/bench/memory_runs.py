@@ -128,8 +128,8 @@ _READ_BYTES = 8 * MIB
 _IN_FLIGHT = 8
 
 
-def measure_sweep(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> DiskSpeed:
-    """Reads the sweep's pieces in order for `seconds` with four threads, like a node. Raises ReadFault, UserError."""
+def measure_sweep(pack: Pack, sweep: Sweep) -> DiskSpeed:
+    """Reads the sweep's pieces in order for 0.7 s with four threads, like a node. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
     waiting: deque[Future[int]] = deque()
     done, started, last = 0, time.perf_counter(), 0.0
@@ -141,7 +141,7 @@ def measure_sweep(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> DiskSpeed:
             if len(waiting) == _IN_FLIGHT:
                 done += waiting.popleft().result()
                 last = time.perf_counter()
-                if last - started >= seconds:
+                if last - started >= 0.7:
                     break
             at = number % _IN_FLIGHT * _READ_BYTES
             waiting.append(reader.submit(files[path], offset, view[at : at + length]))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -60,15 +60,15 @@ class SwitchPlan:
             raise UserError(f"not a plan of a switch ({error}): 'tpiedge testbed up' makes one") from None
 
 
+_TIMEOUT_S: Final = 5.0
 SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Each call opens a connection and takes at most `timeout_s`. Raises UserError if refused, ResourceError."""
+    """Each call opens a connection and takes at most 5 s. Raises UserError if refused, ResourceError."""
 
-    def __init__(self, path: Path, timeout_s: float = 5.0) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._timeout_s = timeout_s
 
     def counters(self) -> dict[str, Any]:
         """`links`: LINK_COUNTERS by link name; `totals`: TOTALS, both of switch_native.py."""
@@ -91,10 +91,10 @@ class SwitchClient:
         return dict(answer)
 
     def _exchange(self, line: bytes) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + _TIMEOUT_S
         received = b""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(self._timeout_s)
+            connection.settimeout(_TIMEOUT_S)
             connection.connect(str(self._path))
             connection.sendall(line)
             while not received.endswith(b"\n"):

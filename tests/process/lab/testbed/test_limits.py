@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.process.command import run_command
+from tests.process.command import Ended
 from tests.process.lab.testbed.beds import why_no_testbed, written
 from tpiedge.lab.testbed.isolation import Controllers
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
@@ -53,12 +54,12 @@ def on(testbed: RunningTestbed, device: str, *arguments: str) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
 
-def test_memory(bed: str, tmp_path: Path) -> None:
+def test_memory(bed: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
     with open_testbed(written(tmp_path, bed, TEXT)) as testbed:
         assert on(testbed, "small", TAKE, str(32 * MIB)).returncode == 0
         assert on(testbed, "small", TAKE, str(128 * MIB)).returncode == -9
         assert on(testbed, "large", TAKE, str(128 * MIB)).returncode == 0
-        small, large = json.loads(run_command("testbed", "status", bed, "--json").out)["devices"]
+        small, large = json.loads(here("testbed", "status", bed, "--json").out)["devices"]
         assert small["memory_limit_bytes"] == 64 * MIB
         assert 32 * MIB < small["memory_peak_bytes"] <= 64 * MIB
         assert small["oom_kills"] == 1
@@ -68,7 +69,7 @@ def test_memory(bed: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_processor_time(bed: str, tmp_path: Path) -> None:
+def test_processor_time(bed: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
     """A quarter of a processor, within wide bounds. More than there are is no limit."""
     with open_testbed(written(tmp_path, bed, TEXT)) as testbed:
         used_s = float(on(testbed, "small", SPIN).stdout)
@@ -77,7 +78,7 @@ def test_processor_time(bed: str, tmp_path: Path) -> None:
         file = "cpu.cfs_quota_us" if CONTROLLERS.cpu_version == 1 else "cpu.max"
         quota = (CONTROLLERS.cpu / f"tpiedge.{bed}.large" / file).read_text().split()[0]
         assert quota in ("-1", "max")
-        small, large = json.loads(run_command("testbed", "status", bed, "--json").out)["devices"]
+        small, large = json.loads(here("testbed", "status", bed, "--json").out)["devices"]
         assert (small["cpus"], small["cpus_limited"]) == (0.25, True)
         assert (large["cpus"], large["cpus_limited"]) == (900, False)
 

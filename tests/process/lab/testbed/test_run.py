@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,20 +47,14 @@ def three(bed: str, tmp_path: Path) -> str:
     return written(tmp_path, bed, THREE)
 
 
-def tokens(*arguments: object) -> dict:
-    ended = run_command("run", *ASK, "--max-tokens", 16, "--json", *arguments)
+def test_the_same_tokens_and_nothing_left(bed: str, three: str, generate: Callable[..., dict]) -> None:
+    ended = run_command("run", *ASK, "--max-tokens", 16, "--json", "--testbed", three)
     assert ended.status == 0, ended.err
-    assert len(ended.out.splitlines()) == 1
-    record = json.loads(ended.out)
-    assert isinstance(record, dict)
-    return record
-
-
-def test_the_same_tokens_and_nothing_left(bed: str, three: str) -> None:
-    found = tokens("--testbed", three)
+    (line,) = ended.out.splitlines()
+    found = json.loads(line)
     assert left_of(bed) == []
     assert len(found["token_ids"]) == 16
-    assert found["token_ids"] == tokens()["token_ids"]
+    assert found["token_ids"] == generate(*ASK, "--max-tokens", 16)["token_ids"]
     shares = [node["ffn_units"][1] - node["ffn_units"][0] for node in found["nodes"]]
     assert len(shares) == 3
     assert shares[0] > shares[1]

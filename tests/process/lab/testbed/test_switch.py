@@ -133,7 +133,7 @@ def test_links_change_while_it_runs(joined: Joined) -> None:
 @pytest.mark.parametrize("loss", [0.01, 0.0])
 def test_a_connection_arrives_byte_for_byte(joined: Joined, loss: float) -> None:
     """Packets are lost one by one where links lose any; otherwise frames are long."""
-    data = os.urandom(20_000_000)
+    data = os.urandom(8_000_000)
     devices, switch = joined(SwitchLink("", 0.0005, 0.0002, loss))
     assert transfer(devices, "a", "b", data) == sha256(data).digest()
     counters = switch.client.counters()

@@ -121,6 +121,7 @@ def _has_ended(caller: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.fault("W4", "a worker with a token of another master says so in one line")
 @pytest.mark.fault("W6", "the worker says that it is another master, and tells it nothing")
 def test_a_master_with_another_key_is_refused(
     cluster: NetworkCluster, namespaces: Namespaces, tmp_path

@@ -1,22 +1,23 @@
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tpiedge.lab.traces import Trace
 from tpiedge.tracing.tracer import TraceEvent
 
-pytest.importorskip("matplotlib", reason="software: no matplotlib")
-
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
-
-from tpiedge.lab.plots import draw_strip
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
-def strip_of(spent_s: Sequence[float], marked: Sequence[int]) -> tuple[Figure, Axes]:
+def strip_of(spent_s: Sequence[float], marked: Sequence[int]) -> "tuple[Figure, Axes]":
     """The strip of steps 1, 2, ... that took so long, in the place that a timeline gives it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import: not in every collection
+    from matplotlib.figure import Figure
+
+    from tpiedge.lab.plots import draw_strip
+
     events: list[TraceEvent] = []
     start_s = 0.0
     for step, seconds in enumerate(spent_s, 1):
@@ -32,11 +33,14 @@ def strip_of(spent_s: Sequence[float], marked: Sequence[int]) -> tuple[Figure, A
 @pytest.fixture(scope="module", autouse=True)
 def fonts() -> None:
     """matplotlib opens the files of its fonts with the first text that it draws, and keeps them open."""
+    pytest.importorskip("matplotlib", reason="software: no matplotlib")
     figure, _ = strip_of([0.01], marked=(1,))
     figure.canvas.draw()
 
 
-def heights(axes: Axes) -> list[dict[int, float]]:
+def heights(axes: "Axes") -> list[dict[int, float]]:
+    from matplotlib.collections import PolyCollection
+
     found = [bars for bars in axes.collections if isinstance(bars, PolyCollection)]
     return [
         {round(path.vertices[:, 0].mean()): float(path.vertices[:, 1].max()) for path in bars.get_paths()}
@@ -51,7 +55,7 @@ def test_a_prompt_leaves_height_for_the_others_and_is_named() -> None:
     assert [text.get_text() for text in axes.texts] == ["500 ms"]
 
 
-def legend(axes: Axes) -> list[str]:
+def legend(axes: "Axes") -> list[str]:
     found = axes.get_legend()
     assert found is not None
     return [text.get_text() for text in found.get_texts()]

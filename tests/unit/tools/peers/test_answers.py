@@ -1,8 +1,13 @@
 import json
 
+import pytest
+
 from tools.peers.contestants import Answer, read_llama_bench, read_tpiedge
+from tools.peers.decode import Speed, read_speed, report_of_setting
 from tools.peers.limits import Limit
 from tools.peers.offload import Run, report_of_limit
+from tools.peers.serve import ServeRound, report_of_streams
+from tpiedge.lab.bench.serve_figures import RoundFigures, TimedAnswer
 from tpiedge.lab.memory_group import MemoryUse
 
 LIMIT = Limit(600, 1000)
@@ -48,3 +53,63 @@ def test_ratios_are_of_rounds_and_compared_with_what_is_required():
     (first, second) = report["contestants"]["airllm"]["runs"]
     assert first | {"why": "because", "peak_bytes": 590, "refusals": 7} == first
     assert (second["s_per_token"], second["failure"]) == (None, "no answer in 150 s")
+
+
+def test_what_llama_bench_says() -> None:
+    tests = [{"n_prompt": 512, "n_gen": 0, "avg_ts": 120.5}, {"n_prompt": 0, "n_gen": 64, "avg_ts": 48.25}]
+    assert read_speed(json.dumps(tests)) == Speed(120.5, 48.25)
+    with pytest.raises(ValueError):
+        read_speed(json.dumps(tests[:1]))
+
+
+def test_ratios_are_of_pairs() -> None:
+    peer = [Speed(100, 10), Speed(50, 20), Speed(100, 40)]
+    own = [Speed(210, 10), Speed(100, 18), Speed(190, 40)]
+    report = report_of_setting(peer, own)
+    prefill, decode = report["prefill"], report["decode"]
+    assert prefill["times_faster_than_llama_cpp"] == {"median": 2.0, "min": 1.9, "max": 2.1}
+    assert (prefill["required"], prefill["met"]) == (2.0, True)
+    assert decode["times_faster_than_llama_cpp"] == {"median": 1.0, "min": 0.9, "max": 1.0}
+    assert decode["met"] is True
+    assert decode["tpiedge_tokens_per_s"] == {"median": 18, "min": 10, "max": 40}
+    assert report_of_setting(peer, [Speed(100, 9)] * 3)["decode"]["met"] is False
+    of_two = report_of_setting(peer, own, {"decode": 1.2})
+    assert (of_two["prefill"]["required"], of_two["prefill"]["met"]) == (None, None)
+    assert (of_two["decode"]["required"], of_two["decode"]["met"]) == (1.2, False)
+
+
+# A comparison that ends early keeps what it has found.
+
+
+def figures(streams: int, step_s: float) -> RoundFigures:
+    """Answers in step: a token of each stream every `step_s`."""
+    token_s = tuple(1 + step_s * number for number in range(9))
+    return RoundFigures.of([TimedAnswer(0.0, token_s, token_s[-1], 8)] * streams, streams)
+
+
+def test_what_both_come_to() -> None:
+    rounds = [
+        ServeRound(figures(16, 0.5), figures(16, step_s), peer_prefill=50, own_prefill=100)
+        for step_s in (0.25, 0.125, 0.25)
+    ]
+    found = report_of_streams(16, rounds)
+    assert (found["streams"], found["rounds"]) == (16, 3)
+    answering = found["answering_tokens_per_s"]
+    assert answering["llama_server"] == {"median": 32, "min": 32, "max": 32}
+    assert answering["tpiedge"] == {"median": 64, "min": 64, "max": 128}
+    assert answering["times_that_of_llama_server"] == {"median": 2, "min": 2, "max": 4}
+    assert (answering["required"], answering["met"]) == (1.8, True)
+    own = found["answering_to_own_prefill"]
+    assert (own["ratio"], own["required"], own["met"]) == (
+        {"median": 0.64, "min": 0.64, "max": 1.28},
+        0.70,
+        False,
+    )
+    assert found["prefill_tokens_per_s"]["times_faster_than_llama_server"]["median"] == 2
+    assert found["gap_s_p99"]["times_that_of_llama_server"]["median"] == 0.5
+    assert found["first_s_p50"]["tpiedge"]["median"] == 1
+    of_one = report_of_streams(1, rounds)
+    assert (of_one["answering_tokens_per_s"]["required"], of_one["answering_to_own_prefill"]["met"]) == (
+        None,
+        None,
+    )

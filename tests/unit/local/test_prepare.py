@@ -1,0 +1,153 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.model.gguf_files import TinyGguf
+from tpiedge.errors import UserError
+from tpiedge.local.packing import keep_text_files
+from tpiedge.local.prepare import USUAL, choose_arithmetics, prepare, usual_sampling
+from tpiedge.model.config import pooling_config, usual_pooling
+from tpiedge.pack.specs import Precision
+from tpiedge.wire.fields import Compute
+from tpiedge.wire.requests import Sampling
+
+
+def pooling_of(folder: Path, **values: object) -> str:
+    inner = folder / "1_Pooling"
+    inner.mkdir(exist_ok=True)
+    (inner / "config.json").write_text(json.dumps(values))
+    return usual_pooling(folder)
+
+
+def test_a_model_that_says_nothing_of_pooling(tmp_path: Path) -> None:
+    assert (
+        usual_pooling(None)
+        == usual_pooling(tmp_path)
+        == pooling_of(tmp_path, word_embedding_dimension=8)
+        == "mean"
+    )
+
+
+def test_the_words_of_sentence_transformers(tmp_path: Path) -> None:
+    kinds = ("cls_token", "mean_tokens", "max_tokens", "weightedmean_tokens", "lasttoken")
+    modes = {f"pooling_mode_{kind}": False for kind in kinds}
+    assert pooling_of(tmp_path, **modes | {"pooling_mode_lasttoken": True, "include_prompt": True}) == "last"
+    assert pooling_of(tmp_path, **modes | {"pooling_mode_mean_tokens": True}) == "mean"
+    assert pooling_of(tmp_path, **modes | {"pooling_mode_cls_token": True}) == "cls"
+    both = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    assert pooling_of(tmp_path, **modes | both) == "mean and max_tokens"
+    assert pooling_of(tmp_path, pooling_mode="lasttoken") == "last"
+    for kind in ("mean", "last", "cls"):
+        assert pooling_of(tmp_path, **pooling_config(kind)) == kind
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"1_Pooling/config\.json: pooling_mode_lasttoken is 'yes'"):
+        pooling_of(tmp_path, pooling_mode_lasttoken="yes")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "1_Pooling").symlink_to(tmp_path / "1_Pooling")
+    with pytest.raises(UserError, match="links to a file outside"):
+        usual_pooling(tmp_path / "model")
+
+
+def test_a_pack_keeps_it(tmp_path: Path) -> None:
+    pooling_of(tmp_path, pooling_mode_lasttoken=True)
+    (tmp_path / "config.json").write_text("{}")
+    keep_text_files(tmp_path, tmp_path / "text")
+    assert usual_pooling(tmp_path / "text") == "last"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "rank"), (9, "pooling_type 9")],
+)
+def test_a_gguf_file_says_it_by_a_number(tmp_path: Path, number: int | None, kind: str) -> None:
+    keys = {} if number is None else {"llama.pooling_type": number}
+    model = prepare(str(TinyGguf(keys=keys).write(tmp_path / "m.gguf")), None, None, tmp_path)
+    assert model.usual_pooling == kind
+
+
+def sampling_of(folder: Path, **values: object) -> Sampling:
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return usual_sampling(folder)
+
+
+def test_a_model_that_says_nothing_of_sampling(tmp_path: Path) -> None:
+    assert usual_sampling(None) == usual_sampling(tmp_path) == sampling_of(tmp_path, eos_token_id=2) == USUAL
+    assert (USUAL.temperature, USUAL.top_p, USUAL.min_p) == (0.8, 0.95, 0.05)
+
+
+def test_what_a_model_says_counts_and_the_rest_is_neutral(tmp_path: Path) -> None:
+    assert sampling_of(tmp_path, temperature=0.6, top_p=0.9) == Sampling(temperature=0.6, top_p=0.9)
+    found = sampling_of(
+        tmp_path, temperature=0.7, top_k=20, top_p=0.8, min_p=0, repetition_penalty=1.05, do_sample=True
+    )
+    assert found == Sampling(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+    assert sampling_of(tmp_path, top_k=-1, min_p=None) == Sampling(temperature=1.0)
+
+
+def test_a_model_that_is_not_drawn_from_is_greedy(tmp_path: Path) -> None:
+    assert sampling_of(tmp_path, do_sample=False) == Sampling(temperature=0.0)
+    found = sampling_of(tmp_path, do_sample=False, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+    assert found == Sampling(temperature=0.0, top_p=0.9, repetition_penalty=1.1)
+    assert sampling_of(tmp_path, do_sample=True) == sampling_of(tmp_path, do_sample=None) == USUAL
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("do_sample", "no"), ("temperature", "hot"), ("top_k", 1.5), ("top_p", 0), ("repetition_penalty", -1)],
+)
+def test_what_it_cannot_mean_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"generation_config.json: {key} is "):
+        sampling_of(tmp_path, **{key: value})
+
+
+def test_an_end_beyond_the_models_rows_is_none(tmp_path: Path) -> None:
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁", "a", "<|im_end|>"],
+        "tokenizer.ggml.scores": [0.0] * 6,
+        "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 4],
+    }
+    model = prepare(str(TinyGguf(vocab=6, keys=keys).write(tmp_path / "m.gguf")), None, None, tmp_path)
+    assert model.end_ids == (2, 5)
+    assert model.tokenizer.encode("a") == [1, 3, 4]
+    folder = model.pack.path / "text"
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|new|>"}))
+    beyond = prepare(str(model.pack.path), None, None, tmp_path)
+    assert (beyond.tokenizer.eos_id, beyond.end_ids) == (6, (2, 5))
+
+
+@pytest.mark.parametrize(
+    ("source", "precision", "compute", "chosen"),
+    [
+        (Precision.F32, None, None, (Precision.F32, "f32")),
+        (Precision.BF16, None, None, (Precision.BF16, "f32")),
+        (Precision.BF16, "f32", None, (Precision.BF16, "f32")),  # exact all the same
+        (Precision.BF16, "f32", "f32", (Precision.F32, "f32")),
+        (Precision.F32, "bf16", "bf16", (Precision.BF16, "bf16")),
+        (Precision.F32, "q8", None, (Precision.Q8, "int8")),
+        (Precision.BF16, "q4", None, (Precision.Q4, "int8")),
+        (Precision.BF16, "q4", "int8", (Precision.Q4, "int8")),
+        (Precision.Q4, None, None, (Precision.Q4, "int8")),  # a pack
+    ],
+)
+def test_what_is_chosen(source, precision, compute, chosen):
+    assert choose_arithmetics(source, precision, compute) == chosen
+
+
+@pytest.mark.parametrize(
+    ("source", "precision", "compute"),
+    [
+        (Precision.F32, None, "bf16"),
+        (Precision.BF16, "f32", "bf16"),
+        (Precision.BF16, None, "int8"),
+        (Precision.BF16, "q4", "f32"),
+        (Precision.Q8, None, "bf16"),
+    ],
+)
+def test_what_is_refused(source: Precision, precision: str | None, compute: Compute) -> None:
+    with pytest.raises(UserError, match=f"--compute {compute}"):
+        choose_arithmetics(source, precision, compute)
