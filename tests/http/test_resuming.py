@@ -370,17 +370,20 @@ def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
         kept.close(LIMIT_S)
 
 
-def test_a_request_that_is_taken_up_while_the_disk_is_full_is_forgotten(service, folder, leave, monkeypatch):
+def test_an_answer_that_is_taken_up_while_the_disk_is_full_has_no_record(
+    keep, service, folder, leave, monkeypatch
+):
     """An answer that ends masters would not be counted."""
-    leave(CHAT, WORDS, 1, rest=False)
-    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
-    assert kept.recover_all() == 1
-    generation = service.generations.get(timeout=LIMIT_S)
-    with monkeypatch.context() as full:
-        full.setattr("tpiedge.answers.record.RecordFile.write", lambda *_: False)
-        generation.take_up()
-        wait_until(lambda: not left(folder))
-    kept.close(LIMIT_S)
+    path = leave(WHOLE, WORDS, 1, rest=False)
+    with connect(keep()) as http:
+        generation = service.generations.get(timeout=LIMIT_S)
+        with monkeypatch.context() as full:
+            full.setattr("tpiedge.answers.record.RecordFile.write", lambda *_: False)
+            generation.take_up()
+            wait_until(lambda: not left(folder))
+        generation.say(*WORDS[1:])
+        generation.finish("stop")
+        assert http.get(path).status_code == 200
 
 
 def test_an_answer_that_a_stop_string_had_ended_asks_for_nothing(keep, service, leave):

@@ -40,9 +40,9 @@ SLACK_PART, SLACK = 0.02, 10
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # 60 of these keep those promises.
-    "loaded by master, worker and node": (39830, 251),
+    "loaded by master, worker and node": (39840, 251),
     # Of these 850 lines are the fakes that were a package of tpiedge.
-    "tests": (59860, 506),
+    "tests": (59870, 506),
     # Raised for the check of words in docstrings and comments.
     "tools": (13960, 140),
     "tpiedge": (51980, 314),
@@ -80,7 +80,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
 #: Anything else.
 COUNTS: Final[Mapping[str, int]] = {
     "numbered laws": 73,
-    "numbers that modules name": 505,
+    "numbers that modules name": 506,
     "functions with more than 5 parameters": 40,
     "classes with more than 8 attributes": 88,
     "private names of libraries": 0,

@@ -2,7 +2,6 @@
 master loses nothing, a power cut the last half minute."""
 
 import errno
-import io
 import json
 import os
 import threading
@@ -22,6 +21,7 @@ from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
 UNRECORDED: Final = "the answer goes on, but what is not written would not survive the master's end"
+UNWRITTEN_BYTES: Final = 1 << 20  # for which a record waits for room
 TAKEN_UP: Final = "taken up"  # the line with which another master goes on
 KINDS: Final[Mapping[str, Any]] = {"scores": PromptScores, "ended": Finished}
 
@@ -50,35 +50,40 @@ class RecordFile:
     ) -> None:
         """Owns `fd`, open for appending (None: no file). `later` calls a function in another thread."""
         self._path = path
-        self._file = None if fd is None else io.FileIO(fd, "ab")
+        self._fd = fd
         self._log = log
         self._later = later
         self._unwritten = b""
         self._lock = threading.RLock()  # held while the disk is waited for
-        self._doomed = self._kept = False
+        self._doomed = fd is None  # no file, or soon none
+        self._kept = False
 
     @property
     def there(self) -> bool:
-        return self._file is not None and not self._doomed
+        return not self._doomed
 
     def write(self, lines: bytes) -> bool:
         """Adds lines to those that wait. Returns whether all are written."""
         with self._lock:
-            if self._file is None or self._file.closed or self._doomed:
+            if self._fd is None or self._doomed:
                 return False
             self._unwritten += lines
             why = os.strerror(errno.ENOSPC)
             try:
-                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
             except OSError as error:
                 why = str(error.strerror)
             if self._unwritten:
                 self._log.warning("cannot write %s: %s; %s", self._path, why, UNRECORDED)
+            if len(self._unwritten) > UNWRITTEN_BYTES:
+                self.delete()
             return not self._unwritten
 
     def finish(self) -> None:
         """Closes the file, which stays. Idempotent."""
         with self._lock:
+            if self._unwritten:
+                self.write(b"")
             self._close()
 
     def delete(self) -> None:
@@ -92,23 +97,23 @@ class RecordFile:
         with self._lock:
             if not self._doomed:
                 self._kept = True
-                self._close()
+                self.finish()
 
     def _delete(self) -> None:
         with self._lock:
-            if self._file is None or self._kept:
+            if self._kept:
                 return
             self._close()
-            self._file = None
             try:
                 self._path.unlink(missing_ok=True)
             except OSError as error:
                 self._log.warning("cannot delete %s: %s; delete it yourself", self._path, error.strerror)
 
     def _close(self) -> None:
-        if self._file is not None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
             try:
-                self._file.close()
+                os.close(fd)
             except OSError as error:
                 self._log.warning("cannot close %s: %s", self._path, error.strerror)
 

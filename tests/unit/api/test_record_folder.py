@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
-from tpiedge.answers.record import TAKEN_UP, FoundAnswer, event_line, line
+from tpiedge.answers.record import TAKEN_UP, UNWRITTEN_BYTES, FoundAnswer, event_line, line
 from tpiedge.api.records import RecordFolder, accepted_lines, read_record
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
@@ -250,12 +250,22 @@ def test_a_full_disk_ends_no_answer(
     kept = read_record((folder / name).read_bytes(), "pack-1")
     assert kept is not None
     assert kept.said == (), "the next master computes them anew"
-    file.write(event_line(0, TOKENS[2]))
     file.keep()
     (found,) = RecordFolder(folder, "pack-1").found()
     found.record.keep()
-    assert said(found) == TOKENS
+    assert said(found) == TOKENS[:2]
     assert f"{os.strerror(number)}; the answer goes on, but what is not written would not" in caplog.text
+
+
+def test_a_record_waits_for_room_with_a_bounded_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = RecordFolder(folder, "pack-1")
+    file = records.begin(ACCEPTED)
+    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    file.write(bytes(UNWRITTEN_BYTES))
+    assert file.there
+    file.write(b"\n")
+    records.close(WAIT_S)
+    assert files(folder) == []
 
 
 def test_one_to_which_nothing_more_is_written_has_no_open_file_and_can_be_deleted(folder: Path) -> None:
