@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from click.testing import CliRunner
 
@@ -96,3 +98,19 @@ def test_a_token_for_a_given_address_needs_nothing_of_a_master(tmp_path):
     assert parse_token(made.stdout.strip()).address == Address("desk", 7000)
     note.write_text('{"workers": "192.168.1.9:7171"}')
     assert parse_token(create().stdout.strip()).address == Address("192.168.1.9", 7171)
+
+
+def test_tokens_are_listed_and_revoked(tmp_path):
+    def said(*words):
+        done = CliRunner().invoke(verb, [*words, "--state", str(tmp_path)])
+        assert done.exception is None
+        return done.stdout
+
+    said("create", "--uses", "2")
+    said("create", "--uses", "any")
+    ids = [one["id"] for one in json.loads(said("ls", "--json"))]
+    title, _, *rows = [line.split()[:3] for line in said("ls").splitlines()]
+    assert (title, rows) == (["token", "state", "uses"], [[ids[0], "usable", "2"], [ids[1], "usable", "any"]])
+    assert said("revoke", ids[0]) == f"token {ids[0]} is void\n"
+    (left,) = json.loads(said("ls", "--json"))
+    assert (left["id"], left["state"], left["uses_left"]) == (ids[1], "usable", None)
