@@ -83,9 +83,7 @@ def members(folder: Path) -> list[str]:
     return [member.key for member in read_members(folder).members]
 
 
-@pytest.mark.fault(
-    "P16", "the master's, for however long, when a worker joins: it waits, and nobody else does"
-)
+@pytest.mark.fault("P16", "the master's, when a worker joins: the worker waits, and others are answered")
 def test_others_are_answered_while_the_disk_is_waited_for(gate: Gate, disk: Disk, joining) -> None:
     secret = gate.token()
     with link(gate, OTHER) as other:

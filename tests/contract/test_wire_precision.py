@@ -1,5 +1,4 @@
 import itertools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,10 +6,8 @@ import pytest
 import torch
 
 from tests.contract.networks import linked
-from tests.contract.ranks import HUB, LINKS, WAIT_S, Ranks, part, parts, same
+from tests.contract.ranks import HUB, LINKS, Ranks, part, parts, same
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.collectives.summation import F32Array
-from tpiedge.transport.native_library import transport_library
 from tpiedge.wire.fields import INT8_GROUP
 
 SIZE = 4
@@ -66,37 +63,3 @@ def test_star_mesh_and_two_shot_give_the_same_bits(network: Any, wire: str, size
             for way in (HUB, "star", "mesh", "two-shot")
         ]
         assert same([one for of_way in results for one in of_way])
-
-
-def two_blocks(one: Communicator) -> list[bool]:
-    seen = []
-    for block in range(2):
-        one.all_reduce(part(one.rank), Tag(1, block, 0))
-        seen.append(one.cancelled)
-    return seen
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("way", [HUB, "star", "mesh"])
-def test_while_rank_0_waits_for_a_late_peer(network, monkeypatch, way, size):
-    ranks = Ranks(network, way, size).begun()
-    ranks.reduce(9)  # all links are made
-    root, asked = ranks.groups[0], threading.Event()
-    plain, sent = root._fast.reduce, []
-
-    def interrupted(*arguments: Any) -> tuple[int, F32Array | None]:
-        outcome = plain(*arguments)
-        root.request_cancel(1)
-        sent.append(outcome[0])
-        asked.set()
-        return outcome
-
-    monkeypatch.setattr(root._fast, "reduce", interrupted)
-
-    def work(one: Communicator) -> list[bool]:
-        assert one.rank != size - 1 or asked.wait(WAIT_S)
-        return two_blocks(one)
-
-    assert ranks.run(work) == [[sent[0] == 0, True]] * size
-    native = network.kind == "zeromq" and transport_library() is not None
-    assert sent == [size - 1 if native and way == "mesh" else 0]

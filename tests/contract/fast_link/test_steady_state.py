@@ -1,8 +1,6 @@
 """All ranks sum in one native call: with the bits of Python's way, its bytes and its errors."""
 
-import ctypes
 import dataclasses
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from tests.contract.fast_link.cluster import (
 from tpiedge.collectives.codec import decode_array, encode_array, header_of
 from tpiedge.collectives.summation import LARGEST
 from tpiedge.errors import PeerLost
-from tpiedge.transport import backlog, native_library
+from tpiedge.transport import backlog
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.data import Reduced
@@ -111,21 +109,6 @@ def test_closing_ends_the_wait(make: Any, way: str, size: int, rank: int) -> Non
         waiting.result(WAIT_S)
 
 
-@pytest.mark.parametrize("variable", ["TPIEDGE_NATIVE", "TPIEDGE_FAST_LINK"])
-def test_it_can_be_switched_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, "0")
-    assert native_library.transport_library() is None
-    monkeypatch.setenv(variable, "1")
-    assert native_library.transport_library() is not None
-
-
-def test_no_libzmq_is_called_that_might_be_another() -> None:
-    other = type("Library", (), {"zmq_msg_send": ctypes.CDLL(None).getpid})()
-    extension = ctypes.CDLL(sys.modules["zmq.backend.cython._zmq"].__file__)
-    with pytest.raises(Exception, match="more than one zmq_msg_send"):
-        native_library._address_of("zmq_msg_send", extension, other)
-
-
 def whole(rank: int, block: int = 0, wide: bool = False) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * block + rank)
     largest = LARGEST if wide else (2**31 - 1) // 5
@@ -149,7 +132,7 @@ def reduce(cluster: Cluster, given: list[torch.Tensor], block: int) -> None:
 
 
 @every_way
-def test_the_steady_state_is_one_call(make: Any, way: str, size: int) -> None:
+def test_the_steady_state_of_integers_is_one_call(make: Any, way: str, size: int) -> None:
     cluster = make(way, size)
     for block in range(30):
         reduce(cluster, [whole(rank, block) for rank in range(size)], block)

@@ -145,6 +145,7 @@ def silent(_request: httpx.Request) -> httpx.Response:
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, answer: object, key: str | None = None) -> None:
+    monkeypatch.setattr(reach, "RECOVERY_GRACE_S", -1.0)
     transport = httpx.MockTransport(answer)  # type: ignore[arg-type]
     monkeypatch.setattr(
         "tpiedge.cli.reach.httpx.Client",

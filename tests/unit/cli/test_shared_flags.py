@@ -111,7 +111,7 @@ _WORKERS = "is not a whole number: give one from 0 to 126"
         (_GROUP, "ls", "Missing argument 'NAME'."),
     ],
 )
-def test_words(command: click.Command, arguments: str, words: str) -> None:
+def test_words_of_wrong_usage(command: click.Command, arguments: str, words: str) -> None:
     with pytest.raises(click.ClickException) as raised:
         command.main(arguments.split(), "tpiedge", standalone_mode=False)
     assert " ".join(usage_words(raised.value).split()) == words  # as they are printed

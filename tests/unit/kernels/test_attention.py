@@ -79,7 +79,7 @@ def stored(x_KSd: Tensor, precision: str) -> tuple[Rows, Tensor]:
 
 
 @pytest.mark.parametrize(("heads", "window", "precision"), MET)
-def test_quantised_equals_the_definition(pool: Pool, heads: str, window: int | None, precision: str) -> None:
+def test_natively_equals_the_definition(pool: Pool, heads: str, window: int | None, precision: str) -> None:
     kv = HEADS[heads]
     for tokens, before, width in [
         (1, 0, 64),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tpiedge.local.packing import keep_text_files
+from tpiedge.model.config import usual_pooling
 
 
 @pytest.fixture
@@ -25,6 +26,13 @@ def test_chat_templates_are_kept_in_every_form(tmp_path, source):
     keep_text_files(source, text)
     kept = {path.relative_to(text).as_posix() for path in text.rglob("*") if path.is_file()}
     assert kept == {"config.json", "chat_template.json", "additional_chat_templates/tool_use.jinja"}
+
+
+def test_a_pack_keeps_the_pooling(tmp_path, source):
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    keep_text_files(source, tmp_path / "text")
+    assert usual_pooling(tmp_path / "text") == "last"
 
 
 def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, source, monkeypatch):

@@ -144,7 +144,7 @@ def serving(story: Story) -> None:
     assert story.ready
 
 
-def test_they_are_asked_again_and_again_until_no_client_looks_any_more(story: Story) -> None:
+def test_nodes_are_asked_again_and_again_until_no_client_looks_any_more(story: Story) -> None:
     serving(story)
     story.master.observe()
     story.wait(10.0)

@@ -103,12 +103,22 @@ def test_a_worker_without_a_part_is_told_why_and_again_when_that_changes(story: 
 
 
 def test_everybody_hears_of_the_master(story: Story) -> None:
-    agent = two_machines(story)
-    pulses = [message for message in agent.heard if isinstance(message, MasterPulse)]
-    assert pulses[-1].epoch == story.epoch
-    story.wait(0.5)
-    assert agent.heard[-1] == MasterPulse(story.epoch, at_rest=True)
+    def hears(*, at_rest: bool) -> None:
+        story.settle()
+        pulses = [message for message in agent.heard if isinstance(message, MasterPulse)]
+        assert pulses[-1] == MasterPulse(story.epoch, at_rest)
+
+    story.min_workers, agent = 2, story.join("w-1")
+    hears(at_rest=False)  # nothing is ready
+    story.join("w-2")
+    hears(at_rest=True)
     assert story.root.count(Pulse) > 0
+    story.submit()
+    hears(at_rest=False)
+    story.finish()
+    hears(at_rest=True)
+    story.join("w-3").prepares = False  # another plan is under way
+    hears(at_rest=False)
 
 
 def cut(story: Story, name: str = "w-1") -> None:

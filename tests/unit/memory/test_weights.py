@@ -226,7 +226,7 @@ def test_one_of_several_reads_that_fails_fails_the_piece() -> None:
 SWEEPS = 3
 
 
-def test_reads_and_waits(make_pack: MakePack, tmp_path: Path) -> None:
+def test_reads_and_waits_are_traced(make_pack: MakePack, tmp_path: Path) -> None:
     weights, tracer = NodeWeights(make_pack(layers=3), EVERYTHING, True, narrow), Tracer()
     weights.trace(tracer)
     for _ in range(SWEEPS):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
-from tpiedge.model.config import ModelConfig
+from tpiedge.model.config import ModelConfig, pooling_config, usual_pooling
 from tpiedge.model.presets import PRESETS, preset
 
 
@@ -103,6 +103,44 @@ class TestTokenIds:
         (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 4}')
         config = ModelConfig.open(folder)
         assert (config.bos_id, config.eos_ids) == (4, (5, 6))
+
+
+def pooling_of(folder: Path, **values: object) -> str:
+    inner = folder / "1_Pooling"
+    inner.mkdir(exist_ok=True)
+    (inner / "config.json").write_text(json.dumps(values))
+    return usual_pooling(folder)
+
+
+def test_a_model_that_says_nothing_of_pooling(tmp_path: Path) -> None:
+    assert (
+        usual_pooling(None)
+        == usual_pooling(tmp_path)
+        == pooling_of(tmp_path, word_embedding_dimension=8)
+        == "mean"
+    )
+
+
+def test_the_words_of_sentence_transformers(tmp_path: Path) -> None:
+    kinds = ("cls_token", "mean_tokens", "max_tokens", "weightedmean_tokens", "lasttoken")
+    modes = {f"pooling_mode_{kind}": False for kind in kinds}
+    assert pooling_of(tmp_path, **modes | {"pooling_mode_lasttoken": True, "include_prompt": True}) == "last"
+    assert pooling_of(tmp_path, **modes | {"pooling_mode_mean_tokens": True}) == "mean"
+    assert pooling_of(tmp_path, **modes | {"pooling_mode_cls_token": True}) == "cls"
+    both = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    assert pooling_of(tmp_path, **modes | both) == "mean and max_tokens"
+    assert pooling_of(tmp_path, pooling_mode="lasttoken") == "last"
+    for kind in ("mean", "last", "cls"):
+        assert pooling_of(tmp_path, **pooling_config(kind)) == kind
+
+
+def test_a_pooling_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"1_Pooling/config\.json: pooling_mode_lasttoken is 'yes'"):
+        pooling_of(tmp_path, pooling_mode_lasttoken="yes")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "1_Pooling").symlink_to(tmp_path / "1_Pooling")
+    with pytest.raises(UserError, match="links to a file outside"):
+        usual_pooling(tmp_path / "model")
 
 
 IMPOSSIBLE: dict[str, list[Any]] = {

@@ -2,6 +2,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.node import data_plane
+from tpiedge.node.node import Node
 from tpiedge.planner.network import NetworkFacts
-from tpiedge.wire.control import Connect, Listening
+from tpiedge.wire.control import Accused, Connect, Failed, Listening
 from tpiedge.wire.data import StepPlan
 from tpiedge.wire.epochs import Probe
 from tpiedge.wire.fields import CollectiveName
@@ -174,3 +176,11 @@ def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
             1,
         )
         assert min(third.traffic) > 0
+
+
+@pytest.mark.fault("W2", "rank 0 accuses the node that the collective names, and no other rank does")
+def test_rank_0_accuses_who_broke_the_protocol() -> None:
+    link, failed = Mock(), [call(Failed(7, rank, "", "Misconduct", "a NaN")) for rank in (0, 2)]
+    for rank in (0, 2):
+        Node.report(Mock(_bootstrap=Mock(rank=rank), _epoch=7, link=link), Misconduct(1, "a NaN"))
+    assert link.post.mock_calls == [call(Accused(7, 0, 1, "a NaN")), *failed]

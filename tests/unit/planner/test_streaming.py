@@ -8,18 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kv.cache import KVCache
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.pack.layout import Storage
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner import needs
 from tpiedge.planner.solve import solve
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.fields import Keeping
+from tpiedge.wire.fields import Keeping, KVPrecision
 
 PIECE = 128 * 1024
 SHARE = NodeShare(Share(0, 4), Share(0, 1))
@@ -132,6 +134,19 @@ TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
 LARGE = needs.ModelFacts(
     needs.LayerShape(32, 8, 64), 32, (MIB // 4,) * 2, (MIB,) * 2, TILE, TILE, 4096, GIB, 1024, 16 * MIB
 )
+
+
+@pytest.mark.parametrize("head_dim", [64, 100, 128])
+@pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
+def test_what_is_planned_is_what_the_cache_reserves(kv: KVPrecision, head_dim: int) -> None:
+    stored = KVFormat(kv, head_dim)
+    model = replace(
+        LARGE, kv_part_bytes=stored.part_nbytes, kv_page_tokens=stored.page_positions, capacity_tokens=1000
+    )
+    share = NodeShare(Share(0, 3), Share(0, 2))
+    heads = len(kv_share(share.attention, model.shape.group_size))
+    cache = KVCache(model.num_layers, heads, stored, slots=1, capacity=1000)
+    assert needs.whole_need(model, 1, share, NODE).kv_bytes == cache.reserved_bytes > 0
 
 
 def _nodes(count: int) -> st.SearchStrategy[list[needs.NodeFacts]]:

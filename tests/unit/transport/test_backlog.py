@@ -1,6 +1,6 @@
 import os
 import socket
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 import zmq
@@ -61,7 +61,7 @@ def test_a_descriptor_that_is_another_socket_s_by_now():
 LIMIT, EACH = 5, 3
 
 
-@pytest.fixture(scope="module")
+@contextmanager
 def few():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backlog, "MAX_STRANGERS", LIMIT)
@@ -69,17 +69,17 @@ def few():
         yield
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("addresses", "full"),
     [("a", None), ("aaa", None), ("aaaa", "a"), ("bacac", None), ("bacaca", "a"), ("ccaaab", "a")],
 )
+@few()
 def test_the_newcomer_s_address_or_the_fullest_one_loses_its_oldest(addresses, full):
     assert crowded(addresses) == full
 
 
-@pytest.mark.usefixtures("few")
 @given(st.lists(st.sampled_from("abcd")))
+@few()
 def test_no_more_than_may_be_and_the_newcomer_stays(arrivals):
     here = []
     for number, address in enumerate(arrivals):

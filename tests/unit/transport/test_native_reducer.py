@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import struct
+import sys
 from collections import deque
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tpiedge.transport.backlog import Flow
-from tpiedge.transport.native_library import TransportLibrary, transport_library
+from tpiedge.transport.native_library import TransportLibrary, _address_of, transport_library
 from tpiedge.transport.native_reducer import DONE, Combine, Exchange, NativeReducer
 from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT
 
@@ -29,6 +30,21 @@ def header(first: int, place: bytes = PLACE) -> bytes:
     data = bytearray([first] * FLAT_BYTES)
     data[PLACE_AT : PLACE_AT + len(place)] = place
     return bytes(data)
+
+
+@pytest.mark.parametrize("variable", ["TPIEDGE_NATIVE", "TPIEDGE_FAST_LINK"])
+def test_the_native_transport_can_be_switched_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "0")
+    assert transport_library() is None
+    monkeypatch.setenv(variable, "1")
+    assert transport_library() is not None
+
+
+def test_no_libzmq_is_called_that_might_be_another() -> None:
+    other = type("Library", (), {"zmq_msg_send": ctypes.CDLL(None).getpid})()
+    extension = ctypes.CDLL(sys.modules["zmq.backend.cython._zmq"].__file__)
+    with pytest.raises(Exception, match="more than one zmq_msg_send"):
+        _address_of("zmq_msg_send", extension, other)
 
 
 class FakeZmq:

@@ -78,9 +78,6 @@ def test_ratios_are_of_pairs() -> None:
     assert (of_two["decode"]["required"], of_two["decode"]["met"]) == (1.2, False)
 
 
-# A comparison that ends early keeps what it has found.
-
-
 def figures(streams: int, step_s: float) -> RoundFigures:
     """Answers in step: a token of each stream every `step_s`."""
     token_s = tuple(1 + step_s * number for number in range(9))
