@@ -1,10 +1,12 @@
 import logging
+import socket
 
 import httpx
 import openai
 import pytest
 
-from tests.http.conftest import SECRET
+from tests.http.conftest import SECRET, wait_until
+from tpiedge.api.limits import Limits
 
 
 def client_of(server, key):
@@ -48,12 +50,20 @@ def test_a_revoked_key_is_refused_and_its_answer_goes_on(serve, service, key_fil
 @pytest.mark.fault("H8", "each key is a client of its own: one floods, and another has its turns and places")
 def test_each_key_is_a_client_of_its_own(serve, service, key_file):
     service.script = lambda generation: generation.finish("stop")
-    server = serve(key_file=key_file)
-    for key in ("sk-phone", "sk-laptop", "sk-phone"):
-        with client_of(server, key) as http:
-            http.completions.create(model="babbler", prompt="hi")
-    phone, laptop, again = (service.generations.get(timeout=20).client for _ in range(3))
-    assert phone == again != laptop
+    server = serve(key_file=key_file, limits=Limits(preparing=2))
+    kinds = "Content-Type: application/json\r\nX-Api-Key: sk-phone\r\n"
+    begun = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2000\r\n{kinds}\r\n{{"
+    with client_of(server, "sk-phone") as phone, client_of(server, "sk-laptop") as laptop:
+        with socket.create_connection(server.address, 20) as slow:
+            slow.sendall(begun.encode())
+            wait_until(lambda: server._api._intake._places.taken)
+            with pytest.raises(openai.RateLimitError, match="1 of them yours"):
+                phone.completions.create(model="babbler", prompt="hi")
+            laptop.completions.create(model="babbler", prompt="hi")
+        wait_until(lambda: not server._api._intake._places.taken)
+        phone.completions.create(model="babbler", prompt="hi")
+    first, second = (service.generations.get(timeout=20).client for _ in range(2))
+    assert first != second
 
 
 def test_the_other_headers_for_keys(serve, key_file):

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,22 +82,28 @@ def start_command(*arguments: object) -> Started:
 
 
 def run_command(*arguments: object, stdin: str = "", limit_s: float = _LIMIT_S, **environment: str) -> Ended:
-    """Run to the end; a command that takes longer than `limit_s` is killed with all its children."""
-    with subprocess.Popen(
-        [COMMAND, *(str(argument) for argument in arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | environment,
-    ) as process:
-        try:
-            out, err = process.communicate(stdin.encode(), timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            for child in psutil.Process(process.pid).children(recursive=True):
+    """Runs to the end; a command that takes longer than `limit_s` is killed, and its children end with it."""
+    words, variables = [COMMAND, *map(str, arguments)], os.environ | environment
+    done = subprocess.run(words, input=stdin.encode(), capture_output=True, timeout=limit_s, env=variables)
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Kills all that this process has started where the block takes longer than a command may."""
+
+    def kill() -> None:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-            process.kill()
-            raise
-    return Ended(process.returncode, out.decode(), err.decode())
+
+    timer = threading.Timer(_LIMIT_S, kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _handles_texts(process: psutil.Process) -> bool:
@@ -122,11 +130,8 @@ def wait_for(condition, limit_s: float) -> float:
 
 
 def text_of_one_node(prompt: str, tokens: int) -> str:
-    ended = run_command(
-        "run", "--model", "demo", "--raw", "--prompt", prompt, "--max-tokens", tokens, "--temperature", 0,
-        "--threads", 1,
-        "--json",
-    )  # fmt: skip
+    flags = ("--max-tokens", tokens, "--temperature", 0, "--threads", 1, "--json")
+    ended = run_command("run", "--model", "demo", "--raw", "--prompt", prompt, *flags)
     assert ended.status == 0, ended.err
     text: str = json.loads(ended.out)["text"]
     assert len(text) > tokens

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.command import Ended, Started, run_command, start_command, text_of_one_node
+from tests.process.command import Ended, Started, limited, run_command, start_command, text_of_one_node
 from tests.process.models import build_text_model
 from tpiedge.cli.main import main
 from tpiedge.launch.slot import ForkServer
+from tpiedge.lifeline import child_environment
 
 if TYPE_CHECKING:
     from tests.process.serving.serving import Serving
@@ -50,7 +51,7 @@ def tpiedge() -> Callable[..., Ended]:
 
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
-    """Runs `tpiedge` in this process, which is quicker."""
+    """Runs `tpiedge` in this process, which is quicker. What it waits for is killed at its deadline."""
 
     def run(*words: object, stdin: str = "", **environment: str) -> Ended:
         capfd.readouterr()
@@ -60,29 +61,31 @@ def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             patch.setattr(sys, "argv", ["tpiedge", *map(str, words)])
             patch.setattr(sys, "stdin", io.StringIO(stdin))
             patch.setattr("signal.signal", lambda *_: None)  # the handlers are the test runner's
-            with pytest.raises(SystemExit) as ended:
+            with limited(), pytest.raises(SystemExit) as ended:
                 main()
         return Ended(int(ended.value.code or 0), *capfd.readouterr())
 
     return run
 
 
-class _Shared(ForkServer):
-    def stop(self, *_: object) -> None:
-        """Leaves it to the next run."""
-
-
 @pytest.fixture(scope="session")
-def _fork_server() -> Iterator[ForkServer]:
-    server = _Shared(1)
-    yield server
-    ForkServer.stop(server, 0.0)
+def _fork_server() -> Iterator[tuple[ForkServer, dict[str, str]]]:
+    server = ForkServer(1)
+    yield server, child_environment()
+    server.stop(0.0)
 
 
 @pytest.fixture
-def one_fork_server(_fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks the nodes of all runs in this process from one server: to import torch takes 1.3 s."""
-    monkeypatch.setattr("tpiedge.local.cluster.ForkServer", lambda _threads: _fork_server)
+def one_fork_server(_fork_server: tuple[ForkServer, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the nodes of runs in this process from one server where it serves: to import torch takes 1.3 s."""
+    shared, environment = _fork_server
+
+    def server(threads: int) -> ForkServer:
+        serves = (threads, child_environment()) == (1, environment) and shared.exit_cause() is None
+        return shared if serves else ForkServer(threads)
+
+    monkeypatch.setattr(shared, "stop", lambda *_: None)  # it is for the next run
+    monkeypatch.setattr("tpiedge.local.cluster.ForkServer", server)
 
 
 @pytest.fixture
@@ -93,9 +96,7 @@ def generate(here: Callable[..., Ended], one_fork_server: None) -> Callable[...,
     def generate(*arguments: object) -> dict:
         ended = here("run", *arguments, "--threads", 1, "--json")
         assert ended.status == 0, ended.err
-        lines = ended.out.splitlines()
-        assert len(lines) == 1, ended.out
-        record = json.loads(lines[0])
+        (record,) = map(json.loads, ended.out.splitlines())
         assert isinstance(record, dict)
         return record
 

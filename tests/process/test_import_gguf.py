@@ -30,27 +30,17 @@ def write_text_gguf_of(folder, path, kind):
     )
 
 
-def test_the_tokens_of_the_checkpoint(here, generate, references, tmp_path):
+def test_the_tokens_of_the_checkpoint(tpiedge, generate, references, tmp_path):
     found = references("llama-mqa-tied")
     path = write_gguf_of(found.folder, tmp_path / "model.gguf", "F16")
-    ended = here("import-gguf", path, "--out", tmp_path / "pack", "--verify", "--json")
+    ended = tpiedge("import-gguf", path, "--out", tmp_path / "pack", "--verify", "--json")
     assert ended.status == 0, ended.err
-    (line,) = ended.out.splitlines()
-    record = json.loads(line)
+    (record,) = map(json.loads, ended.out.splitlines())
     assert record["exact"]
     assert record["verified"]
     assert record["precision"]["layers"] == "f32"
-    count = len(found.greedy_ids)
-    arguments = (
-        "--prompt-ids",
-        ",".join(map(str, found.prompt_ids)),
-        "--max-tokens",
-        count,
-        "--ignore-eos",
-        "--nodes",
-        2,
-    )
-    ran = generate("--model", tmp_path / "pack", *arguments)
+    prompt = ("--prompt-ids", ",".join(map(str, found.prompt_ids)), "--ignore-eos")
+    ran = generate("--model", tmp_path / "pack", *prompt, "--max-tokens", len(found.greedy_ids), "--nodes", 2)
     assert ran["token_ids"] == list(found.greedy_ids)
 
 

@@ -23,7 +23,7 @@ def check_speed(record, folder):
 
 
 @pytest.mark.thin
-def test_a_pack_runs_and_is_unpacked_bit_for_bit(here, generate, references, tmp_path):
+def test_a_pack_runs_and_is_unpacked_bit_for_bit(here, tpiedge, generate, references, tmp_path):
     found = references("mistral-full")
     folder = found.folder
     packed = here("pack", folder, "--out", tmp_path / "pack", "--verify", "--json")
@@ -37,19 +37,18 @@ def test_a_pack_runs_and_is_unpacked_bit_for_bit(here, generate, references, tmp
     record = generate("--model", tmp_path / "pack", "--nodes", 2, *prompt, "--ignore-eos")
     assert record["token_ids"] == list(found.greedy_ids)
     assert record["precision"] == "bf16"
-    unpacked = here("unpack", tmp_path / "pack", tmp_path / "back")
+    unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
     source, back = tensors(folder), tensors(tmp_path / "back")
     assert set(back) == set(source)
     assert {tensor.dtype for tensor in back.values()} == {torch.bfloat16}
     for tensor_name, tensor in source.items():
-        assert back[tensor_name].shape == tensor.shape
         assert back[tensor_name].view(torch.uint8).equal(tensor.view(torch.uint8))
     assert (tmp_path / "back" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pack"]
 
 
-def test_a_quantised_pack_says_what_was_lost(here, references, tmp_path):
+def test_a_quantised_pack_says_what_was_lost(here, tpiedge, references, tmp_path):
     folder = references("qwen2-tied").folder
     packed = here("pack", folder, "--precision", "q4", "--out", tmp_path / "pack", "--verify", "--json")
     assert packed.status == 0, packed.err
@@ -61,7 +60,7 @@ def test_a_quantised_pack_says_what_was_lost(here, references, tmp_path):
     assert by_matrix == dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), "q4") | {"embedding": "q8"}
     for tensor in quality["tensors"]:
         assert 19 < tensor["sqnr_db"] - 24 * (tensor["precision"] == "q8") < 27
-    again = here("pack", folder, "--precision", "q4", "--out", tmp_path / "pack")
+    again = tpiedge("pack", folder, "--precision", "q4", "--out", tmp_path / "pack")
     assert again.out.startswith(f"{tmp_path / 'pack'} (")
     assert again.out.endswith(f", already there, SQNR {quality['sqnr_db']:.1f} dB)\n")
 
@@ -83,23 +82,16 @@ def test_a_quantised_pack_says_what_was_lost(here, references, tmp_path):
         assert ratio == pytest.approx(stored[tensor_name]["sqnr_db"], abs=0.01)
 
 
-def _is_progress(line: str) -> bool:
-    return line.startswith(("packing ", "loading weights: "))
-
-
-def test_a_chat_through_a_pipe(here, generate, text_model):
+def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
     """Two turns: the second prompt holds the first question, its answer and the second question."""
     flags = ("--threads", 1, "--context", 128, "--max-tokens", 5, "--temperature", 0)
-    ended = here(
-        "run", "--model", text_model, *flags, "--nodes", 2, stdin="ba be\n\nbi bo\n/clear\nba be\n/exit\nbu\n"
-    )
+    said = "ba be\n\nbi bo\n/clear\nba be\n/exit\nbu\n"
+    ended = tpiedge("run", "--model", text_model, *flags, "--nodes", 2, stdin=said)
     assert ended.status == 0, ended.err
-    assert [line for line in ended.err.splitlines() if not _is_progress(line)] == []
+    assert all(line.startswith(("packing ", "loading weights: ")) for line in ended.err.splitlines())
     first, second, cleared = ended.out.splitlines()
     once = generate("--model", text_model, "--raw", "--prompt", "ba be ", "--max-tokens", 5)
-    assert f" {first}" == once["text"], (
-        "a text that goes on begins with its space, an answer of a chat does not"
-    )
+    assert f" {first}" == once["text"], "only a text that goes on begins with its space"
     twice = generate("--model", text_model, "--raw", "--prompt", f"ba be {first} bi bo ", "--max-tokens", 5)
     assert f" {second}" == twice["text"]
     assert cleared == first

@@ -26,3 +26,6 @@ def test_what_is_told_is_true_still_also_to_who_cannot_see(browser, service, url
     browser.wait(lambda: browser.run(said) == "")
     generation.finish("stop")
     browser.wait_for_answers("first")
+    service.unavailable = "dell-1 is gone"  # of a page that was loaded before
+    browser.say("Still?")
+    browser.wait(lambda: browser.run(said) == "No answer: dell-1 is gone")

@@ -18,8 +18,8 @@ def described(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.thin
-def test_bench_decode_reports_every_setting(here: Callable[..., Ended], one_fork_server: None) -> None:
-    ended = here(
+def test_bench_decode_reports_every_setting() -> None:
+    ended = run_command(
         *("bench", "decode", "--model", "demo", "--settings", "1x1,2x1", "--prompt-tokens", "8"),
         *("--tokens", "4", "--repeats", "1", "--json"),
     )

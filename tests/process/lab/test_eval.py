@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.command import Ended
+from tests.process.command import Ended, run_command
 from tests.process.lab.refused import refusal
 from tests.process.models import build_text_model
 
@@ -53,9 +53,7 @@ def token_ids(folder: Path, text: Path) -> list[int]:
 
 def only_line(ended: Ended) -> dict:
     assert ended.status == 0, ended.err
-    lines = ended.out.splitlines()
-    assert len(lines) == 1, ended.out
-    record = json.loads(lines[0])
+    (record,) = map(json.loads, ended.out.splitlines())
     assert isinstance(record, dict)
     return record
 
@@ -64,11 +62,8 @@ def test_perplexity_is_that_of_transformers(
     here: Callable[..., Ended], text_model: Path, words: Path
 ) -> None:
     nodes = 2
-    ended = here(
-        *("eval", "perplexity", "--model", text_model, "--text", words, "--nodes", nodes),
-        *("--threads", 1, "--json"),
-    )
-    record = only_line(ended)
+    flags = ("--text", words, "--nodes", nodes, "--threads", 1, "--json")
+    record = only_line(here("eval", "perplexity", "--model", text_model, *flags))
     expected = -float(log_probabilities(text_model, token_ids(text_model, words)).mean())
     assert record["nats_per_token"] == pytest.approx(expected, rel=1e-5)
     assert record["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
@@ -81,7 +76,7 @@ def test_perplexity_is_that_of_transformers(
 def test_a_precision_is_compared_with_f32(here: Callable[..., Ended], text_model: Path, words: Path) -> None:
     bf16 = ("--text", words, "--precision", "bf16", "--threads", 1, "--json")
     found = only_line(here("eval", "agreement", "--model", text_model, *bf16))
-    alone = only_line(here("eval", "perplexity", "--model", text_model, *bf16))
+    alone = only_line(run_command("eval", "perplexity", "--model", text_model, *bf16))
     reference = math.exp(-float(log_probabilities(text_model, token_ids(text_model, words)).mean()))
     assert (found["precision"], found["reference"]["precision"]) == ("bf16", "f32")
     assert found["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-5)
@@ -98,17 +93,13 @@ def narrow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_text_model(folder, hidden_size=32, num_hidden_layers=1, max_position_embeddings=100)
 
 
-def agreement(here: Callable[..., Ended], model: Path, reference: Path, text: Path, *flags: object) -> Ended:
-    names = ("--model", model, "--reference-model", reference, "--text", text, "--threads", 1)
-    return here("eval", "agreement", *names, *flags)
-
-
 def test_another_model_is_the_reference(
     here: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path, tmp_path: Path
 ) -> None:
     few = tmp_path / "few.txt"
     few.write_text(" ".join(words.read_text().split()[:90]))
-    found = only_line(agreement(here, text_model, narrow_model, few, "--precision", "f32", "--json"))
+    models = ("--model", text_model, "--reference-model", narrow_model, "--precision", "f32")
+    found = only_line(here("eval", "agreement", *models, "--text", few, "--threads", 1, "--json"))
     ids = token_ids(text_model, words)[:90]
     model, reference = (distributions(folder, ids)[:-1] for folder in (text_model, narrow_model))
     divergence = (reference.exp() * (reference - model)).sum(-1)
@@ -119,9 +110,8 @@ def test_another_model_is_the_reference(
     assert found["top1_agreement"] == pytest.approx(float(same))
     assert found["positions"] == 89
     for figure, folder in (("perplexity", text_model), ("reference_perplexity", narrow_model)):
-        assert found[figure] == pytest.approx(
-            math.exp(-float(log_probabilities(folder, ids).mean())), rel=1e-4
-        )
+        expected = math.exp(-float(log_probabilities(folder, ids).mean()))
+        assert found[figure] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("verb", ["perplexity", "agreement"])

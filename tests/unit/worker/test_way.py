@@ -10,6 +10,7 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.monitor import LinkMonitor
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.worker import masters
 from tpiedge.worker.masters import WayState, look_for_master
@@ -38,7 +39,7 @@ def look(
     monkeypatch: pytest.MonkeyPatch, *found: Address, key: str = KEYS.public, known: Address = KNOWN
 ) -> WayState:
     monkeypatch.setattr(masters, "resolve_all", lambda _named: found)
-    monkeypatch.setattr(masters, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(LinkMonitor, "wait", lambda monitor, _s, wait=LinkMonitor.wait: wait(monitor, 1.0))
     return look_for_master(NAMED, known, key)
 
 
