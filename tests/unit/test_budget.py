@@ -42,7 +42,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # 60 of these keep those promises.
     "loaded by master, worker and node": (39840, 251),
     # Of these 850 lines are the fakes that were a package of tpiedge.
-    "tests": (59890, 506),
+    "tests": (59930, 506),
     # Raised for the check of words in docstrings and comments.
     "tools": (13960, 140),
     "tpiedge": (51980, 314),

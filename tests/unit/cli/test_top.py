@@ -1,3 +1,6 @@
+import os
+import pty
+import termios
 from datetime import date, datetime
 from typing import Any
 
@@ -6,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.cli import top
+from tpiedge.errors import UserError
 
+LIMIT_S = 60.0
 NOON = datetime(2026, 3, 5, 12, 0, 7)
 MACHINE: dict[str, Any] = {
     **{"name": "w-12", "host": "attic", "rank": 1, "state": "serving", "why": "22 GB/s of weights"},
@@ -161,3 +166,31 @@ def test_a_screen_has_what_it_has_room_for(width: int, height: int) -> None:
     assert max(map(len, lines)) < width
     assert lines[1] == "no master answers"
     assert not any("\x1b" in line for line in lines)
+
+
+def test_it_looks_again_until_q_and_leaves_the_terminal_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A master that cannot be reached is named above the latest picture, and is asked again."""
+    keyboard, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    pictures = iter([("x", PICTURE), ("x", None), ("q", PICTURE)])
+
+    def look(_state: object) -> dict[str, Any]:
+        key, picture = next(pictures)
+        os.write(keyboard, key.encode())
+        if picture is None:
+            raise UserError("no master runs here")
+        return picture
+
+    monkeypatch.setattr(top, "_look", look)
+    monkeypatch.setattr(top, "_LOOK_S", LIMIT_S)  # each look comes with a key
+    with open(terminal) as typed:
+        monkeypatch.setattr("sys.stdin", typed)
+        top._watch(None)
+        assert termios.tcgetattr(terminal) == before
+    os.close(keyboard)
+    first, second, third = capsys.readouterr().out.split("q ends")[:3]
+    assert "no master runs here" not in first + third
+    assert "no master runs here" in second
+    assert all("attic" in screen for screen in (first, second))
