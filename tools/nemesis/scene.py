@@ -73,7 +73,9 @@ class Scene:
         return self.draws.choice(children) if children else None
 
     def rank_zero(self) -> psutil.Process | None:
-        """Returns None between two epochs."""
+        """Returns None between two epochs, and while the master is away."""
+        if self.cluster.master.popen.poll() is not None:
+            return None
         pid = self.cluster.node("master")["pid"]
         return psutil.Process(pid) if pid is not None else None
 
