@@ -80,7 +80,8 @@ def leave(scene: Scene) -> bool:
 
 
 def drain(scene: Scene) -> bool:
-    """Drains a worker as its user, who undoes it later; or is refused."""
+    """Drains a worker as its user, or is refused. The user undoes it later, and again while that is refused, as it is
+    where the worker is away."""
     worker = scene.worker()
     if worker is None:
         return False
@@ -88,7 +89,8 @@ def drain(scene: Scene) -> bool:
 
     def undo() -> None:
         drained.wait(_ORDERED_S)
-        start_drain(scene.cluster, worker.name, "--undo").wait(_ORDERED_S)
+        if start_drain(scene.cluster, worker.name, "--undo").wait(_ORDERED_S) != 0:
+            scene.later(_DRAINED_S, "drain undone", undo)
 
     scene.later(_DRAINED_S, "drain undone", undo)
     return True
