@@ -57,6 +57,20 @@ def ahead(cluster: Cluster, ear: Ear, then: Callable[[], None]) -> "Future[torch
     return waiting
 
 
+def received_block(endpoint: Any) -> int:
+    received = endpoint.recv(WAIT_S)
+    assert received is not None
+    return int(received.message.block)
+
+
+@pytest.mark.parametrize("way", ["star", "mesh"])
+def test_what_came_ahead_is_received_first(make: Any, ear: Ear, way: str) -> None:
+    cluster = make(way, 4)
+    assert torch.equal(ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S), total(4))
+    cluster.send(1, 0, 2)
+    assert [received_block(cluster.endpoints[0]) for _ in range(2)] == [1, 2]
+
+
 @pytest.mark.parametrize("way", ["star", "mesh"])
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(make, ear, way, wire):
