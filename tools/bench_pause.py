@@ -76,6 +76,8 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             change.join()
             if options.planned:
                 _drain(cluster, "--undo")
+            if "pauses" not in answer["usage"]:
+                raise SystemExit("the answer ended before the change: give more --tokens")
             pauses.append(answer["usage"]["pauses"]["seconds"])
             wrong += answer["choices"] != undisturbed["choices"]
             if not options.as_json:
