@@ -85,6 +85,7 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_docs.py
+	$(BIN)/python -m tools.check_words
 
 # Otherwise each of pytest's workers would compile all tests.
 compiled: $(STAMP)

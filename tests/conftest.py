@@ -15,7 +15,7 @@ import certifi
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import patience as measured
+from tests import deadlines
 from tests.process.leaks import adopt_orphans, leak_check
 from tests.scheduling import Scheduler, order
 from tests.unit.kernels.instruction_sets import LACKING
@@ -31,8 +31,8 @@ _SLOW = ("tests/deploy/", "tests/native/", "tests/process/")
 _SAMPLED = ("tests/cluster/", "tests/contract/")
 
 # Examples take as long as other tests leave the processors to them. `--hypothesis-profile` comes after this.
-settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("relaxed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("relaxed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -124,8 +124,8 @@ def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def patience() -> float:
-    return measured.patience()
+def deadline_factor() -> float:
+    return deadlines.deadline_factor()
 
 
 @pytest.fixture(autouse=True)

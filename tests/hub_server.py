@@ -60,7 +60,7 @@ class Hub:
     storage: str = ""
 
     def ranges(self, name: str) -> list[str | None]:
-        return [asked for path, asked in self.requests if path.startswith("/cdn/") and path.endswith(name)]
+        return [header for path, header in self.requests if path.startswith("/cdn/") and path.endswith(name)]
 
 
 @contextlib.contextmanager
@@ -113,9 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.statuses.get(name):
             return self._answer(hub.statuses[name].pop(0), b"")
         start, headers = 0, {}
-        asked = self.headers.get("Range")
-        if asked and not hub.ignores_ranges:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        header = self.headers.get("Range")
+        if header and not hub.ignores_ranges:
+            start = int(header.removeprefix("bytes=").removesuffix("-"))
             headers = {"content-range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
         cuts = hub.cuts.get(name)
         end = start + cuts.pop(0) if cuts else len(data)

@@ -11,4 +11,4 @@ from tpiedge.transport.keys import CurveKeys
 def redeem(folder: Path, secret: str) -> Redemption:
     """A new worker joins with it the master of `folder`."""
     worker = KnownWorker(CurveKeys.generate().public, "pi", 0.0, "token")
-    return MemberJournal(folder).join(worker, partial(TokenStore(folder).judge, secret))
+    return MemberJournal(folder).join(worker, partial(TokenStore(folder).check, secret))

@@ -1,20 +1,6 @@
-"""Links as a model, and in-process endpoints whose frames take as long as those would: networks without root.
-
-A message passes a link in these steps:
-
-1. It waits until what came before has left the sender. Where more than `queue_bytes` would wait with it, it is
-   dropped; an idle link takes everything, and one without a limit of its rate has no queue.
-2. It leaves, `nbytes / bytes_per_s` later.
-3. With the probability `loss` it vanishes on the way.
-4. It arrives after `latency_s` and a uniform part of `jitter_s`, but never before what was sent earlier. (A link with
-   neither a rate nor jitter is plain: its past does not matter, and paths of unlike latency may meet there.)
+"""A model of links, and in-process endpoints whose frames take as long as on such links: networks without root.
 
 The arithmetic is that of the testbed's switch (lab/testbed/native/link.h), nanosecond by nanosecond; change both.
-
-A frame of an endpoint passes the links of its sender and receiver as one message. The transport is a reliable one: a
-frame that is lost or dropped is sent again, after twice the round trip or a least time, whichever is longer, then twice
-as long and so on; what the same sender sends to the same receiver meanwhile waits for it. A sender of this kind waits
-for its link, so the links should have no limit of their queue.
 """
 
 import heapq
@@ -46,7 +32,15 @@ class LinkSettings:
 
 
 class LinkModel:
-    """One direction of a link, which takes messages in the order of the times at which they are sent."""
+    """One direction of a link, which takes messages in the order of the times at which they are sent.
+
+    1. A message waits until the messages before it have left the sender. It is dropped if more than `queue_bytes` would
+       wait with it; an idle link takes every message, and one without a limit of its rate has no queue.
+    2. It leaves, `nbytes / bytes_per_s` later.
+    3. It vanishes with the probability `loss`.
+    4. It arrives after `latency_s` and a uniform part of `jitter_s`, but never before earlier messages. (A link with
+       neither a rate nor jitter has no past, and paths of unlike latency may meet there.)
+    """
 
     def __init__(self, settings: LinkSettings, seed: int = 1) -> None:
         self.settings = settings
@@ -171,6 +165,10 @@ class _Way:
 
 class ShapedNetwork:
     """Endpoints that have joined send over `path(sender, receiver)`, which is asked once for each pair of names.
+
+    A frame passes the links of its sender and receiver as one message. A lost or dropped frame is sent again, after the
+    longer of twice the round trip and a least time, then twice as long and so on; later frames of the same path wait
+    for it. A sender waits for its link, so the links should have no limit of their queue.
 
     Paths may share links. One thread delivers. Close the network first or last: what is under way then is gone.
     `least_retransmission_s`: a lost frame is not sent again sooner.

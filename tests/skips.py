@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    _judge(report, item.config)
+    _check(report, item.config)
     return report
 
 
@@ -50,7 +50,7 @@ def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
-    _judge(report, collector.config)
+    _check(report, collector.config)
     return report
 
 
@@ -65,7 +65,7 @@ def _required(config: pytest.Config) -> set[str]:
     return set(filter(None, config.getoption("--require").split(",")))
 
 
-def _judge(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
+def _check(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
     if not report.skipped or hasattr(report, "wasxfail"):
         return
     reason = _reason(report)

@@ -3,10 +3,10 @@
     .venv/bin/python -m tools.abuse [--minutes 60] [--seed 1] [--phases "junk,together"] [--json FILE]
 
 A master with an API key and two workers, real processes on loopback with folders of their own, serve the demo model.
-After a warm-up the phases come one after the other, each as long as the others: callers and guests that say nothing,
+After a warm-up the phases come one after the other, each as long as the others: callers and peers that say nothing,
 junk on every port, empty frames, guesses of tokens and codes, 2,000 connections, absurd requests, a full queue, readers
 that do not read, clients that leave, members whose messages are wrong, bursts of requests for files, members whose node
-breaks the rules; then all together, without and with those nodes. A little of everything comes before that, judged by
+breaks the rules; then all together, without and with those nodes. A little of everything comes before that, checked by
 its answers alone: the memory that it needs is kept by the allocator, and is what memory is compared with.
 
 All through, a client streams a greedy and a sampled answer in turn. An answer may be refused in words (429, 503) while

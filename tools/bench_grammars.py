@@ -30,8 +30,8 @@ from tests.cluster.schemas import schemas
 from tests.fakes.service import FakeService
 from tools.grammar_flood import measure
 from tpiedge.api.call_grammars import begun_call_grammar
-from tpiedge.api.tools import AskedTools
-from tpiedge.engine.constraints import LateConstraint, begin_constraint
+from tpiedge.api.tools import ParsedTools
+from tpiedge.engine.constraints import TriggeredConstraint, start_constraint
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.errors import UserError
 from tpiedge.local.prepare import prepare
@@ -66,7 +66,7 @@ class Bench:
         request = GenerationRequest("bench", (1,), MOST_TOKENS, stop_ids=(end,), grammar=grammar)
         self.answers += 1
         ids: list[int] = []
-        with closing(self._grammars.begin(request, again=False)) as constraint:
+        with closing(self._grammars.start_compile(request, again=False)) as constraint:
             allowed = self._allowed(constraint)
             self.begin_ms.append(1e3 * (time.perf_counter() - began))
             while len(ids) < MOST_TOKENS:
@@ -92,32 +92,32 @@ class Bench:
         tool = {"type": "function", "function": {"name": "tool", "parameters": schema}}
         end = self._tokenizer.eos_id or 0
         service = FakeService(self._tokenizer, vocab_size=self._rows, eos_ids=(end,))
-        grammar = begun_call_grammar(AskedTools((tool,)), "hermes", "", service)
+        grammar = begun_call_grammar(ParsedTools((tool,)), "hermes", "", service)
         if grammar is None or grammar.begins is None:
             raise SystemExit("the tokenizer has no token for what opens a call")
         request = GenerationRequest("bench", (1,), MOST_TOKENS, stop_ids=(end,), grammar=grammar)
         began = time.perf_counter()
-        late = begin_constraint(self._grammars, request)
-        if not isinstance(late, LateConstraint):
+        constraint = start_constraint(self._grammars, request)
+        if not isinstance(constraint, TriggeredConstraint):
             raise SystemExit("the process of a grammar cannot be started")
-        with closing(late):
-            while not late.ready():
-                await_any([late], COMPILED_WITHIN_S)
+        with closing(constraint):
+            while not constraint.ready():
+                await_any([constraint], COMPILED_WITHIN_S)
             self.begin_ms.append(1e3 * (time.perf_counter() - began))
             self.answers += 1
             free = [self._chance.randrange(self._rows - 1) for _ in range(FREE_TOKENS)]
             token = 0
             for token in (*(one for one in free if one != grammar.begins), grammar.begins):
                 began = time.perf_counter()
-                late.guess(())
-                next(iter(late.masks(shared=False)))
-                late.accept([token])
+                constraint.guess(())
+                next(iter(constraint.masks(shared=False)))
+                constraint.accept([token])
                 self.free_ms.append(1e3 * (time.perf_counter() - began))
             ids: list[int] = []
             began = time.perf_counter()
             while len(ids) < MOST_TOKENS:
-                late.guess(())
-                mask = next(iter(late.masks(shared=False)))
+                constraint.guess(())
+                mask = next(iter(constraint.masks(shared=False)))
                 self.token_ms.append(1e3 * (time.perf_counter() - began))
                 if mask is None:
                     break
@@ -125,7 +125,7 @@ class Bench:
                 self.forced += len(allowed) == 1
                 ids.append(int(self._chance.choice(allowed)))
                 began = time.perf_counter()
-                late.accept(ids[-1:])
+                constraint.accept(ids[-1:])
         if mask is None:
             self.ended += 1
             text = b"".join(self._tokenizer.token_bytes(token) or b"" for token in ids)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tpiedge.answers.log import AnswerLog
 from tpiedge.answers.record import event_line
-from tpiedge.api.asked import Choice, Reply
+from tpiedge.api.parsed import Choice, Reply
 from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.master.journal import AnswerEvent
 from tpiedge.wire.control import Finished, Token
@@ -61,7 +61,7 @@ class _Tokens:
             yield Token(0, "bench", index, index % 32_000, ())
         yield Finished(0, "bench", "length", 1, self._tokens, 0, self._tokens)
 
-    def attend(self, attended: bool) -> None:
+    def set_has_reader(self, has_reader: bool) -> None:
         """There are no others."""
 
     def cancel(self) -> None:
@@ -72,7 +72,7 @@ class _Tokens:
 
 
 def _write_us(folder: RecordFolder, tokens: int) -> float:
-    file = folder.begin(_ACCEPTED)
+    file = folder.create(_ACCEPTED)
     token = Token(0, "bench", 0, 12_345, ())
     started = time.process_time()
     for _ in range(tokens):
@@ -90,7 +90,7 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation: Any = _Tokens(tokens)
-    record = None if folder is None else folder.begin(_ACCEPTED)
+    record = None if folder is None else folder.create(_ACCEPTED)
     log = AnswerLog(_ACCEPTED.question(None), record, time.monotonic)
     reader = log.read()
     queue: Any = None  # no choice is left to submit
@@ -99,7 +99,7 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
         event = await reader.next(_LATE_S)
         if event is not None and isinstance(event[1], Finished):
             break
-    reader.leave("for good")
+    reader.disconnect("for good")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Fails where the documents name a path, a command, a flag or a make target that does not exist, link to what is not
-there, or where a document that a tool makes is not what the tool would write."""
+"""Fails where the documents name a path, a command, a flag, a make target, or in a diagram a class, function or message
+that does not exist, where a link leads nowhere, and where a document is not what a tool would make of it."""
 
+import ast
 import re
 import shlex
 import sys
@@ -26,15 +27,18 @@ DOCUMENTS = (
 _INLINE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)[^)]*\)")
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_PARTICIPANT = re.compile(r"participant (\w+) as (\w+)[^<\n]*<br/>([\w/]+\.py)")
+_ARROW = re.compile(r"\w+ ?-?->> ?(\w+): (.*)")
+_CALLED, _SENT = re.compile(r"(\w+)\(\)"), re.compile(r"\b[A-Z][a-z]\w+\b(?!\()")
 _PATH = re.compile(r"(?:[A-Za-z_.][\w.\-]*/)+[\w.\-]*|[\w\-]+\.(?:py|toml|md|txt|cpp|h)")
 
 
 def main() -> int:
     cli.load()
     broken = [f"{name}: {complaint}" for name in DOCUMENTS for complaint in check(ROOT / name)]
-    for made in (make_reference, make_faults):
-        if not made.is_current():
-            broken.append(f"docs/{made.PATH.name} is old: python -m {made.__name__}")
+    for tool in (make_reference, make_faults):
+        old = [path.name for path, text in tool.documents().items() if path.read_text() != text]
+        broken += [f"{name} is old: python -m {tool.__name__}" for name in old]
     for line in broken:
         print(line, file=sys.stderr)
     return 1 if broken else 0
@@ -48,6 +52,7 @@ def check(document: Path) -> Iterator[str]:
     for link in _LINK.findall(text):
         if not (document.parent / link).exists():
             yield f"the link to {link} leads nowhere"
+    yield from _check_sequence(text)
     commands = [line for block in _FENCE.findall(text) for line in block.splitlines()]
     inline = _INLINE.findall(_FENCE.sub("", text))
     for code in [*commands, *inline]:
@@ -63,6 +68,28 @@ def check(document: Path) -> Iterator[str]:
     for code in inline:
         if _PATH.fullmatch(code) and not _exists(code):
             yield f"`{code}` does not exist"
+
+
+def _check_sequence(text: str) -> Iterator[str]:
+    """Checks participants (NAME<br/>FILE), functions f() that arrows call in their files, and messages of the wire."""
+    wire = set[str]().union(*map(_names, (ROOT / "tpiedge" / "wire").glob("*.py")))
+    participants = _PARTICIPANT.findall(text)
+    known = {alias: _names(ROOT / "tpiedge" / file) for alias, _, file in participants}
+    named = [(alias, name) for alias, name, _ in participants]
+    named += [(alias, name) for alias, label in _ARROW.findall(text) for name in _CALLED.findall(label)]
+    for alias, name in named:
+        if name not in known.get(alias, ()):
+            yield f"a diagram has {name} in the file of {alias}, which does not exist"
+    for _, label in _ARROW.findall(text):
+        yield from (
+            f"a diagram sends {name} that tpiedge/wire has not" for name in {*_SENT.findall(label)} - wire
+        )
+
+
+def _names(path: Path) -> set[str]:
+    """Returns the classes and functions of a file; none where there is no such file."""
+    nodes = list(ast.walk(ast.parse(path.read_text() if path.is_file() else "")))
+    return {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
 def _flags(line: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Made-up inputs for everything that reads bytes of strangers: each must be read, or refused in one line.
+"""Made-up inputs for all parsers of untrusted bytes: each must be read, or refused in one line.
 
     .venv/bin/python tools/fuzz.py [--parser gguf] [--inputs 1000000] [--jobs 2] [--seed 1] [--findings DIR]
     .venv/bin/python tools/fuzz.py --parser gguf --replay FILE...

@@ -16,9 +16,10 @@ PATH = ROOT / "docs" / "faults.md"
 _CATALOGUE = ROOT / "tests" / "faults.toml"
 _HEAD = """# Faults and attacks
 
-What can go wrong or be tried, what becomes of it, and the command that shows it. Made by `tools/make_faults.py` from
-`tests/faults.toml` and from the tests marked `fault`. A command is given without its beginning, `.venv/bin/python -m`.
-Where root or network namespaces are needed and not there, the test is skipped and says so.
+This page lists, for users and developers who judge tpiedge's reliability, what can go wrong or be tried, what becomes
+of it, and the command that shows it. `tools/make_faults.py` makes it from `tests/faults.toml` and from the tests marked
+`fault`. A command is given without its beginning, `.venv/bin/python -m`. Where root or network namespaces are needed
+and not there, the test is skipped and says so.
 """
 _TABLE = "| | fault | outcome | command |\n|---|---|---|---|\n"
 
@@ -37,13 +38,13 @@ def main() -> int:
     return 0
 
 
-def is_current() -> bool:
-    """Whether the file is what would be written now. Raises ValueError as `document`."""
-    return PATH.is_file() and PATH.read_text() == document()
+def documents() -> dict[Path, str]:
+    """Returns what the file is to be. Raises ValueError as `document`."""
+    return {PATH: document()}
 
 
 def document() -> str:
-    """The whole file. Raises ValueError for a marker of no fault, and a fault with neither a test nor a reason."""
+    """Returns the whole file. Raises ValueError for a mark of no fault, or a fault with neither a test nor a reason."""
     found = defaultdict[str, list[Reproduction]](list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for one in reproductions(path.read_text(), path.relative_to(ROOT).as_posix()):

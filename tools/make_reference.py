@@ -1,34 +1,113 @@
-"""Writes docs/reference.md: every verb of the command with its flags, as `--help` prints them.
+"""Writes what documents say of the code: docs/reference.md, which has every verb's `--help`, and the diagrams of other
+documents between the markers `<!-- NAME: made by tools/make_reference.py -->` and `<!-- end -->`.
 
-python tools/make_reference.py          # writes the file
-python tools/make_reference.py --check  # status 1 where it is not what it would be
+python -m tools.make_reference          # writes the files
+python -m tools.make_reference --check  # status 1 if one is not current
 """
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from tpiedge.cli.main import cli
+from tpiedge.doctor.network import PORTS
+from tpiedge.master.session import PHASES
+from tpiedge.master.workers import TRANSITIONS
 
-PATH = Path(__file__).parent.parent / "docs" / "reference.md"
-_WIDTH = 100
-_HEAD = """# Reference of the command
+ROOT: Final = Path(__file__).parent.parent
+PATH: Final = ROOT / "docs" / "reference.md"
+_WIDTH: Final = 100
+_HEAD: Final = """# Reference of the command
 
-Made by `tools/make_reference.py` from `tpiedge VERB --help`. Every flag can also be a variable or a key of a settings
+This page lists every verb with its flags, for users who know the verb and look for a flag.
+`tools/make_reference.py` makes it from `tpiedge VERB --help`. Every flag can also be a variable or a key of a settings
 file: [settings.md](settings.md).
 """
+#: Who connects to whom, the port or its purpose, and what the link carries.
+_LINKS: Final = (
+    ("clients", "master", "HTTP", "requests, answers, the web page"),
+    ("agents & nodes & rank0", "master", "control", "offers, orders, requests, tokens, heartbeats"),
+    (
+        "nodes",
+        "rank0",
+        "tensors",
+        "step plans, hidden states, all-reduces, KV cache that moves to a new plan",
+    ),
+    ("nodes", "nodes", "any free port", "all-reduces by mesh or two-shot between workers"),
+    ("agents", "master", "files", "weights"),
+    ("agents", "master", "pairing", "the code of a worker that joins without a token"),
+    ("agents", "master", "mDNS", "discovery: the address and port of a master with `--announce`"),
+)
+_PROCESSES: Final = """```mermaid
+flowchart LR
+    clients
+    subgraph workers[each worker machine]
+        agents[agent] -. starts .-> forks[fork server] -. forks .-> nodes[node]
+    end
+    subgraph machine[master machine]
+        master -. starts .-> fork[fork server] -. forks .-> rank0[node of rank 0]
+        master -. starts .-> children[packing and text processes]
+        rank0 -. starts .-> grammars[grammar process]
+    end"""
 
 
 def main() -> int:
-    PATH.write_text(reference())
+    found = documents()
+    if "--check" in sys.argv[1:]:
+        return int(any(path.read_text() != text for path, text in found.items()))
+    for path, text in found.items():
+        path.write_text(text)
     return 0
 
 
-def is_current() -> bool:
-    return PATH.is_file() and PATH.read_text() == reference()
+def documents() -> dict[Path, str]:
+    """Returns what each file is to be. Raises ValueError as `diagrams`."""
+    return {PATH: reference(), **diagrams()}
+
+
+def diagrams() -> dict[Path, str]:
+    """Returns each document with its diagrams. Raises ValueError as `filled` and `processes`."""
+    states_of = {"worker states": states(TRANSITIONS), "session states": states(PHASES)}
+    parts = {"ARCHITECTURE.md": {"processes": processes()}, "docs/failures.md": states_of}
+    return {ROOT / name: filled((ROOT / name).read_text(), parts[name]) for name in parts}
+
+
+def filled(text: str, parts: Mapping[str, str]) -> str:
+    """Returns a document with these parts. Raises ValueError unless it has the markers of each once."""
+    for name, part in parts.items():
+        head = f"<!-- {name}: made by tools/make_reference.py -->\n"
+        before, *after = text.split(head)
+        if len(after) != 1 or "<!-- end -->" not in after[0]:
+            raise ValueError(f"the document must have this line once: {head}")
+        text = f"{before}{head}{part}\n{after[0][after[0].index('<!-- end -->') :]}"
+    return text
+
+
+def processes() -> str:
+    """Returns the diagram of processes and the table of links. Raises ValueError for a port without a link."""
+    ports = {purpose: f"{port} {purpose}" for port, purpose in PORTS.items()}
+    if unused := ports.keys() - {purpose for _, _, purpose, _ in _LINKS}:
+        raise ValueError(f"no link uses {', '.join(sorted(unused))}")
+    named = [(source, target, ports.get(port, port), what) for source, target, port, what in _LINKS]
+    edges = [f'    {source} -- "{port}" --> {target}' for source, target, port, _ in named]
+    rows = [f"| {port} | {what} |" for _, _, port, what in named]
+    return "\n".join([_PROCESSES, *edges, "```", "", "| port | carries |", "|---|---|", *rows, ""])
+
+
+def states(table: Mapping[Any, Mapping[Any, Any]]) -> str:
+    """Returns the diagram of state -> event -> (next state, actions), or of state -> next state -> event."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for state, moves in table.items():
+        for event, move in moves.items():
+            to, why = (move[0], event) if isinstance(move, tuple) else (event, move)
+            if to != state:
+                arrows.setdefault((state, to), []).append(why)
+    lines = [f"    {state} --> {to}: {', '.join(whys)}" for (state, to), whys in arrows.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
 
 
 def reference() -> str:
@@ -48,7 +127,11 @@ def _sections(group: click.Group, path: tuple[str, ...]) -> Iterator[str]:
 
 def _help(command: click.Command, words: tuple[str, ...]) -> str:
     context = click.Context(
-        command, info_name=" ".join(words), terminal_width=_WIDTH, max_content_width=_WIDTH
+        command,
+        info_name=" ".join(words),
+        terminal_width=_WIDTH,
+        max_content_width=_WIDTH,
+        **cli.context_settings,
     )
     return re.sub(r"[ \t]+$", "", command.get_help(context), flags=re.MULTILINE).strip()
 

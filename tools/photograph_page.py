@@ -123,7 +123,7 @@ def _watch(browser: Browser, key: str) -> None:
     browser.run("sessionStorage['tpiedge.key.admin'] = arguments[0]", key)
     browser.run(_ASK, {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "model": ""})
     browser.run("location.hash = '#cluster'")
-    browser.wait(lambda: all("Time of a step" in text for text in browser.texts(".machine") or [""]))
+    browser.wait(lambda: all("Step time" in text for text in browser.texts(".machine") or [""]))
     browser.wait(lambda: len(browser.run(_RATES)) >= _LOOKS and browser.see(".timeline"))
 
 

@@ -26,7 +26,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True)
 class Part:
-    """Whatever has one of `folders` in its path belongs to the part, and files whose path begins as `read` says."""
+    """A part has the files with one of `folders` in their path, and files whose path begins with `read`."""
 
     folders: frozenset[str]
     read: re.Pattern[str]

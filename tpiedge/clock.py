@@ -1,4 +1,4 @@
-"""Time as a constructor argument, so that tests move it by hand."""
+"""Clocks are constructor arguments, so that tests move time by hand."""
 
 import time
 from typing import Protocol

@@ -52,7 +52,7 @@ class PeerError(TpiedgeError):
 
 
 class PeerLost(PeerError):
-    """A peer died, froze or was cut off. `waited_for`: like "allreduce of step 4, block 11"; `host` may be ""."""
+    """A peer died, froze or was cut off. `waited_for` is like "allreduce of step 4, block 11"; `host` may be ""."""
 
     def __init__(self, rank: int, waited_for: str, cause: str, host: str = "") -> None:
         where = f" ({host})" if host else ""
@@ -110,7 +110,7 @@ class DiskFull(ResourceError):
 
 
 def cannot_write(path: Path, error: OSError, words: str = "") -> TpiedgeError:
-    """Returns the error for the user; `words` replace the usual ones."""
+    """Returns DiskFull, or a UserError that says `words` or a default."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull.at(path)
     return UserError(words or f"cannot write {path}: {error.strerror}")
@@ -126,7 +126,7 @@ class ChildLost(ResourceError):
 
 
 class IntegrityError(ResourceError):
-    """`what` is a range of `path`."""
+    """`what` names the damaged range of `path`."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(
@@ -147,4 +147,4 @@ class InternalError(TpiedgeError):
 
 
 class MasterFailed(InternalError):
-    """The master ends by a defect of its own."""
+    """The master ends because of its own defect."""

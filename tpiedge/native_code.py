@@ -1,4 +1,4 @@
-"""Loads the shared libraries that setup.py builds of C++."""
+"""Loads the shared libraries that setup.py builds from C++."""
 
 import ctypes
 import importlib.machinery
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Signatures: TypeAlias = Mapping[str, tuple[list[Any], Any]]
-"""Function -> types of its arguments, type of its result."""
+"""Maps a function's name to (argument types, result type)."""
 
 
 class OtherVersion(OSError):

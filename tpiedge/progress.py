@@ -1,4 +1,4 @@
-"""Progress on standard error: a live line on a terminal, else a line now and then."""
+"""Shows progress on standard error: a live line on a terminal, else a line now and then."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def say(line: str) -> None:
 
 
 class LiveLine:
-    """Replaces a line every 0.1 s on a terminal, else prints one every 5 s. `finish` follows the last `tell`."""
+    """Replaces a line every 0.1 s on a terminal, else prints one every 5 s. Call `finish` last."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
@@ -44,7 +44,7 @@ class LiveLine:
 
 
 class ByteProgress:
-    """Shows progress: `progress(done, total)`, then `finish(done)`."""
+    """Shows progress: call it with (done, total), then `finish(done)`."""
 
     def __init__(self, label: str, clock: Clock | None = None) -> None:
         self._label = label

@@ -1,4 +1,4 @@
-"""Foreign text made safe for logs and terminals, and warnings that cannot flood the log."""
+"""Makes foreign text safe for logs and terminals, and limits the rate of warnings."""
 
 import logging
 import threading
@@ -11,31 +11,31 @@ WINDOW_S: Final = 60.0
 
 
 def sanitised(text: str, kept: str = "") -> str:
-    """`text` with blanks for control characters that are not `kept`."""
+    """Replaces unprintable characters that are not `kept` by blanks."""
     return "".join(one if one.isprintable() or one in kept else " " for one in text)
 
 
 def sanitised_line(text: object, limit: int = 1000) -> str:
-    """`text` as one printable line. The default limit leaves room in a message for other words."""
+    """Returns `text` as one printable line. The default limit leaves room in a message for other words."""
     line = " ".join(str(text).split())
     line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in line[: 2 * limit])
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def sanitised_name(name: str) -> str:
-    """A peer's own name: short, ASCII, never empty."""
+    """Returns a peer's own name: short, ASCII, never empty."""
     clean = "".join(one for one in name if one.isprintable() and one.isascii())
     return clean[:64].strip() or "unnamed"
 
 
 def quote(value: object, limit: int = 60) -> str:
-    """`value` as Python writes it, in ASCII, cut to `limit` characters."""
+    """Returns `value` as Python writes it, in ASCII, cut to `limit` characters."""
     text = ascii(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class RateLimitedLog:
-    """Logs at most LINES warnings within WINDOW_S, and counts omitted ones in the next. For any thread."""
+    """Logs at most LINES warnings within WINDOW_S; a later one counts the omitted ones. For any thread."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log

@@ -12,18 +12,18 @@ GIB = 1024 * MIB
 
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _FACTORS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
-#: More than any disk holds, and more than thirty years.
+#: Bytes that no disk holds, and seconds of over thirty years.
 _MOST_BYTES = 1e21
 _MOST_S = 1e9
-#: A user who gives fewer bytes forgot the unit.
+#: Fewer bytes mean that the user forgot the unit.
 _FEW = 1024
-#: A larger number without a unit was meant in MB.
+#: A number without a unit was meant in GB up to this, else in MB.
 _FEW_GB = 64
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912. Raises UserError, also for a forgotten unit."""
+    """Reads '4GB' as 4_000_000_000, '512MiB' as 536_870_912. Raises UserError, also for a forgotten unit."""
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -41,7 +41,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """1536000 -> '1.5 MB' (powers of 1000). Gives words for any number."""
+    """Writes 1536000 as '1.5 MB' (powers of 1000). Takes any number."""
     if count < 0:
         return f"-{format_bytes(-count)}"
     if count >= _MOST_BYTES:
@@ -57,19 +57,19 @@ def format_bytes(count: float) -> str:
 
 
 def format_least(count: float) -> str:
-    """1_500_001 -> '2 MB', rounded up. Gives words for any number."""
+    """Writes 1_500_001 as '2 MB', rounded up."""
     return f"{-(-math.ceil(count) // 1_000_000)} MB" if abs(count) < _MOST_BYTES else format_bytes(count)
 
 
 def format_range(start: int, stop: int) -> str:
-    """(0, 4) -> '0-3', (4, 5) -> '4', (5, 5) -> '-'."""
+    """Writes (0, 4) as '0-3', (4, 5) as '4', (5, 5) as '-'."""
     if stop <= start:
         return "-"
     return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
 
 
 def format_seconds(seconds: float) -> str:
-    """0.0012 -> '1.2 ms', 0.0123 -> '12 ms', 95 -> '1 min 35 s'. Gives words for any number."""
+    """Writes 0.0012 as '1.2 ms', 0.0123 as '12 ms', 95 as '1 min 35 s'. Takes any number."""
     if seconds < 0:
         return f"-{format_seconds(-seconds)}"
     if seconds >= _MOST_S:
@@ -86,7 +86,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """20 -> 'just now', 180 -> '3 min ago', 200_000 -> '2 days ago'. Gives words for any number."""
+    """Writes 20 as 'just now', 180 as '3 min ago', 200_000 as '2 days ago'. Takes any number."""
     if seconds < 60:
         return "just now"
     if seconds < 3600:
@@ -101,5 +101,5 @@ def format_age(seconds: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """'1 node', '3 nodes'; `plural` if not noun + s."""
+    """Returns '1 node' or '3 nodes'; `plural`: if not noun + s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

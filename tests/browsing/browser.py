@@ -196,7 +196,7 @@ class Browser:
 
     def focused(self) -> str:
         names: list[str] = []
-        self._patiently(lambda: names.append(self.driver.switch_to.active_element.accessible_name))
+        self._retry(lambda: names.append(self.driver.switch_to.active_element.accessible_name))
         return names[-1]
 
     def click(self, name: str, within: str = "body") -> None:
@@ -209,15 +209,15 @@ class Browser:
             found.click()
             return self.run("return window.clickHeard") is not False  # another page knows nothing of it
 
-        self._patiently(hit)
+        self._retry(hit)
 
     def focus(self, name: str, within: str = "body") -> None:
         """Presses Tab until the element has the focus."""
         focused = "arguments[0].focus(); return document.activeElement === arguments[0]"
-        self._patiently(lambda: self.run(focused, self._called(name, within, seen=False)))
+        self._retry(lambda: self.run(focused, self._called(name, within, seen=False)))
 
     def type(self, selector: str, text: str) -> None:
-        self._patiently(lambda: self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text))
+        self._retry(lambda: self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text))
 
     def tick(self, name: str) -> None:
         """The box that is called so, which is empty. The mouse misses what moves at that moment."""
@@ -229,11 +229,11 @@ class Browser:
                 box.click()
             return box.is_selected()
 
-        self._patiently(ticked)
+        self._retry(ticked)
 
     def press(self, *keys: str) -> None:
         for key in keys:
-            self._patiently(lambda key=key: self.driver.switch_to.active_element.send_keys(key))
+            self._retry(lambda key=key: self.driver.switch_to.active_element.send_keys(key))
 
     def paste(self, text: str) -> None:
         """Into the empty message box, at once. The page hears of it, as it might draw the box anew otherwise."""
@@ -273,7 +273,7 @@ class Browser:
         found: Sequence[Any] = self.run(_NAMED, within, name)
         return next(one for one in found if one.accessible_name == name and (one.is_displayed() or not seen))
 
-    def _patiently(self, act: Callable[[], object]) -> None:
+    def _retry(self, act: Callable[[], object]) -> None:
         """The page renders while it is used: what was found may be gone a moment later. `act` returns False where
         nothing came of it."""
 

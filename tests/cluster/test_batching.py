@@ -252,13 +252,13 @@ def test_another_client_s_prompt_is_computed_as_if_nobody_had_asked_it(
         pack, split(reference, "1,1"), capacity_tokens=8192, context_tokens=1024, sequences=4
     ) as cluster:
         prompt = prompt_of(reference, 700)
-        asked = [replace(ask(number, prompt, 4), scope=scope) for number, scope in enumerate("aabb")]
-        run = Run(cluster.leader, [Arrival(one, 0) for one in asked])
-        cached = [run.finished[one.id].cached_tokens for one in asked]
+        requests = [replace(ask(number, prompt, 4), scope=scope) for number, scope in enumerate("aabb")]
+        run = Run(cluster.leader, [Arrival(one, 0) for one in requests])
+        cached = [run.finished[one.id].cached_tokens for one in requests]
         assert cached[0] == cached[2] == 0
         assert min(cached[1], cached[3]) >= 700 - 512
         assert cluster.computed == 4 * (700 + 3) - sum(cached)
-        assert len({tuple(run.told(one.id)) for one in asked}) == 1
+        assert len({tuple(run.told(one.id)) for one in requests}) == 1
         late = replace(ask(4, prompt, 4), scope="c")
         run = Run(cluster.leader, [Arrival(late, 0)])
         assert run.finished[late.id].cached_tokens == 0

@@ -190,21 +190,21 @@ class Late:
 
 
 @pytest.mark.parametrize("calls", [1, 7])
-def test_masks_that_come_late_change_no_bit(
+def test_deferred_masks_change_no_bit(
     demo: Demo, ask: Ask, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     page = KVFormat("bf16", Checkpoint.open(DEMO_FOLDER).config.head_dim).page_positions
-    asked = [ask("free", None, 40, Sampling(logprobs=5))]
+    requests = [ask("free", None, 40, Sampling(logprobs=5))]
     for name in ("one", "two"):
         request = ask(name, PERSON, 60, sampling=WARM)
-        asked.append(replace(request, prompt_ids=(request.prompt_ids * page)[-page + 4 :]))
+        requests.append(replace(request, prompt_ids=(request.prompt_ids * page)[-page + 4 :]))
     with demo(capacity_tokens=2 * page, context_tokens=2 * page) as cluster:
-        alone = [Run(cluster.leader, [Arrival(one, 0)]).told(one.id) for one in asked]
+        alone = [Run(cluster.leader, [Arrival(one, 0)]).told(one.id) for one in requests]
     Late(monkeypatch, calls)
     for pages in (4, 9):
         with demo(sequences=3, speculate=4, capacity_tokens=pages * page, context_tokens=2 * page) as cluster:
-            run = Run(cluster.leader, [Arrival(one, 0) for one in asked])
-        assert [run.told(one.id) for one in asked] == alone
+            run = Run(cluster.leader, [Arrival(one, 0) for one in requests])
+        assert [run.told(one.id) for one in requests] == alone
 
 
 @pytest.mark.parametrize("flood", [0, 15])

@@ -1,4 +1,4 @@
-"""What a test puts between a rank and its endpoint: a rank that stops, one that changes what it sends, and a slow link.
+"""Wrappers of a rank's endpoint: one stops, one changes messages, and one delays messages.
 
 None of them can do an all-reduce in one call; the ranks around them may.
 """

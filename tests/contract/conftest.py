@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.gate import Gate
+from tests.contract.master_hub import MasterHub
 from tests.contract.networks import Network, linked
 from tests.contract.ranks import CLUSTERS, Ranks
 from tpiedge.clock import MonotonicClock
@@ -25,8 +25,8 @@ def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    with closing(Gate(tmp_path)) as made:
+def master(tmp_path: Path) -> Iterator[MasterHub]:
+    with closing(MasterHub(tmp_path)) as made:
         yield made
 
 

@@ -118,7 +118,7 @@ class Ranks:
         return results
 
     def outcomes(self, work: Callable[[Any], Any]) -> list[Any]:
-        """As `run`, the errors among the results; the others learn of an error as of a loss of its rank."""
+        """Returns results and errors of `work`; the other ranks learn of an error as a loss of its rank."""
 
         def carry_out(one: Communicator) -> Any:
             try:

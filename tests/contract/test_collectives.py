@@ -1,4 +1,4 @@
-"""What every communicator promises, by every collective, over queues and over ZeroMQ with CURVE."""
+"""Every communicator keeps its promises by every collective, over queues and over ZeroMQ with CURVE."""
 
 import threading
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from tpiedge.wire.control import Shutdown
 WAIT_S = 20.0
 # ZMTP 3.1, CURVE, a client; a command follows, of the length that is said.
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-HUB_KEYS, NODE_KEYS, OTHER_KEYS, STRANGER_KEYS = (CurveKeys.generate() for _ in range(4))
+HUB_KEYS, NODE_KEYS, OTHER_KEYS, UNKNOWN_KEYS = (CurveKeys.generate() for _ in range(4))
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def listen(*endpoints: Endpoint) -> None:
 
 @pytest.mark.fault("W4", "nothing of it is heard")
 def test_a_key_that_is_not_admitted_gets_nowhere(hub: ZmqHub) -> None:
-    with connect(hub, STRANGER_KEYS) as stranger, connect(hub) as spoke:
+    with connect(hub, UNKNOWN_KEYS) as unknown, connect(hub) as spoke:
         with pytest.raises(Unreachable):
-            stranger.send(Shutdown(1), timeout_s=0.3)
+            unknown.send(Shutdown(1), timeout_s=0.3)
         wait_for_refusal(hub)
         assert_serves(hub, spoke)
 
 
 @pytest.mark.fault("W4", "no connection")
 def test_a_wrong_server_key_gets_nowhere(hub: ZmqHub) -> None:
-    with connect(hub, server_key=STRANGER_KEYS.public) as misled, connect(hub) as spoke:
+    with connect(hub, server_key=UNKNOWN_KEYS.public) as misled, connect(hub) as spoke:
         with pytest.raises(Unreachable):
             misled.send(Shutdown(1), timeout_s=0.3)
         assert_serves(hub, spoke)
@@ -88,7 +88,7 @@ def test_a_peer_without_curve_gets_nowhere(hub: ZmqHub) -> None:
     ],
 )
 @pytest.mark.fault("W1", "cut off; members are heard as before")
-@pytest.mark.fault("W3", "gigabytes that a stranger announces: cut off; members are heard as before")
+@pytest.mark.fault("W3", "gigabytes that an unknown peer announces: cut off; members are heard as before")
 def test_junk_is_cut_off_and_harms_nobody(hub: ZmqHub, junk: bytes) -> None:
     host, port = hub.address.removeprefix("tcp://").split(":")
     with connect(hub) as spoke, socket.create_connection((host, int(port))) as raw:

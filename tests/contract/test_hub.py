@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.contract.crowd import wait_until
 from tests.contract.hub_process import HubProcess
+from tests.contract.raw_peers import wait_until
 from tests.contract.test_endpoint import receive, wait_for_refusal
 from tests.fakes.inprocess import InProcessHub
 from tpiedge.errors import PeerError

@@ -44,7 +44,7 @@ class Stream:
 def inbox(what: Message | Exception) -> tuple[PeerChannel, Any]:
     hub: Any = Stream(what)
     made = PeerChannel(hub, Gone(), epoch=EPOCH, rank=0, size=3)
-    made.begin(TAG.step)
+    made.start_step(TAG.step)
     return made, hub
 
 

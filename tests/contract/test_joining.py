@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.crowd import wait_until
-from tests.contract.gate import MASTER, Gate
+from tests.contract.master_hub import MASTER, MasterHub
+from tests.contract.raw_peers import wait_until
 from tests.contract.test_endpoint import receive
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
 from tpiedge.host.private_file import replace_private
 from tpiedge.joining import connecting
 from tpiedge.joining.connecting import enrol, open_link
-from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import MEMBERS_FILE
 from tpiedge.joining.pairing_link import PairingHub, pair
+from tpiedge.joining.registrar import Registrar
 from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -31,28 +31,28 @@ NAME = peer_name(WORKER.public)
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "_PROBE_S", WAIT_S)
 
 
-def link(gate: Gate, keys: CurveKeys = WORKER) -> ZmqSpoke:
-    return open_link(gate.address, MASTER.public, keys, peer_name(keys.public), timeout_s=WAIT_S)
+def link(master: MasterHub, keys: CurveKeys = WORKER) -> ZmqSpoke:
+    return open_link(master.address, MASTER.public, keys, peer_name(keys.public), timeout_s=WAIT_S)
 
 
-def test_a_token_lets_a_worker_in_once_and_for_good(gate: Gate) -> None:
-    secret = gate.token()
-    with link(gate) as spoke:
+def test_a_token_lets_a_worker_in_once_and_for_good(master: MasterHub) -> None:
+    secret = master.token()
+    with link(master) as spoke:
         assert enrol(spoke, "pi", secret).name == NAME
         spoke.send(Shutdown(7))
-        wait_until(lambda: gate.heard)
-        assert gate.heard == [(NAME, Shutdown(7))]
-        assert gate.hub.admission.guests == ()
-    with link(gate) as again:
+        wait_until(lambda: master.heard)
+        assert master.heard == [(NAME, Shutdown(7))]
+        assert master.hub.admission.unknown_peers == ()
+    with link(master) as again:
         assert enrol(again, "pi").name == NAME
-    with link(gate, OTHER) as other, pytest.raises(UserError, match=r"used before.*token create"):
+    with link(master, OTHER) as other, pytest.raises(UserError, match=r"used before.*token create"):
         enrol(other, "pi2", secret)
-    assert gate.door.journal.table.member(WORKER.public) is not None
-    assert gate.door.journal.table.member(OTHER.public) is None
+    assert master.registrar.journal.table.member(WORKER.public) is not None
+    assert master.registrar.journal.table.member(OTHER.public) is None
 
 
 @pytest.mark.fault("P13", "a token made before the clock is set is good when it is")
@@ -60,16 +60,16 @@ def test_a_token_lives_from_the_moment_at_which_the_master_s_clock_is_set(tmp_pa
     now = 60.0  # a board without a battery
     tokens = TokenStore(tmp_path, lambda: now)
     with closing(ZmqHub("tcp://127.0.0.1:*", MASTER, "master", {}, plane=CONTROL)) as hub:
-        door = FrontDoor(hub, MASTER.public, tmp_path, wall_clock=lambda: now)
+        registrar = Registrar(hub, MASTER.public, tmp_path, wall_clock=lambda: now)
         _, secret = tokens.create(expires_s=3600.0, uses=None)
-        door.tick()
+        registrar.tick()
         now = CLOCK_SET_S + 1000.0
-        door.tick()
-        door.close()
+        registrar.tick()
+        registrar.close()
         now += 3599.0
-        assert tokens.judge(secret, {})[0] == "ok"
+        assert tokens.check(secret, {})[0] == "ok"
         now += 1.0
-        assert tokens.judge(secret, {})[0] == "expired"
+        assert tokens.check(secret, {})[0] == "expired"
 
 
 def test_a_key_in_both_lists_of_the_journal_stays_out(tmp_path: Path) -> None:
@@ -78,24 +78,24 @@ def test_a_key_in_both_lists_of_the_journal_stays_out(tmp_path: Path) -> None:
         "revoked": [{"key": WORKER.public, "host": "pi", "when": 2.0}],
     }
     replace_private(tmp_path / MEMBERS_FILE, lists)
-    with closing(Gate(tmp_path)) as gate:
-        assert gate.hub.admission.judge(WORKER.public) is None
+    with closing(MasterHub(tmp_path)) as master:
+        assert master.hub.admission.authenticate(WORKER.public) is None
 
 
-def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:
-    with link(gate) as spoke, link(gate, OTHER) as other:
-        enrol(spoke, "pi", gate.token())
-        enrol(other, "pi2", gate.token())
-        gate.door.revoke(NAME)
+def test_a_revoked_worker_is_told_dropped_and_cut_off(master: MasterHub) -> None:
+    with link(master) as spoke, link(master, OTHER) as other:
+        enrol(spoke, "pi", master.token())
+        enrol(other, "pi2", master.token())
+        master.registrar.revoke(NAME)
         assert receive(spoke).message.kind == "revoked"
         spoke.send(Shutdown(1))
         monitor = spoke.monitor
         wait_until(lambda: monitor.poll() is LinkState.REFUSED)
         other.send(Shutdown(2))
-        wait_until(lambda: gate.heard)
-        assert gate.heard == [(peer_name(OTHER.public), Shutdown(2))]
+        wait_until(lambda: master.heard)
+        assert master.heard == [(peer_name(OTHER.public), Shutdown(2))]
         with pytest.raises(PeerError, match="does not let this worker in"):
-            link(gate)
+            link(master)
 
 
 def test_nothing_there_is_said() -> None:
@@ -110,13 +110,13 @@ def test_nothing_there_is_said() -> None:
 
 
 @pytest.fixture
-def pairing(gate: Gate) -> Iterator[tuple[PairingHub, Address]]:
-    with closing(PairingHub("tcp://127.0.0.1:*", MASTER.public, gate.door.admit)) as hub:
+def pairing(master: MasterHub) -> Iterator[tuple[PairingHub, Address]]:
+    with closing(PairingHub("tcp://127.0.0.1:*", MASTER.public, master.registrar.admit)) as hub:
         port = int(hub.address.rpartition(":")[2])
         yield hub, Address("127.0.0.1", port - 3)
 
 
-class Visit:
+class PairingThread:
     def __init__(self, address: Address) -> None:
         self.code = ""
         self.shown = threading.Event()
@@ -139,23 +139,23 @@ class Visit:
         self.shown.set()
 
 
-def test_a_typed_code_lets_a_worker_in(gate: Gate, pairing: tuple[PairingHub, Address]) -> None:
+def test_a_typed_code_lets_a_worker_in(master: MasterHub, pairing: tuple[PairingHub, Address]) -> None:
     hub, address = pairing
-    visit = Visit(address)
-    assert visit.shown.wait(WAIT_S)
+    attempt = PairingThread(address)
+    assert attempt.shown.wait(WAIT_S)
     wait_until(hub.pending)
     assert hub.pending()[0].host == "pi"
     with pytest.raises(UserError, match="no waiting worker"):
         hub.approve("AAAA-AAAA")
-    assert hub.approve(visit.code.lower()).name == NAME
-    assert visit.end() == MASTER.public
-    with link(gate) as spoke:
+    assert hub.approve(attempt.code.lower()).name == NAME
+    assert attempt.end() == MASTER.public
+    with link(master) as spoke:
         assert enrol(spoke, "pi").name == NAME
 
 
 def test_a_master_that_goes_away_is_noticed(pairing: tuple[PairingHub, Address]) -> None:
     hub, address = pairing
-    visit = Visit(address)
-    assert visit.shown.wait(WAIT_S)
+    attempt = PairingThread(address)
+    assert attempt.shown.wait(WAIT_S)
     hub.close()
-    assert "went away" in str(visit.end())
+    assert "went away" in str(attempt.end())

@@ -82,7 +82,7 @@ def test_in_a_sum_of_several_no_node_is_blamed(network: Any, faulty: int) -> Non
 
 
 @pytest.mark.parametrize("way", STARS)
-def test_where_all_are_guilty_it_is_what_rank_0_sent_before(network: Any, way: str) -> None:
+def test_where_all_are_at_fault_it_is_what_rank_0_sent_before(network: Any, way: str) -> None:
     ranks = Ranks(network, way, SIZE).begun()
     error = complaint(outcomes(ranks, [float("nan"), None, float("nan"), float("nan")]))
     assert "every node contributed a value that is not finite" in str(error)

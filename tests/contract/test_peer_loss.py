@@ -20,7 +20,7 @@ FOUND_OUT_S = 15.0
 
 
 class Cluster:
-    """After the plan; the rank `victim` stops after sending `messages` more, and the others hear of it."""
+    """A cluster after the plan: the rank `victim` sends `messages` more and stops, and the others hear of it."""
 
     def __init__(self, network: Any, way: str, victim: int, messages: int, *, closes: bool = False) -> None:
         self.ranks = Ranks(

@@ -16,9 +16,9 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator, DeadlineLiveness, Route
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.peer_channel import node_name
-from tpiedge.engine.carrying import Carrier, Locker
 from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.grammars import Grammars, await_any
+from tpiedge.engine.kv_transfer import KVTransfer, SnapshotStore
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving, follow
 from tpiedge.engine.sampler import Sampler
@@ -34,8 +34,8 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.wire.control import AnswerPart, Carried, Failed, Finished, Halt, StepSpans, Token
-from tpiedge.wire.data import LeavePages, StepPlan
+from tpiedge.wire.control import AnswerPart, Failed, Finished, Halt, KVSnapshot, StepSpans, Token
+from tpiedge.wire.data import SavePages, StepPlan
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -67,7 +67,7 @@ class SoloLeader(Leader):
 
         announce = self._communicator.announce
 
-        def announced(plan: StepPlan | LeavePages) -> None:
+        def announced(plan: StepPlan | SavePages) -> None:
             announce(plan)
             poll()
 
@@ -118,16 +118,16 @@ class InProcessCluster:
         sampler_of: Callable[[GenerationRequest], Any] | None = None,
         threads: int = 1,
         folders: Sequence[Path] = (),
-        carried: Carried | None = None,
+        snapshot: KVSnapshot | None = None,
         tokenizer: Path | None = None,
         told: Callable[[StepSpans], None] = lambda _: None,
     ) -> None:
         """`placement` of every node's weights (None: pinned); with `grain_pages` they also use what the KV cache leaves
-        free. `folders`: one for each node, for what is `carried` and for `leave`. `told` gets recorded steps. The
-        others as in `Serving` and `Leader`."""
+        free. `folders` are for each node's KV snapshots. `told` gets recorded steps. The others are as in `Serving` and
+        `Leader`."""
         self._folders = folders
-        self._carried = carried
-        self._carriers: list[Carrier] = []
+        self._snapshot = snapshot
+        self._transfers: list[KVTransfer] = []
         self._tokenizer = tokenizer
         self._told = told
         self._placement = placement
@@ -171,10 +171,10 @@ class InProcessCluster:
         """Returns [T, vocabulary]."""
         return self.leader.logits(token_ids)
 
-    def leave(self, order: Halt) -> tuple[int, str]:
-        """Leaves what runs to another cluster; returns the pages, and why not, if so."""
-        pages, sequences = self.leader.leave(order)
-        return len(pages.pages), self._carriers[0].leave(pages, order.stored, sequences)
+    def save(self, order: Halt) -> tuple[int, str]:
+        """Saves the running requests for another cluster. Returns how many pages, and why nothing was saved, or ""."""
+        pages, sequences = self.leader.order_save(order)
+        return len(pages.pages), self._transfers[0].save(pages, order.stored, sequences)
 
     @property
     def computed(self) -> int:
@@ -209,22 +209,22 @@ class InProcessCluster:
         except BaseException:
             self._resources.close()
             raise
-        self._carriers = [self._carrier(engine, rank) for rank, engine in enumerate(engines)]
-        for engine, carrier in zip(engines[1:], self._carriers[1:], strict=True):
-            thread = threading.Thread(target=self._follow, args=(engine, carrier), name="follower")
+        self._transfers = [self._transfer_of(engine, rank) for rank, engine in enumerate(engines)]
+        for engine, transfer in zip(engines[1:], self._transfers[1:], strict=True):
+            thread = threading.Thread(target=self._follow, args=(engine, transfer), name="follower")
             thread.start()
             self._threads.append(thread)
         grammars = Grammars(self._tokenizer or Path("nowhere"), self._config.vocab_size)
         self._resources.callback(grammars.close)
         leader = SoloLeader(engines[0], self._serving, self._told, grammars)
         leader.sampler_of = self._sampler_of
-        if self._carried is not None:
-            leader.adopt(*self._carriers[0].take(self._carried), private=self._carried.private)
+        if self._snapshot is not None:
+            leader.adopt(*self._transfers[0].restore(self._snapshot), private=self._snapshot.private)
         return leader
 
-    def _carrier(self, engine: Engine, rank: int) -> Carrier:
-        locker = Locker(self._folders[rank], b"key") if self._folders else None
-        return Carrier(engine, self._shares[rank].attention, locker, ())
+    def _transfer_of(self, engine: Engine, rank: int) -> KVTransfer:
+        store = SnapshotStore(self._folders[rank], b"key") if self._folders else None
+        return KVTransfer(engine, self._shares[rank].attention, store, ())
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
@@ -247,10 +247,10 @@ class InProcessCluster:
             return Communicator()
         return Group(self.endpoints[rank], liveness, epoch=_EPOCH, rank=rank, size=size, linked=True)
 
-    def _follow(self, engine: Engine, carrier: Carrier) -> None:
+    def _follow(self, engine: Engine, transfer: KVTransfer) -> None:
         try:
-            if self._carried is not None:
-                carrier.take(self._carried)
-            follow(engine, carrier, self._told)
+            if self._snapshot is not None:
+                transfer.restore(self._snapshot)
+            follow(engine, transfer, self._told)
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

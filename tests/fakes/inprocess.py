@@ -36,7 +36,7 @@ class _InProcessEndpoint(endpoint.Endpoint):
     def __init__(self, name: str, address: str, plane: endpoint.Plane) -> None:
         super().__init__(name, plane)
         self.address = address
-        self.carry: Carry = _hand_over  # at once; a shaped network takes its time (tests/shaped_links.py)
+        self.carry: Carry = _deliver  # at once; a shaped network takes its time (tests/shaped_links.py)
         self._mailbox = _Mailbox()
 
     def send_frame(
@@ -129,12 +129,12 @@ class _InProcessEndpoint(endpoint.Endpoint):
         self.counters.bytes_sent += len(frame)
 
 
-def _hand_over(sender: str, receiver: Receiver, frame: bytes) -> None:
+def _deliver(sender: str, receiver: Receiver, frame: bytes) -> None:
     receiver.deliver(sender, frame)
 
 
 class InProcessHub(_InProcessEndpoint):
-    """With an `admission`, only admitted peers are heard and sent to."""
+    """A hub that, given an `admission`, hears only admitted peers and sends only to them."""
 
     def __init__(
         self, name: str, plane: endpoint.Plane = endpoint.TENSOR, admission: Admission | None = None

@@ -11,9 +11,9 @@ from dataclasses import replace
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.local.service import ModelInfo, Service
 from tpiedge.master.counters import StepTimeline
-from tpiedge.master.foresight import Forecast
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.journal import AnswerEvent, Paused, RequestLine, Resumed, TakenUp
+from tpiedge.master.journal import AnswerEvent, Paused, RequestLine, Resubmitted, Resumed
+from tpiedge.master.loss_plans import Forecast
 from tpiedge.master.reconciler import CannotDrain, NotServing
 from tpiedge.master.request_queue import Dismissed, QueueFull
 from tpiedge.master.request_times import Reading
@@ -49,14 +49,14 @@ def finished(
 
 class FakeGeneration:
     def __init__(
-        self, request: GenerationRequest, count: int = 0, *, attended: bool = True, client: str = ""
+        self, request: GenerationRequest, count: int = 0, *, has_reader: bool = True, client: str = ""
     ) -> None:
         self.request = request
         self.client = client
         self.cancelled = threading.Event()
         self.completed = threading.Event()
         self.ended = threading.Event()
-        self.attended = attended
+        self.has_reader = has_reader
         self._items: queue.Queue[AnswerEvent | BaseException] = queue.Queue()
         self._count = count
 
@@ -83,7 +83,7 @@ class FakeGeneration:
         self.tell(Paused(why))
 
     def take_up(self) -> None:
-        self.tell(TakenUp())
+        self.tell(Resubmitted())
 
     def resume(self, paused_s: float) -> None:
         self.tell(Resumed(paused_s))
@@ -103,8 +103,8 @@ class FakeGeneration:
         finally:
             self.ended.set()
 
-    def attend(self, attended: bool) -> None:
-        self.attended = attended
+    def set_has_reader(self, has_reader: bool) -> None:
+        self.has_reader = has_reader
 
     def cancel(self) -> None:
         self._stop(self.cancelled)
@@ -208,7 +208,7 @@ class FakeService(Service):
         return self.lines + tuple(
             RequestLine(
                 one.request.id, "answering", 2.0, len(one.request.prompt_ids), one.said,
-                one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading, one.client,
+                one.request.max_tokens, 1.5, "", 0.0, one.has_reader, self.reading, one.client,
             )
             for one in running
         )  # fmt: skip
@@ -225,7 +225,7 @@ class FakeService(Service):
         return bool(found)
 
     def submit(
-        self, request: GenerationRequest, client: str = "", *, attended: bool = True
+        self, request: GenerationRequest, client: str = "", *, has_reader: bool = True
     ) -> FakeGeneration:
         with self._lock:
             self._running = [running for running in self._running if not running.ended.is_set()]
@@ -233,7 +233,7 @@ class FakeService(Service):
                 raise NotServing(self.unavailable)
             if len(self._running) >= self._places:
                 raise QueueFull("the queue is full", self.retry_after_s)
-            generation = FakeGeneration(request, attended=attended, client=client)
+            generation = FakeGeneration(request, has_reader=has_reader, client=client)
             self._running.append(generation)
         self.script(generation)
         self.generations.put(generation)
@@ -247,7 +247,7 @@ class FakeService(Service):
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> FakeGeneration:
         count = sum(isinstance(part, Token) for part in said)
-        generation = FakeGeneration(request, count, attended=False)
+        generation = FakeGeneration(request, count, has_reader=False)
         self.script(generation)
         self.generations.put(generation)
         return generation

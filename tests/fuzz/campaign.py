@@ -57,7 +57,7 @@ class _Worker:
 
 
 class Campaign:
-    """Of one parser; what is found goes to `folder`."""
+    """A campaign against one parser; it writes findings to `folder`."""
 
     def __init__(self, name: str, seed: int, folder: Path) -> None:
         self._parser = PARSERS[name]
@@ -134,7 +134,7 @@ class Campaign:
         return self._start(left, _successor(worker.at)) if restart and left > 0 else None
 
     def _work(self, count: int, at: str, shared: mmap.mmap, datas: list[bytes] | None, words: Path) -> None:
-        """In the child."""
+        """Runs in the child."""
         try:
             self._try(count, at, shared, datas, words)
         except Exception:
@@ -189,7 +189,7 @@ class Campaign:
 
 
 def _successor(at: str) -> str:
-    """Its inputs are others, and the same in every run."""
+    """Returns the name of the next worker: a name stands for its inputs, the same in every run."""
     place, _, number = at.partition("+")
     return f"{place}+{int(number or 0) + 1}"
 

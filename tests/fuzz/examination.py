@@ -1,8 +1,8 @@
-"""What an input must lead to: a value or a refusal of one line, within a second of processor time and 64 MiB.
+"""An input must lead to a value or a refusal of one line, within a second of processor time and 64 MiB.
 
-The memory is that of the one input: what earlier ones left behind is taken away before it, as far as nobody holds it,
-and the rest is not counted. So it is an input by itself that reaches the limit, which ends a process whose libraries
-cannot bear that. What is left behind for good must not exceed 64 MiB for 2000 inputs.
+Only the memory of the one input counts: garbage of earlier inputs is collected before it, and the rest is not counted.
+So an input reaches the limit by itself, which ends a process whose libraries cannot bear that. The memory that 2000
+inputs leave behind for good must not exceed 64 MiB.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class Finding:
 
 
 class Examiner:
-    """Of one parser, in a process that does nothing else: it limits its own memory."""
+    """An examiner of one parser. It limits the memory of its process, which does nothing else."""
 
     def __init__(self, parser: Parser, scratch: Path) -> None:
         self._parser = parser
@@ -55,7 +55,7 @@ class Examiner:
         gc.freeze()  # later looks see no more than what the inputs made
 
     def examine(self, data: bytes) -> tuple[Finding | None, bool]:
-        """What is wrong, and whether the parser said something that it had not said before."""
+        """Returns a finding or None, and whether the outcome is new."""
         finding, outcome = None, "read"
         try:
             with self._limits():
@@ -80,7 +80,7 @@ class Examiner:
 
     @contextmanager
     def _limits(self) -> Iterator[None]:
-        """What making inputs and judging outcomes takes is not the parser's."""
+        """Limits time and memory of the parser alone, not of making inputs and checking outcomes."""
         # An error and the frame that holds it keep each other, and with them all that the frame names. Python looks for
         # such by their number: dozens of tokenizers, of megabytes that it does not see, were there at once.
         gc.collect()
@@ -96,7 +96,7 @@ class Examiner:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def _kept(self) -> Finding | None:
-        """Where a window ends: whether what its inputs left behind is more than the limit."""
+        """Returns a finding if a window ends and its inputs left behind more memory than the limit."""
         self._count += 1
         if self._count % _WINDOW != 1:  # what the first input needs for good, every input does
             return None

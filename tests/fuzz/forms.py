@@ -35,7 +35,7 @@ def _safetensors_bytes(tree: Any) -> bytes:
 
 
 def _manifest_bytes(tree: Any) -> bytes:
-    """With a checksum that is right, as a hostile one's is."""
+    """Returns the JSON of `tree` with the right checksum, as a hostile manifest has it."""
     if isinstance(tree, dict) and isinstance(tree.get("manifest"), dict):
         canonical = json.dumps(tree["manifest"], sort_keys=True, separators=(",", ":"))
         tree = tree | {"checksum": hashlib.sha256(canonical.encode()).hexdigest()}

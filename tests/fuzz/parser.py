@@ -1,4 +1,4 @@
-"""What a parser of foreign bytes is to the fuzzer."""
+"""The interface of a parser of foreign bytes to the fuzzer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Everything that reads bytes of strangers, each with its first inputs and the errors that it may end with."""
+"""All parsers of untrusted bytes, each with its first inputs and the errors that it may end with."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What arrives over sockets, and what people paste."""
+"""Parsers of bytes from sockets and of text that people paste."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def _body(folder: Path) -> Read:
     def read(data: bytes) -> None:
         try:
             values = parse_object(data, limits.body_values)
-            (CHAT.asked if "messages" in values else COMPLETION.asked)(values, service)
+            (CHAT.parse if "messages" in values else COMPLETION.parse)(values, service)
         except ApiError as error:
             json.dumps(error.body()).encode()
             raise _Answered(json.dumps(error.message)) from None

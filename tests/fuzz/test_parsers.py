@@ -17,7 +17,7 @@ _LIMIT_S = 250.0
 
 
 def fuzz(parser: str, *options: object) -> dict[str, object]:
-    """What the command reports; with findings it fails and names them."""
+    """Returns the report of the command; fails if it has findings, and names them."""
     command = [sys.executable, _TOOL, "--parser", parser, *options]
     ended = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=_LIMIT_S, check=False

@@ -89,7 +89,7 @@ class Cluster:
         records = None if folder is None else RecordFolder(folder, "pack-1")
         self.service = service
         self.script: Sequence[Sequence[Any]] = ()
-        self.asked: list[GenerationRequest] = []
+        self.requests: list[GenerationRequest] = []
         self._before: FakeGeneration | None = None
         self._api = Api(
             service, guard, Limits(quiet_s=LIMIT_S, ping_s=LIMIT_S), AnswerShelf(service), records
@@ -99,7 +99,7 @@ class Cluster:
         self._api.close(LIMIT_S)
 
     async def hear(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Heard:
-        self.asked, self._before = [], None
+        self.requests, self._before = [], None
         heard, parts = Heard(), [{"type": "http.request", "body": body}]
 
         async def receive() -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Cluster:
     def _begin(self, generation: FakeGeneration) -> None:
         """Choices are said one after the other, for who says two at once says them in any order."""
         before, self._before = self._before, generation
-        self.asked.append(generation.request)
+        self.requests.append(generation.request)
         if before is None:
             self._play(generation)
         else:
@@ -177,7 +177,7 @@ def fixed() -> Iterator[None]:
         yield
 
 
-def asked_of_cluster(requests: Sequence[GenerationRequest], tokenizer: Tokenizer) -> dict[str, Any]:
+def cluster_requests(requests: Sequence[GenerationRequest], tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns what the cluster was asked for, in words that no class or field of the program need have: the whole
     first request, and of the others their prompts and seeds."""
     first, drawn = requests[0], requests[0].sampling

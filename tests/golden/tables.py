@@ -1,16 +1,12 @@
-"""The golden tables say what this server makes of requests. `tools/make_golden.py` writes them and `test_golden.py`
-compares them. A table is JSON lines. A line has what is sent, and under "get" what comes of it; only that is written
-anew, so a case is added as a line without "get".
+"""The golden tables, JSON lines of requests and, under "get", results. `tools/make_golden.py` writes only "get",
+so a new case is a line without it.
 
-requests/*.jsonl: the first line has `path` and `body` of a usual request. A later line says what is different in
-its request (`set` and `drop` change the body, `send` replaces it by a text) and what is different in the result. A list
-is a refusal with status 400; `answer` is a digest of the response. In a body {"$many": [x, n]} stands for x n times,
-and {"$deep": n} for n arrays within each other.
-requests/corpus.jsonl: a request of tests/corpus is named by its client and its number. Its result is compared with
-the first for the same path.
-frames/*.jsonl: a line has a case, and the lines after it have the lines of the response's body. `script` says what the
-cluster does. With `again` the answer is recorded, and a client asks for the rest after each of these events.
-wire/fields.jsonl: which values each field of each message takes, as of `messages.py`.
+requests/*.jsonl: a usual request, then variants: `set` and `drop` change the body, `send` replaces it. A list is a
+refusal with status 400, `answer` a digest of the response; {"$many": [x, n]} is x n times, {"$deep": n} nested arrays.
+requests/corpus.jsonl: a request of tests/corpus by client and number, compared with the first of its path.
+frames/*.jsonl: a case, then the lines of the response's body. `script` is what the cluster does; after each event of
+`again` a client asks for the rest of a recorded answer.
+wire/fields.jsonl: the accepted values of each message's fields (`messages.py`).
 """
 
 import asyncio
@@ -20,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.golden.driving import Cluster, Heard, asked_of_cluster, digest, fixed
+from tests.golden.driving import Cluster, Heard, cluster_requests, digest, fixed
 from tests.golden.messages import field_lines
 from tests.http.conftest import DEMO
 from tpiedge.model.tokenizer import Tokenizer
@@ -80,12 +76,12 @@ def _got(cluster: Cluster, heard: Heard, tokenizer: Tokenizer) -> dict[str, Any]
     got: dict[str, Any] = {"status": heard.status, **heard.headers}
     if heard.status == 200:
         got["answer"] = digest(heard.body)
-        if not cluster.asked:
+        if not cluster.requests:
             got["answer"] = heard.body.decode() if len(heard.body) < 400 else got["answer"]
     elif heard.body:
         got["refusal"] = _refusal(heard.body)
-    if cluster.asked:
-        got |= asked_of_cluster(cluster.asked, tokenizer)
+    if cluster.requests:
+        got |= cluster_requests(cluster.requests, tokenizer)
     return got
 
 

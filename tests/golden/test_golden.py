@@ -9,7 +9,7 @@ from tests.golden.tables import TABLES, table, written
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_comes_of_requests_is_what_the_table_says(name: str) -> None:
-    """Whoever means a change writes it with `python -m tools.make_golden`, and reads the difference."""
+    """An intended change is written with `python -m tools.make_golden`; read the difference."""
     had, has = table(name), written(name)
     if had != has:
         lines = difflib.unified_diff(had.splitlines(), has.splitlines(), name, "now", n=0, lineterm="")

@@ -47,7 +47,7 @@ class InstantTemplate(ChatTemplate):
 
 
 class KnowingTemplate(InstantTemplate):
-    """Of a model that thinks and calls tools."""
+    """A template of a model that thinks and calls tools."""
 
     def __init__(self) -> None:
         super().__init__("{{ tools }}<tool_call></tool_call><think></think>")
@@ -73,8 +73,8 @@ def leave_early(server, service, body):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _patient_httpx():
-    """httpx gives up after five seconds where it is not told otherwise, which is no time beside other tests."""
+def _long_httpx_timeout():
+    """Raises the default timeout of httpx, five seconds, which is too short beside other tests."""
     with pytest.MonkeyPatch.context() as patch:
         for one in (httpx.Client.__init__, httpx.request, httpx.get, httpx.post, httpx.delete, httpx.stream):
             patch.setitem(inspect.unwrap(one).__kwdefaults__, "timeout", httpx.Timeout(60.0))
@@ -104,8 +104,8 @@ def wait_until(condition):
 
 @pytest.fixture
 def serve(service):
-    """Start a server; closed at the end of the test. Until then its port is nobody else's, also where the server ends
-    and another one is started there."""
+    """Starts servers, which are closed at the end of the test. Until then no other process gets their ports, even if a
+    server is replaced."""
     servers, kept = [], []
 
     def start(*, keys=(), key_file=None, host="127.0.0.1", port=0, secret=SECRET, limits=USUAL, **options):
@@ -157,7 +157,7 @@ def keep(serve, folder):
 
 @pytest.fixture
 def pieces(monkeypatch):
-    """How many bytes of one client were parsed at a time; fails where it has two such times in one turn of the loop."""
+    """Lists the bytes of each piece that is parsed; fails if an iteration parses two pieces of one client."""
     sizes, now = [], set()
     receive = h11.Connection.receive_data
 

@@ -18,11 +18,11 @@ class KeptAnswers(AnswerShelf):
     def recover_all(self):
         return self.recover(self.records.found(self.service.tokenizer))
 
-    def ask(self, asked, name, client):
+    def ask(self, parsed, name, client):
         """The reader of a new answer."""
-        accepted = AcceptedRequest(name, asked.prompts, asked.each, asked.reply, 0, "m", self.records.pack)
+        accepted = AcceptedRequest(name, parsed.prompts, parsed.each, parsed.reply, 0, "m", self.records.pack)
         question = accepted.question(self.service.tokenizer)
-        return self.accept(question, client, lambda: self.records.begin(accepted))
+        return self.accept(question, client, lambda: self.records.create(accepted))
 
     def api(self, secret, limits=None):
         guard = Guard("localhost", ApiKeys(), secret)

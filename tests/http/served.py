@@ -21,7 +21,7 @@ CONTEXT = 4096
 def main() -> None:
     service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048, max_sequence=CONTEXT)
     service.script = lambda generation: generation.finish()
-    # Whoever sends much hears why it is refused, however long that takes beside other tests.
+    # A client that sends much hears why it is refused, however long that takes beside other tests.
     limits = replace(Limits.of_context(CONTEXT), linger_s=60)
     server = ApiServer(service, Guard("127.0.0.1", ApiKeys(), SECRET), Address("127.0.0.1", 0), limits)
     server.start()

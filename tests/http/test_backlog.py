@@ -1,4 +1,4 @@
-"""A resumed answer of thousands of events: others have their turns while it is gone through."""
+"""A resumed answer of thousands of events: other tasks run while it is read."""
 
 import asyncio
 from dataclasses import replace
@@ -23,10 +23,10 @@ FORMS = {
 
 
 class Work:
-    """Counts the work for an answer in one turn of the event loop."""
+    """Counts the work for an answer in one iteration of the event loop."""
 
     def __init__(self, monkeypatch):
-        self.fed = self.most = self.turns = self.before_head = 0
+        self.fed = self.most = self.others = self.before_head = 0
         self.body = b""
         self.heads = []
         feed = Transcript.feed
@@ -38,11 +38,11 @@ class Work:
         monkeypatch.setattr(Transcript, "feed", fed)
 
     async def watch(self):
-        """Others' turns."""
+        """Counts iterations in which other tasks run."""
         while True:
             before = self.fed
             await asyncio.sleep(0)
-            self.turns += 1
+            self.others += 1
             self.most = max(self.most, self.fed - before)
 
     async def get(self, api, path, last):
@@ -90,7 +90,7 @@ def test_what_is_passed_over_holds_up_nobody_and_has_a_head_at_once(begun, monke
     asyncio.run(work.get(api, path, TOKENS // 2))
     assert work.fed >= TOKENS
     assert work.most <= AT_ONCE
-    assert work.turns >= TOKENS // AT_ONCE
+    assert work.others >= TOKENS // AT_ONCE
     assert work.heads[0] <= AT_ONCE
     assert b": ping" in work.body.partition(b"id: ")[0] or b"event: ping" in work.body.partition(b"id: ")[0]
     numbers = [number for number, _ in events_in(work.body.decode().splitlines()) if number is not None]

@@ -136,13 +136,13 @@ def test_each_client_is_itself(behind, service):
     one, other = behind(ONE), behind(OTHER)
     lies = {"X-Forwarded-For": OTHER, "Forwarded": f"for={OTHER}"}
 
-    def asked(client, **options):
+    def ask(client, **options):
         service.script = lambda generation: (generation.say(5), generation.finish())
         answer = client.post("/v1/completions", json=BODY, **options)
         assert answer.status_code == 200, answer.text
         return service.generations.get(timeout=LIMIT_S)
 
-    found = [asked(one), asked(other), asked(one, headers=lies)]
+    found = [ask(one), ask(other), ask(one, headers=lies)]
     assert [generation.client for generation in found] == [ONE, OTHER, ONE]
     scopes = [generation.request.scope for generation in found]
     assert scopes[0] == scopes[2] != scopes[1]

@@ -46,7 +46,7 @@ def until_waiting(server, count):
 
 
 @pytest.mark.parametrize("ends", ["leaves", "fails", "answered"])
-def test_choices_that_have_not_had_their_turn_count_as_waiting(serve, service, ends):
+def test_choices_that_are_not_submitted_yet_count_as_waiting(serve, service, ends):
     server = serve()
     service.script = lambda generation: generation.say(5)
     service.retry_after_s = 0.01
@@ -72,7 +72,7 @@ def test_choices_that_have_not_had_their_turn_count_as_waiting(serve, service, e
 
 
 def test_only_so_many_choices_may_wait(client, service):
-    """What was asked for already is given up."""
+    """The generations of the refused request that had begun are cancelled."""
     service.most_postponed = 15
     service.script = lambda generation: generation.say(5)
     with pytest.raises(openai.RateLimitError, match="too many are postponed") as raised:
@@ -103,7 +103,7 @@ def test_what_fails_one_choice_fails_all_and_ends_their_work(client, service, st
 
 
 def test_what_becomes_of_a_choice_that_is_whole_fails_no_other(client, service):
-    """Its generation may be cancelled while it pauses, which is an error for who still waits."""
+    """The generation of a whole choice may be cancelled while it pauses, which is no error of the request."""
     generations = []
 
     def fail():

@@ -143,8 +143,8 @@ def test_before_it_began_to_send_the_reader_gets_a_status_that_no_client_tries_a
 
 @contextmanager
 def running(server, key):
-    asked = {"model": "babbler", "prompt": "x", "max_tokens": 9, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", headers=bearer(key), json=asked) as answer:
+    body = {"model": "babbler", "prompt": "x", "max_tokens": 9, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", headers=bearer(key), json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
         yield

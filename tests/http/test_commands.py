@@ -45,7 +45,7 @@ def test_one_prompt_as_json(command, service):
     assert (request.max_tokens, request.sampling.temperature) == (20, 0.0)
 
 
-def test_thoughts_are_shown_and_are_no_part_of_the_answer(command, service):
+def test_reasoning_is_shown_and_is_no_part_of_the_answer(command, service):
     service.template = KnowingTemplate()
     answers(service, "<think>Hm, well.</think>Hello there")
     assert command(chat, "--prompt", "hi") == "Hm, well.\n\nHello there\n"
@@ -116,8 +116,8 @@ def test_approving_and_revoking(tmp_path, command, service):
 
     assert "attic" in run("approve", "K7Q2").output
     assert service.approved == ["K7Q2"]
-    assert run("revoke", "w-0123").output == "w-0123 is shut out\n"
-    assert run("revoke", "attic").output == "w-4567 (attic) is shut out\n"
+    assert run("revoke", "w-0123").output == "w-0123 is revoked\n"
+    assert run("revoke", "attic").output == "w-4567 (attic) is revoked\n"
     assert service.revoked == ["w-0123", "w-4567"]
     assert isinstance(run("revoke", "nobody").exception, UserError)
     assert isinstance(run("approve", "wrong").exception, UserError)
@@ -129,14 +129,14 @@ def test_approving_and_revoking(tmp_path, command, service):
 
 def test_draining_waits_until_the_worker_has_no_part(command, service):
     service._nodes = NODES
-    assert command(nodes, "drain", "attic") == "w-4567 (attic) has no part any more: it may be switched off\n"
+    assert command(nodes, "drain", "attic") == "w-4567 (attic) is drained and may be switched off\n"
     assert service._nodes[1].state == "drained"
     assert json.loads(command(nodes, "drain", "w-4567", "--json")) == {
         "name": "w-4567",
         "host": "attic",
         "state": "drained",
     }
-    assert command(nodes, "drain", "attic", "--undo") == "w-4567 (attic) may have a part again\n"
+    assert command(nodes, "drain", "attic", "--undo") == "w-4567 (attic) is back in use\n"
     assert json.loads(command(nodes, "drain", "attic", "--undo", "--json")) == {"name": "w-4567"}
 
 
@@ -153,7 +153,7 @@ def test_a_worker_that_is_left_out_is_tried_again(command, service):
     service._nodes = tuple(
         replace(node, state="left out") if node.name == "w-4567" else node for node in NODES
     )
-    assert command(nodes, "clear", "attic") == "w-4567 (attic) is left out no longer\n"
+    assert command(nodes, "clear", "attic") == "w-4567 (attic) is no longer left out\n"
     assert [node.state for node in service.status().nodes if node.name == "w-4567"] == ["spare"]
     assert json.loads(command(nodes, "clear", "attic", "--json")) == {"name": "w-4567"}
     with pytest.raises(UserError, match="nobody"):

@@ -49,7 +49,7 @@ def answer_to(connection, request):
 
 
 def status(url, source, limit_s=LIMIT_S):
-    """Of /health as a client at `source` sees it; 0 where the connection ends first, or `limit_s`."""
+    """Returns the status of /health for a client at `source`; 0 if the connection or `limit_s` ends first."""
     with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=limit_s) as http:
         try:
             return http.get(f"{url}/health").status_code
@@ -113,7 +113,7 @@ async def ask(address):
 )
 @pytest.mark.usefixtures("descriptors")
 def test_two_thousand_clients_at_once_are_answered_each(serve, service):
-    """Four are served, all others are told to come back; nobody is cut off, and nothing is left of them."""
+    """Four are served, all others are told to come back; no connection is cut off, and none is left over."""
     server = serve(limits=Limits(quiet_s=0.1, headers_s=600))
     files = psutil.Process().num_fds()
 
@@ -189,7 +189,7 @@ def test_whoever_holds_bodies_back_shuts_out_nobody_else(serve, limits):
 
 @pytest.fixture
 def slow_tokenizer(service, monkeypatch):
-    """It waits at the text "slow": what is released then, and what lets it go on."""
+    """Makes the tokenizer wait at the text "slow": a semaphore counts its waits, an event ends them."""
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     class Slow:
@@ -240,7 +240,7 @@ def test_what_is_prepared_for_whoever_has_left_is_given_up(serve, slow_tokenizer
     server = serve(limits=Limits(preparing=16))
 
     def wait_until_taken(places):
-        wait_until(lambda: server._api._intake._places.taken == places)
+        wait_until(lambda: server._api._intake._places.used == places)
 
     try:
         with silent(server.url, 8) as leaving:

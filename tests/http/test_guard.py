@@ -284,7 +284,7 @@ def test_what_is_no_http_or_smuggles_is_refused(serve):
 
 @pytest.mark.fault("H1", "closed at their deadlines; answers go on")
 def test_slow_heads_and_bodies_are_given_up(serve, service):
-    server = serve(limits=Limits(headers_s=2.0, body_s=2.0))  # whoever sends all at once needs some of it
+    server = serve(limits=Limits(headers_s=2.0, body_s=2.0))  # sending all at once takes some of it
     body = {"model": "babbler", "prompt": "Once", "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LIMIT_S) as answer:
         generation = service.generations.get(timeout=LIMIT_S)

@@ -56,12 +56,12 @@ def ask(serve, program):
     """Returns what the client heard."""
     url = serve(limits=Limits(ping_s=0.2)).url + "/v1"
 
-    def asked(*, stream=False, retries=0):
+    def ask(*, stream=False, retries=0):
         command = ["node", program, url, "stream" if stream else "whole", str(retries)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ASK_S)
         return json.loads(done.stdout)
 
-    return asked
+    return ask
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -47,7 +47,7 @@ def test_a_revoked_key_is_refused_and_its_answer_goes_on(serve, service, key_fil
         assert "sk-laptop" not in told
 
 
-@pytest.mark.fault("H8", "each key is a client of its own: one floods, and another has its turns and places")
+@pytest.mark.fault("H8", "each key is a client of its own: one floods, and another has its share and places")
 def test_each_key_is_a_client_of_its_own(serve, service, key_file):
     service.script = lambda generation: generation.finish("stop")
     server = serve(key_file=key_file, limits=Limits(preparing=2))
@@ -56,11 +56,11 @@ def test_each_key_is_a_client_of_its_own(serve, service, key_file):
     with client_of(server, "sk-phone") as phone, client_of(server, "sk-laptop") as laptop:
         with socket.create_connection(server.address, 20) as slow:
             slow.sendall(begun.encode())
-            wait_until(lambda: server._api._intake._places.taken)
+            wait_until(lambda: server._api._intake._places.used)
             with pytest.raises(openai.RateLimitError, match="1 of them yours"):
                 phone.completions.create(model="babbler", prompt="hi")
             laptop.completions.create(model="babbler", prompt="hi")
-        wait_until(lambda: not server._api._intake._places.taken)
+        wait_until(lambda: not server._api._intake._places.used)
         phone.completions.create(model="babbler", prompt="hi")
     first, second = (service.generations.get(timeout=20).client for _ in range(2))
     assert first != second

@@ -118,7 +118,7 @@ def test_closing_lets_answers_finish(serve, service):
 
 
 def wait_until_closed(server):
-    """Until it accepts no connection any more."""
+    """Waits until the server accepts no connection any more."""
     deadline = time.monotonic() + LIMIT_S
     with contextlib.suppress(httpx.TransportError):
         while time.monotonic() < deadline:
@@ -153,7 +153,7 @@ def test_closing_does_not_wait_for_idle_or_silent_connections(serve):
 
 @pytest.mark.fault("H7", "dropped; others are served")
 def test_a_client_that_does_not_read_is_dropped(serve, service):
-    """The service gives events until the end of its own patience; the server keeps only a few of them."""
+    """The service gives events until its own timeout; the server keeps only a few of them."""
     server = serve(limits=Limits(write_s=0.3))
     speak(service, 30_000)
     with socket.create_connection(server.address, timeout=LIMIT_S) as connection:

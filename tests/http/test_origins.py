@@ -31,12 +31,12 @@ def open_to_page(serve):
 
 def test_a_named_page_may_ask_and_read(open_to_page, service):
     answers(service, "Hello")
-    asked = open_to_page.options("/v1/completions", headers={"Origin": PAGE} | ASKS)
-    assert asked.status_code == 200
-    assert asked.headers["access-control-allow-origin"] == PAGE
-    assert "Origin" in asked.headers["vary"]
-    assert "POST" in asked.headers["access-control-allow-methods"]
-    assert asked.headers["access-control-allow-headers"] == ASKS["Access-Control-Request-Headers"]
+    preflight = open_to_page.options("/v1/completions", headers={"Origin": PAGE} | ASKS)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == PAGE
+    assert "Origin" in preflight.headers["vary"]
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert preflight.headers["access-control-allow-headers"] == ASKS["Access-Control-Request-Headers"]
     site = {"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}
     answer = open_to_page.post("/v1/completions", headers=site, json=json.loads(BODY))
     assert answer.status_code == 200
@@ -87,9 +87,9 @@ def test_a_preflight_is_checked_as_every_request_is(serve, extra, status):
 def test_no_page_is_let_in_to_administration(serve):
     with httpx.Client(base_url=serve(keys=["k"], origins=["*"]).url) as http:
         for path in ("/admin/nodes", "/admin"):
-            asked = http.options(path, headers={"Origin": PAGE} | ASKS)
-            assert asked.status_code == 401
-            assert not permissions(asked)
+            preflight = http.options(path, headers={"Origin": PAGE} | ASKS)
+            assert preflight.status_code == 401
+            assert not permissions(preflight)
         known = http.get("/admin/nodes", headers={"Origin": PAGE, "Authorization": f"Bearer {SECRET}"})
         assert not permissions(known)
 

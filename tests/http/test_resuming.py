@@ -15,14 +15,14 @@ from tests.http.conftest import DEMO, PACK, SECRET, leave_early, wait_until
 from tests.http.kept import KeptAnswers
 from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog
 from tpiedge.answers.record import FoundAnswer, event_line
-from tpiedge.api.asked import Choice, Reply
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.limits import Limits
+from tpiedge.api.parsed import Choice, Reply
 from tpiedge.api.records import AcceptedRequest, RecordFolder, key_mark
 from tpiedge.errors import MasterFailed, PeerLost
-from tpiedge.master.journal import GUILTY
+from tpiedge.master.journal import POISON_AFTER
 from tpiedge.model.call_reader import ReadTool
-from tpiedge.model.speech import SpeechForm
+from tpiedge.model.output import OutputForm
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -35,12 +35,12 @@ CHAT = Reply("chat", True, True, None, (), False)
 TEXT = Reply("completion", True, True, 2, (), True)
 WHOLE = Reply("completion", False, False, None, (), False)
 STOPPED = replace(CHAT, stops=(" three", "never"))
-CALLING = replace(CHAT, speech=SpeechForm("hermes", (ReadTool("f", ("a",)), ReadTool("g"))))
+CALLING = replace(CHAT, speech=OutputForm("hermes", (ReadTool("f", ("a",)), ReadTool("g"))))
 THINKING = replace(CALLING, speech=replace(CALLING.speech, thinking="marked"))
 TWO_TEXTS = "one \N{GRINNING FACE}\N{SNOWMAN} two nev three four"
 TWO_CALLS = 'x<tool_call>{"name": "f", "arguments": {"a": "\N{SNOWMAN}"}}</tool_call><tool_call>{"name":"g"}'
 
-TWO_THOUGHTS = f"<think>two\n</think>{TWO_CALLS}"
+REASONED_CALLS = f"<think>two\n</think>{TWO_CALLS}"
 #: What the last event of a stream has.
 LAST = {
     "chat": "[DONE]",
@@ -82,14 +82,14 @@ class Left:
         self._service = service
 
     def __call__(self, reply, ids, told, *, rest=True, key=b"", number=1):
-        """Of the tokens `ids` so many are told; with `rest` the cluster says the others, and that it ends. Returns the
-        path of the answer."""
+        """Records an answer with the first `told` tokens of `ids`; with `rest` the cluster says the others and the
+        end. Returns the path of the answer."""
         form = ANSWER_FORMS[reply.format]
         name = f"{form.prefix}-{number}"
         sampling = Sampling(logprobs=reply.logprobs or 0)
         request = GenerationRequest(name, (1, 2), 100, sampling, (2,), keep_prefix=True)
         accepted = accepted_as(request, reply, key)
-        file = RecordFolder(self._folder, PACK).begin(accepted)
+        file = RecordFolder(self._folder, PACK).create(accepted)
         for index, one in enumerate(ids[:told]):
             scores = tuple((one + i, -0.5 - i) for i in range(sampling.logprobs))
             file.write(event_line(0, token(name, index, one, scores)))
@@ -118,9 +118,9 @@ def leave(folder, service):
         (STOPPED, TWO_TEXTS, 1),
         (CALLING, TWO_CALLS, 5),
         (replace(STOPPED, format="message"), TWO_TEXTS, 3),
-        (replace(THINKING, format="message"), TWO_THOUGHTS, 7),
+        (replace(THINKING, format="message"), REASONED_CALLS, 7),
         (replace(STOPPED, format="response"), TWO_TEXTS, 3),
-        (replace(THINKING, format="response"), TWO_THOUGHTS, 7),
+        (replace(THINKING, format="response"), REASONED_CALLS, 7),
     ],
     ids=["chat", "logprobs", "stops", "calls", "message", "blocks", "response", "items"],
 )
@@ -177,7 +177,7 @@ def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, serv
             generation = service.generations.get(timeout=LIMIT_S)
             generation.say(*WORDS)
             events = [next(events_of(answer))]
-        wait_until(lambda: not generation.attended)
+        wait_until(lambda: not generation.has_reader)
         for _ in range(2):
             with (
                 connect(server) as other,
@@ -198,8 +198,8 @@ def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, serv
 
 def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, folder):
     """The stream breaks off without a word, and the next master goes on."""
-    asked = BODY | {"stream": True}
-    with connect(keep()) as http, http.stream("POST", "/v1/completions", json=asked) as answer:
+    body = BODY | {"stream": True}
+    with connect(keep()) as http, http.stream("POST", "/v1/completions", json=body) as answer:
         generation = service.generations.get(timeout=LIMIT_S)
         generation.say(WORDS[0])
         events = events_of(answer)
@@ -224,11 +224,11 @@ def test_a_client_whose_connection_ends_may_come_again(keep, service, folder, st
             assert answer.headers["x-resumable"] == "yes"
             generation = service.generations.get(timeout=LIMIT_S)
             assert path.endswith(generation.request.id)
-            assert generation.attended
-        wait_until(lambda: not generation.attended)
+            assert generation.has_reader
+        wait_until(lambda: not generation.has_reader)
         generation.say(*WORDS)
         with http.stream("GET", path, headers={"Last-Event-ID": "1"}) as answer:
-            wait_until(lambda: generation.attended)
+            wait_until(lambda: generation.has_reader)
             generation.finish()
             body = answer.read().decode()
         if stream:
@@ -252,11 +252,11 @@ def test_a_client_that_leaves_before_it_knows_the_id_cancels(keep, service, fold
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
 def test_who_wants_an_answer_no_more_deletes_it(keep, serve, service, folder, chat, kept, count):
-    """At once, and whoever reads it is told."""
+    """The generation is cancelled at once, and readers of the answer are told."""
     where, more = ("/v1/chat/completions", {}) if chat else ("/v1/completions", BODY)
-    asked = BODY | more | {"stream": True, "n": count}
+    body = BODY | more | {"stream": True, "n": count}
     if chat:
-        asked = {
+        body = {
             "model": "babbler",
             "messages": [{"role": "user", "content": "x"}],
             "stream": True,
@@ -264,7 +264,7 @@ def test_who_wants_an_answer_no_more_deletes_it(keep, serve, service, folder, ch
         }
     server = (keep if kept else serve)(keys=["ann", "bob"])
     with connect(server, "ann") as http, connect(server, "bob") as other:
-        with http.stream("POST", where, json=asked) as answer:
+        with http.stream("POST", where, json=body) as answer:
             generation = service.generations.get(timeout=LIMIT_S)
             name = answer.headers["x-request-id"]
             assert other.delete(f"{where}/{name}").status_code == 404
@@ -317,7 +317,7 @@ def test_what_was_sent_to_its_end_is_kept_and_not_computed_again(
 
 
 def test_a_second_reader_takes_the_place_of_the_first(keep, service, folder):
-    """As of a client whose connection has broken without the server's knowing."""
+    """The first connection may have broken without the server's knowing."""
     with (
         connect(keep(limits=Limits(ping_s=0.05))) as http,
         http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as first,
@@ -346,22 +346,22 @@ def test_an_answer_of_the_server_before_gives_way_until_somebody_reads_it(keep, 
     path = leave(CHAT, WORDS, 1, rest=False)
     with connect(keep(limits=Limits(ping_s=0.05))) as http:
         generation = service.generations.get(timeout=LIMIT_S)
-        assert not generation.attended
+        assert not generation.has_reader
         with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as answer:
             heard = events_of(answer)
             next(heard)
-            assert generation.attended
-        wait_until(lambda: not generation.attended)
+            assert generation.has_reader
+        wait_until(lambda: not generation.has_reader)
         assert not generation.cancelled.is_set()
 
 
-def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
-    """So that only those are set aside that may be what ends masters; readers hear nothing of it."""
+def test_a_resumed_request_is_recorded_once_it_is_resubmitted(service, folder, leave):
+    """A request that was not resubmitted ended no master, so it is not set aside; readers hear nothing of it."""
     leave(CHAT, WORDS, 1, rest=False)
-    for number in range(GUILTY + 2):
+    for number in range(POISON_AFTER + 2):
         kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
-        assert kept.recover_all() == (number < GUILTY + 1)
-        if number == GUILTY + 1:
+        assert kept.recover_all() == (number < POISON_AFTER + 1)
+        if number == POISON_AFTER + 1:
             return
         generation = service.generations.get(timeout=LIMIT_S)
         if number:
@@ -370,7 +370,7 @@ def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
         kept.close(LIMIT_S)
 
 
-def test_an_answer_that_is_taken_up_while_the_disk_is_full_has_no_record(
+def test_an_answer_that_is_resumed_while_the_disk_is_full_has_no_record(
     keep, service, folder, leave, monkeypatch
 ):
     """An answer that ends masters would not be counted."""
@@ -407,14 +407,14 @@ def test_who_collects_an_answer_that_failed_is_told(keep, service, folder, leave
 @pytest.mark.parametrize("reply", [CHAT, WHOLE])
 @pytest.mark.parametrize("over", [True, False])
 def test_for_how_long_an_answer_waits(folder, service, reply, over):
-    """Not while it is read; a whole one of the server before, and who came for that, from its end on."""
+    """An answer waits only without a reader; whole ones and collected ones wait longer than streams."""
     clock = ManualClock()
     accepted = accepted_as(GenerationRequest("r", (1,), 9), replace(reply, stops=("x",)), created=0)
     records = RecordFolder(folder, PACK)
     (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
     told = [(0, Token(0, "r", 0, stop, ()))] if over else []
     question = accepted.question(service.tokenizer)
-    found = FoundAnswer(question, records.begin(accepted), told)
+    found = FoundAnswer(question, records.create(accepted), told)
     answer = AnswerLog.recovered(found, clock.now, 5.0)
     assert answer.lacking == ([] if over else [0])
 
@@ -430,11 +430,11 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     collected_s = COLLECTED_WITHIN_S if over else UNFINISHED_S
     reader = waits(5.0 if reply.stream else collected_s)
     assert answer.left_at is None
-    reader.leave("lost")
+    reader.disconnect("lost")
     assert answer.left_at == clock.now()
-    waits(collected_s).leave("lost")
-    answer.read(collects=False).leave("lost")
-    waits(LEFT_S).leave("for good")
+    waits(collected_s).disconnect("lost")
+    answer.read(collects=False).disconnect("lost")
+    waits(LEFT_S).disconnect("for good")
     assert answer.ended
     records.close(LIMIT_S)
     assert not left(folder)
@@ -445,7 +445,7 @@ def test_who_leaves_with_the_last_event_leaves_an_answer_that_is_over(folder, se
     question = accepted_as(GenerationRequest("r", (1,), 9), CHAT).question(None)
     answer = AnswerLog(question, None, ManualClock().now)
     reader = answer.read()
-    leaving = threading.Thread(target=reader.leave, args=("sent",))
+    leaving = threading.Thread(target=reader.disconnect, args=("sent",))
 
     class Events(list):
         def append(self, event):
@@ -465,13 +465,13 @@ def test_who_leaves_with_the_last_event_leaves_an_answer_that_is_over(folder, se
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_is_told_that_the_server_ends_leaves_no_record(keep, service, folder, monkeypatch, stream):
-    """Its client was told of an error: nobody computes its answer later."""
+    """The client was told of an error, so no later server computes the answer."""
     monkeypatch.setattr("tpiedge.api.answering._OPEN_S", LIMIT_S)
     server = keep()
     answers = []
     with connect(server) as http:
-        asked = BODY | {"stream": stream}
-        asking = threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=asked)))
+        body = BODY | {"stream": stream}
+        asking = threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=body)))
         asking.start()
         generation = service.generations.get(timeout=LIMIT_S)
         server.close()

@@ -21,8 +21,8 @@ from tests.http.test_resuming import (
     wait_until,
 )
 from tpiedge.answers.record import event_line
-from tpiedge.api.asked import Choice
 from tpiedge.api.limits import Limits
+from tpiedge.api.parsed import Choice
 from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.master.journal import Paused, Resumed
@@ -54,8 +54,7 @@ def accepted_of(service, reply, *, echo):
 
 
 def events_of(service, accepted):
-    """What comes of all choices, whose turns change with every event: the first ends itself, the second by a stop
-    string, the others by themselves."""
+    """Returns the events of all choices, interleaved: the second ends by a stop string, the others by themselves."""
     each = []
     for number, choice in enumerate(accepted.choices):
         request = choice.request
@@ -94,7 +93,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
         return sum(one.read_bytes().count(b"\n") for one in left(folder))
 
     def stream(told, after):
-        file = RecordFolder(folder, PACK).begin(accepted)
+        file = RecordFolder(folder, PACK).create(accepted)
         for choice, event in events[:told]:
             file.write(event_line(choice, event))
         file.keep()
@@ -130,8 +129,8 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
         assert stream(told, after) == undisturbed[after:], (told, after)
 
 
-def test_choices_that_had_not_begun_have_their_turn_at_the_next_server(keep, service, folder):
-    """What ended before is not asked for again."""
+def test_choices_that_had_not_begun_are_submitted_at_the_next_server(keep, service, folder):
+    """Choices that ended before are not submitted again."""
     where = BODY | {"n": 10}
     first = keep(limits=Limits(ping_s=0.05))
     with connect(first) as http, http.stream("POST", "/v1/completions", json=where) as answer:
@@ -153,13 +152,13 @@ def test_choices_that_had_not_begun_have_their_turn_at_the_next_server(keep, ser
         resumed = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
         assert [one.request.id for one in resumed] == [*(one.request.id for one in begun[2:]), *further]
         assert [one.said for one in resumed] == [0, 0, 0, 1, *[0] * 12]
-        assert not any(one.attended for one in resumed)
+        assert not any(one.has_reader for one in resumed)
         (scope,) = {one.request.scope for one in (*begun, *resumed)}
         assert scope, "it is the same client's, and no other's"
         resumed[0].say(7)
         resumed[0].finish()
         last = service.generations.get(timeout=LIMIT_S)
-        assert not last.attended, "nobody reads yet"
+        assert not last.has_reader, "nobody reads yet"
         for generation in resumed[1:]:
             generation.finish()
         last.finish()
@@ -180,7 +179,7 @@ def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
 
 def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, folder):
     accepted = accepted_of(service, CHAT, echo=False)
-    RecordFolder(folder, PACK).begin(accepted).keep()
+    RecordFolder(folder, PACK).create(accepted).keep()
     kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
     assert kept.recover_all() == 1
     generations = [service.generations.get(timeout=LIMIT_S) for _ in accepted.choices]

@@ -7,9 +7,9 @@ from tests.http.test_resuming import LIMIT_S, PACK, connect, left, wait_until
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import RecordFolder
 
-ASKED = [{"role": "user", "content": "hi"}]
+CHAT = [{"role": "user", "content": "hi"}]
 RESPONSE = {"model": "babbler", "input": "hi"}
-MESSAGE = {"model": "babbler", "messages": ASKED, "max_tokens": 99}
+MESSAGE = {"model": "babbler", "messages": CHAT, "max_tokens": 99}
 WHERE = {"/v1/responses": RESPONSE, "/v1/messages": MESSAGE}
 
 
@@ -40,7 +40,7 @@ def ended(answer, server, after):
 
 
 def test_openais_client_goes_on_with_a_response(keep, service, folder):
-    """By the numbers that events have there: the first one's is 0."""
+    """The client counts the events of a response from 0."""
     text = answers(service, "Once upon a time")
     ids = service.tokenizer.encode(text, add_special=False)
     service.script = lambda generation: None
@@ -72,6 +72,6 @@ def test_anthropics_client_reads_a_numbered_stream(keep, service):
     text = answers(service, "Once upon a time")
     with (
         anthropic.Anthropic(base_url=keep().url, api_key="none", max_retries=0, timeout=LIMIT_S) as client,
-        client.messages.stream(model="babbler", max_tokens=99, messages=ASKED) as stream,
+        client.messages.stream(model="babbler", max_tokens=99, messages=CHAT) as stream,
     ):
         assert stream.get_final_text() == text

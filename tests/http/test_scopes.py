@@ -30,7 +30,7 @@ def caching(service):
         found = pool.find(ids, scope)
         before = pool.scope_name(scope)
         for start in range(0, len(ids) - PAGE + 1, PAGE):
-            before = pool.publish(pool.take(), before, ids[start : start + PAGE])
+            before = pool.publish(pool.allocate(), before, ids[start : start + PAGE])
         if generation.request.pooling != "none":
             generation.embed(1.0, 2.0, 3.0, 4.0)
         else:

@@ -65,14 +65,14 @@ def test_while_a_prompt_is_tokenized_others_are_answered(serve, service, monkeyp
     service.script = lambda generation: generation.finish("stop")
     url = serve().url
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx.post, f"{url}{path}", json=body, timeout=LIMIT_S)
+        pending = pool.submit(httpx.post, f"{url}{path}", json=body, timeout=LIMIT_S)
         try:
             assert begun.wait(LIMIT_S)
             assert httpx.get(f"{url}/health", timeout=LIMIT_S).status_code == 200
-            assert not asked.done()
+            assert not pending.done()
         finally:
             go_on.set()
-        assert asked.result().status_code == 200
+        assert pending.result().status_code == 200
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["announced", "chunked"])

@@ -8,11 +8,11 @@ import openai
 import pytest
 
 from tests.http.conftest import answers
-from tpiedge.api.asked import tokens_in
 from tpiedge.api.limits import Limits
+from tpiedge.api.parsed import tokens_in
 from tpiedge.errors import PeerLost
 
-ASKED = [{"role": "user", "content": "hi"}]
+CHAT = [{"role": "user", "content": "hi"}]
 VECTOR, UNIT = (0.0, 3.0, -4.0, 0.0), [0.0, 0.6, -0.8, 0.0]
 
 
@@ -20,10 +20,10 @@ def messages(url, stream):
     import anthropic
 
     with anthropic.Anthropic(base_url=url, api_key="key", max_retries=0) as client:
-        asked = {"model": "babbler", "max_tokens": 32, "messages": ASKED}
+        body = {"model": "babbler", "max_tokens": 32, "messages": CHAT}
         if not stream:
-            return client.messages.create(**asked).content[0].text
-        with client.messages.stream(**asked) as events:
+            return client.messages.create(**body).content[0].text
+        with client.messages.stream(**body) as events:
             return events.get_final_text()
 
 
@@ -40,7 +40,7 @@ def azure(url, stream, deployment=None):
     more = {"azure_deployment": deployment, "api_version": "2024-10-21"}
     with openai.AzureOpenAI(azure_endpoint=url, api_key="key", max_retries=0, **more) as client:
         model = "gpt-4o" if deployment else "babbler"
-        found = client.chat.completions.create(model=model, messages=ASKED, stream=stream)
+        found = client.chat.completions.create(model=model, messages=CHAT, stream=stream)
         if not stream:
             return found.choices[0].message.content
         return "".join(chunk.choices[0].delta.content or "" for chunk in found)
@@ -54,7 +54,7 @@ def llama(url, stream):
     with ollama.Client(host=url, headers={"Authorization": "Bearer key"}, trust_env=False) as client:
         assert client.show("babbler:latest").capabilities == ["completion", "embedding"]
         assert [model.model for model in client.list().models] == ["babbler"]
-        found = client.chat(model="babbler:latest", messages=ASKED, stream=stream)
+        found = client.chat(model="babbler:latest", messages=CHAT, stream=stream)
         return "".join(part.message.content for part in (found if stream else [found]))
 
 
@@ -101,8 +101,8 @@ def test_more_texts_than_are_embedded_at_once_come_in_their_order(client, servic
 
 
 def test_embeddings_that_fail_later_are_no_json(serve, service):
-    asked = {"model": "babbler", "input": ["a", "b"]}
-    with httpx.stream("POST", f"{serve().url}/v1/embeddings", json=asked, trust_env=False) as answer:
+    body = {"model": "babbler", "input": ["a", "b"]}
+    with httpx.stream("POST", f"{serve().url}/v1/embeddings", json=body, trust_env=False) as answer:
         first, second = (service.generations.get(timeout=20) for _ in range(2))
         first.embed(*VECTOR)
         first.finish("stop")
@@ -118,18 +118,18 @@ def test_embeddings_that_fail_later_are_no_json(serve, service):
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "sign"),
+    ("path", "body", "sign"),
     [
-        ("/v1/chat/completions", {"messages": ASKED, "stream": True}, ": ping"),
-        ("/v1/messages", {"messages": ASKED, "max_tokens": 9, "stream": True}, "event: ping"),
+        ("/v1/chat/completions", {"messages": CHAT, "stream": True}, ": ping"),
+        ("/v1/messages", {"messages": CHAT, "max_tokens": 9, "stream": True}, "event: ping"),
         ("/v1/responses", {"input": "hi", "stream": True}, ": ping"),
-        ("/api/chat", {"messages": ASKED}, '"content": ""}, "done": false}'),
+        ("/api/chat", {"messages": CHAT}, '"content": ""}, "done": false}'),
         ("/v1/embeddings", {"input": "a"}, ""),
     ],
 )
-def test_a_client_that_waits_hears_what_is_no_part_of_the_answer(serve, service, path, asked, sign):
+def test_a_client_that_waits_hears_what_is_no_part_of_the_answer(serve, service, path, body, sign):
     url = f"{serve(limits=Limits(ping_s=0.05)).url}{path}"
-    with httpx.stream("POST", url, json={"model": "babbler"} | asked, trust_env=False) as answer:
+    with httpx.stream("POST", url, json={"model": "babbler"} | body, trust_env=False) as answer:
         lines = answer.iter_lines()
         assert any(line.endswith(sign) for line in lines)
         generation = service.generations.get(timeout=20)
@@ -158,7 +158,7 @@ def test_what_curl_sends_to_ollama_s_api_is_answered_and_what_a_page_may_have_se
     serve, service, kind
 ):
     """The manual of Ollama shows `curl -d`, which calls everything a form."""
-    server, body = serve(), json.dumps({"model": "babbler", "messages": ASKED, "stream": False})
+    server, body = serve(), json.dumps({"model": "babbler", "messages": CHAT, "stream": False})
 
     def post(**headers):
         return httpx.post(

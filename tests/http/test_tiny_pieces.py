@@ -1,4 +1,4 @@
-"""Requests of very many tiny parts, and more than a turn of the event loop should parse: nobody else waits for them."""
+"""Requests of very many tiny parts, or of more than one iteration should parse: no other client waits for them."""
 
 import contextlib
 import threading
@@ -60,8 +60,8 @@ def test_running_streams_go_on_beside_tiny_pieces(serve, service):
         assert list(found) == [{400}, {200}, {400}] * 4
 
 
-@pytest.mark.fault("H8", "on however many connections: a turn of the event loop parses one piece of a client")
-def test_a_turn_of_the_event_loop_parses_one_piece_of_a_client(serve, service, pieces):
+@pytest.mark.fault("H8", "on however many connections: one iteration parses one piece of a client")
+def test_an_iteration_of_the_event_loop_parses_one_piece_of_a_client(serve, service, pieces):
     """However much has arrived; all of it is read in the end, through pauses and in order."""
     answers(service, "Hello")
     server = serve()
@@ -74,7 +74,7 @@ def test_a_turn_of_the_event_loop_parses_one_piece_of_a_client(serve, service, p
 
 
 def test_requests_that_come_before_their_answers_are_all_answered(serve, pieces):
-    """In their order, however many of them come at once."""
+    """Answers keep the order of the requests, however many come at once."""
     one = b"GET /v1/models/%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
     many = b"".join(one % number for number in range(1000))
     found = raw(serve(), many + head_of(4))

@@ -85,7 +85,7 @@ def test_a_master_on_this_computer_is_known_by_what_it_left(secure, service, cer
         (("--tls-fingerprint", "abc"), "64 hex digits"),
         (("--tls-ca", "missing"), "cannot take certificates from missing"),
         (("--tls-ca", __file__), "is it in PEM"),
-        (("--tls-ca", "x", "--tls-fingerprint", "y"), "give one"),
+        (("--tls-ca", "x", "--tls-fingerprint", "y"), "give either"),
     ],
 )
 def test_another_certificate_is_refused_before_the_key_is_sent(secure, service, trust, says):
@@ -96,9 +96,9 @@ def test_another_certificate_is_refused_before_the_key_is_sent(secure, service, 
     assert service.generations.empty()
 
 
-@pytest.mark.fault("H2", "TLS: however much has come, a turn of the event loop parses one piece")
-def test_a_turn_of_the_event_loop_parses_one_piece(secure, service, trusting, pieces):
-    """Though TLS gives all that has come at once."""
+@pytest.mark.fault("H2", "TLS: however much has come, an iteration of the event loop parses one piece")
+def test_an_iteration_of_the_event_loop_parses_one_piece(secure, service, trusting, pieces):
+    """TLS itself gives all bytes that have come at once."""
     answers(service, "Hello")
     body = b'{"model": "babbler", "prompt": "Once"}'.ljust(3 * MIB)
     with httpx.Client(base_url=secure().url, verify=trusting, timeout=LIMIT_S) as http:

@@ -49,10 +49,10 @@ def model(service):
     return service
 
 
-def streamed(client, **asked):
+def streamed(client, **fields):
     """Returns the content, the arguments of each call, and the finish reason."""
     content, calls, why = "", {}, None
-    for chunk in client.chat.completions.create(stream=True, **asked):
+    for chunk in client.chat.completions.create(stream=True, **fields):
         (choice,) = chunk.choices
         content += choice.delta.content or ""
         for call in choice.delta.tool_calls or ():
@@ -68,12 +68,12 @@ def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
     template, text = FORMS[form]
     service.template = InstantTemplate("{{ tools }}" + template)
     answers(service, text)
-    asked = {"model": "babbler", "messages": USER, "tools": TYPED}
-    whole = client.chat.completions.create(**asked).choices[0]
+    fields = {"model": "babbler", "messages": USER, "tools": TYPED}
+    whole = client.chat.completions.create(**fields).choices[0]
     (told,) = whole.message.tool_calls
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
     assert json.loads(told.function.arguments) == {"city": "Paris 世界", "days": [1, 2]}
-    stream = client.chat.completions.create(**asked, stream=True)
+    stream = client.chat.completions.create(**fields, stream=True)
     deltas = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
     first, *rest = deltas
     assert (first.type, first.function.name) == ("function", "weather")
@@ -90,15 +90,15 @@ def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, fo
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     template, text = FORMS[form]
     service.template, url = InstantTemplate("{{ tools }}" + template), serve().url
-    asked = {"model": "babbler", "messages": USER, "tools": TYPED, "tool_choice": "required"}
+    fields = {"model": "babbler", "messages": USER, "tools": TYPED, "tool_choice": "required"}
     claude = {"model": "babbler", "messages": USER, "max_tokens": 99, "tool_choice": {"type": "any"}}
     claude["tools"] = [{"name": "weather", "input_schema": CITY}]
     for end in range(8 if stream else 1, len(text), 14):
         answers(service, text[:end], "length")
         if stream:
-            content, arguments, why = streamed(client, **asked)
+            content, arguments, why = streamed(client, **fields)
         else:
-            choice = client.chat.completions.create(**asked).choices[0]
+            choice = client.chat.completions.create(**fields).choices[0]
             content, why = choice.message.content or "", choice.finish_reason
             arguments = [call.function.arguments for call in choice.message.tool_calls or ()]
         assert (content, why) == ("", "length")
@@ -112,7 +112,7 @@ def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, fo
 
 
 def test_the_tool_runner_of_their_client_sends_the_whole_conversation(serve, model):
-    """Though it begins with a thread of messages, which is refused: each turn has all that was said."""
+    """The runner begins with a thread of messages, which is refused; each turn has all that was said."""
     import anthropic
 
     @anthropic.beta_tool
@@ -134,8 +134,8 @@ def test_the_tool_runner_of_their_client_sends_the_whole_conversation(serve, mod
 
     model.script = script
     with anthropic.Anthropic(base_url=serve().url, api_key="none", max_retries=0, timeout=20) as claude:
-        asked = {"model": "babbler", "max_tokens": 99, "messages": USER, "tools": [weather]}
-        last = claude.beta.messages.tool_runner(**asked).until_done()
+        fields = {"model": "babbler", "max_tokens": 99, "messages": USER, "tools": [weather]}
+        last = claude.beta.messages.tool_runner(**fields).until_done()
     assert [block.text for block in last.content] == ["Sunny."]
     first, second = prompts
     assert second.startswith(first)

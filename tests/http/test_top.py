@@ -39,7 +39,7 @@ def test_plain_lines(run, arguments):
     lines = run(*arguments).splitlines()
     assert lines[0] == "babbler: ready; 0 running, 0 queued"
     assert [line.split()[0] for line in lines[3:5]] == ["master", "w-1"]
-    assert "attic (192.0.2.7) waits to join: type the code that it shows: tpiedge nodes approve CODE" in lines
+    assert "attic (192.0.2.7) waits to join: tpiedge nodes approve CODE, with the code on its screen" in lines
     assert lines[-1].endswith("attic joined")
 
 

@@ -15,10 +15,10 @@ from tests.http.test_resuming import (
     wait_until,
 )
 from tpiedge.answers.record import event_bytes
-from tpiedge.api.asked import Asked, Choice
+from tpiedge.api.parsed import Choice, ParsedRequest
 from tpiedge.api.records import RecordFolder
 from tpiedge.model.call_reader import ReadTool
-from tpiedge.model.speech import SpeechForm
+from tpiedge.model.output import OutputForm
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 
@@ -51,15 +51,15 @@ class Clients:
         self._clock.advance(1.0)
         self._count += 1
         request = GenerationRequest(f"chatcmpl-{self._count}", (1,), 9)
-        asked = Asked((Choice(request),), reply, ())
-        reader = self.kept.ask(asked, request.id, client)
+        parsed = ParsedRequest((Choice(request),), reply, ())
+        reader = self.kept.ask(parsed, request.id, client)
         generation = self._many.generations.get_nowait()
         generation.say(*[5] * tokens)
         if over:
             generation.finish()
         answer = self.kept.find(request.id)
         wait_until(lambda: answer.over if over else len(answer.events) == tokens)
-        reader.leave("sent" if over else "lost")
+        reader.disconnect("sent" if over else "lost")
         return request.id
 
     def kept_of(self, names):
@@ -125,7 +125,7 @@ def large(number):
     return replace(
         CHAT,
         stops=tuple(f"{number}-{index}-" + 200 * "\U0001f43e" for index in range(64)),
-        speech=SpeechForm("qwen-xml", tools),
+        speech=OutputForm("qwen-xml", tools),
         echo=f"{number}" + 60_000 * "\U0001f43e",
     )
 
@@ -135,21 +135,21 @@ def large(number):
     [(128, lambda _: CHAT), (128, lambda _: replace(CHAT, stops=("no", "nil"))), (1, large)],
 )
 def test_what_a_request_holds_is_counted(kept, many, choices, reply):
-    """Its grammar, tools, stop strings, and what is kept of each choice; another answer is as large."""
+    """Grammar, tools, stop strings and the state of each choice count; a second answer holds as much."""
 
     def leave(number):
         bias = tuple((token, number + 0.5 * token) for token in range(1000))
         grammar = Grammar("regex", f"{number}" + 50_000 * "\U0001f43e")
         request = GenerationRequest("", (1,), 9, sampling=Sampling(logit_bias=bias), grammar=grammar)
         name = f"chatcmpl-{number}"
-        reader = kept.ask(Asked((Choice(request),), reply(number), (), choices), name, "ann")
+        reader = kept.ask(ParsedRequest((Choice(request),), reply(number), (), choices), name, "ann")
         for _ in range(choices):
             generation = many.generations.get(timeout=LIMIT_S)
             generation.say(5)
             generation.finish()
         answer = kept.find(name)
         wait_until(lambda: answer.over)
-        reader.leave("sent")
+        reader.disconnect("sent")
         for thread in answer.threads:
             thread.join(LIMIT_S)
         return answer.held_bytes

@@ -1,4 +1,4 @@
-"""What this process holds on to: threads, child processes, open files. Linux only.
+"""The resources that this process holds: threads, child processes, open files. Linux only.
 
 Some holdings belong to libraries, are opened once on first use and stay until the end of the process; they are no
 leaks:

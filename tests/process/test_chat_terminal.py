@@ -114,7 +114,7 @@ def test_ctrl_c_stops_an_answer_then_clears_a_line_then_ends(terminal: Terminal)
     question, answer = terminal.saved()  # as far as it came
     assert (question, bool(answer.split())) == ("ba be", True)
     terminal.child.sendcontrol("c")
-    terminal.until(lambda lines: "Ctrl-C again, or /bye, ends" in lines)
+    terminal.until(lambda lines: "press Ctrl-C again, or type /bye, to end" in lines)
     terminal.until_prompt()
     terminal.child.sendcontrol("c")
     assert terminal.ended() == 0

@@ -4,7 +4,7 @@ import signal
 import psutil
 import pytest
 
-from tests.patience import Meanwhile
+from tests.deadlines import Meanwhile
 from tests.process.command import gone, wait_for
 
 # A loss is noticed within 1.8 s (heartbeats of 0.3 s, timeout of 1.5 s); the rest is for the message and the end.
@@ -44,7 +44,7 @@ def test_an_interrupted_answer_leaves_nothing(answering, number):
     meanwhile = Meanwhile()
     command.process.send_signal(number)
     ended = command.finish()
-    assert meanwhile.spent_s < CLEAN_S * meanwhile.patience()
+    assert meanwhile.spent_s < CLEAN_S * meanwhile.deadline_factor()
     assert ended.status == 130
     assert one_line(ended) == "tpiedge: interrupted"
     assert all(map(gone, ranks))
@@ -69,7 +69,7 @@ def test_a_lost_node_is_named(answering, harm, cause, rank):
     meanwhile = Meanwhile()
     harm(ranks[rank])
     ended = command.finish()
-    assert meanwhile.spent_s < NOTICED_S * meanwhile.patience()
+    assert meanwhile.spent_s < NOTICED_S * meanwhile.deadline_factor()
     assert ended.status == 3
     line = one_line(ended)
     assert f"node {rank} was lost" in line

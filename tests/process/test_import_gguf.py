@@ -47,8 +47,8 @@ def test_the_tokens_of_the_checkpoint(tpiedge, generate, references, tmp_path):
 def test_a_file_runs_as_a_model(here, one_fork_server, tmp_path):
     """The first time it is imported into the cache; afterwards its pack is there, by file and by name."""
     path = write_text_gguf_of(resolve_model(DEMO), tmp_path / "Small-boat.Q5_0.gguf", "Q5_0")
-    asked = ("--raw", "--prompt", "The small boat", "--max-tokens", 8)
-    flags = (*asked, "--threads", 1, "--cache", tmp_path / "c")
+    arguments = ("--raw", "--prompt", "The small boat", "--max-tokens", 8)
+    flags = (*arguments, "--threads", 1, "--cache", tmp_path / "c")
     first = here("run", "--model", path, *flags)
     assert first.status == 0, first.err
     assert "packing Small-boat.Q5_0.gguf as q8" in first.err

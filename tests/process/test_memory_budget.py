@@ -106,11 +106,11 @@ def least_megabytes(*arguments: object) -> float:
 @pytest.mark.fault("P15", "the least memory that a refusal names is enough")
 def test_the_smallest_budget_is_enough_and_does_not_thrash(library, nodes: int, tokens: int):
     """All processes of the run share a limit of so many budgets: the parent counts as a part of rank 0."""
-    asked = (*MODEL, *prompt(tokens), "--max-tokens", TOKENS, "--nodes", nodes)
-    least = least_megabytes(*asked)
+    arguments = (*MODEL, *prompt(tokens), "--max-tokens", TOKENS, "--nodes", nodes)
+    least = least_megabytes(*arguments)
     limit = int(nodes * least * 1e6)
-    free = run_below(NO_LIMIT, library, *asked)
-    bound = run_below(limit, library, *asked, "--memory", f"{least:.1f}MB")
+    free = run_below(NO_LIMIT, library, *arguments)
+    bound = run_below(limit, library, *arguments, "--memory", f"{least:.1f}MB")
     assert bound.record["token_ids"] == free.record["token_ids"]
     assert bound.oom_kills == 0
     assert USED * limit < bound.peak_bytes <= limit

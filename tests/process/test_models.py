@@ -44,10 +44,10 @@ def test_pull_run_and_remove(
     assert pulled.status == 0, pulled.err
     assert json.loads(pulled.out)["fetched_bytes"] == sum(map(len, hub.repos[NAME].files.values()))
     assert "pulling org/babbler: " in pulled.err
-    asked = len(hub.requests)
+    before = len(hub.requests)
     assert generate("--model", NAME, *PROMPT)["token_ids"] == expected
     assert here("pack", text_model).status == 0
-    assert len(hub.requests) == asked
+    assert len(hub.requests) == before
     listed = json.loads(here("ls", "--json", "--all").out)
     assert [model["model"] for model in listed["models"]] == [NAME]
     assert NAME in [pack["model"] for pack in listed["packs"]]

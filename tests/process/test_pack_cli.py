@@ -66,9 +66,7 @@ def test_a_quantised_pack_says_what_was_lost(here, tpiedge, references, tmp_path
 
     unpacked = here("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
-    assert unpacked.err.splitlines() == [
-        "note: quantised weights come back in f32 as they are used, not as they were before"
-    ]
+    assert unpacked.err.splitlines() == ["note: quantised weights are exported in f32 with their rounding"]
     source, back = tensors(folder), tensors(tmp_path / "back")
     assert back.keys() == source.keys()
     stored = {tensor["tensor"]: tensor for tensor in quality["tensors"]}

@@ -1,4 +1,4 @@
-"""What tpiedge must agree with: tiny random models and what transformers makes of them on one machine.
+"""The reference for tpiedge: tiny random models and the results of transformers for them on one machine.
 
     from tests.reference import CASES, case, reference
 

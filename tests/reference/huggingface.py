@@ -92,11 +92,10 @@ def hidden_states(folder: Path, ids: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def _draw_parameters(model: "PreTrainedModel", seed: int) -> None:
-    """Every parameter at random: transformers makes biases zero and norms one, which hides errors.
+    """Draws all parameters at random: zero biases and unit norms hide errors.
 
-    Queries and keys are larger than usual, so that attention looks at some tokens much more than at others;
-    the vocabulary's matrices, so that the best two logits are well apart; what blocks add to the residual
-    stream, so that a tied model does not just repeat its last token.
+    Large queries and keys make attention uneven, large vocabulary matrices set the best two logits apart, and large
+    blocks keep a tied model from repeating its last token.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""python -m tests.simulation FIRST LAST: plays the stories of these seeds, and shows the shortest one that fails."""
+"""python -m tests.simulation FIRST LAST: plays stories by seed, and shows the shortest one that fails."""
 
 import sys
 import time

@@ -22,7 +22,7 @@ class Client:
     request: GenerationRequest
     pending: PendingAnswer
     law: Law
-    attended: bool = True
+    has_reader: bool = True
     cancelled: int | None = None  # how many parts had come when it was cancelled; None if it was not
     parts: list[AnswerPart] = field(default_factory=list)
     end: Finished | TpiedgeError | None = None
@@ -37,9 +37,9 @@ class Client:
 
     def resumed(self, pending: PendingAnswer) -> None:
         self.pending = pending
-        self.attended = False
+        self.has_reader = False
 
-    def forget(self, lost: int) -> None:
+    def lose_tail(self, lost: int) -> None:
         del self.parts[max(0, len(self.parts) - lost) :]
 
     def listen(self, *, grace_over: bool) -> None:
@@ -103,5 +103,5 @@ class Client:
         if isinstance(error, NotServing):
             return grace_over
         if isinstance(error, Cancelled):
-            return self.cancelled is not None or not self.attended
+            return self.cancelled is not None or not self.has_reader
         return self.poisons and isinstance(error, PeerLost | PeerError)

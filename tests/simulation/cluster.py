@@ -36,9 +36,9 @@ _ENOUGH_BYTES = 600 << 20
 #: Query heads, and tiles of the FFN.
 _UNITS = 24
 #: In seconds of the cluster: once nothing goes wrong any more, every request has ended within it.
-_PATIENCE_S = 300.0
+_TIMEOUT_S = 300.0
 #: A worker that failed waits no longer, and nothing else keeps a healthy one from serving.
-_SERVES_S = LONGEST_S + _PATIENCE_S
+_SERVES_S = LONGEST_S + _TIMEOUT_S
 
 
 class LawBroken(AssertionError):
@@ -77,7 +77,7 @@ class Cluster(Story):
         self.served_last: float | None = None
         self.epochs: set[int] = set()
         self.phases: dict[int, Phase] = {}
-        self.left: dict[int, int] = {}  # the epoch that left something for each epoch
+        self.saved: dict[int, int] = {}  # the epoch that saved something for each epoch
         self.last_epoch = 0
         self.requests = 0
         self.count = 0
@@ -132,7 +132,7 @@ class Cluster(Story):
         self.law(all(now - since <= _HALTED_S for since in halted), "a halt comes to an end", halted)
 
     def _look_for_silent(self, epoch: int) -> None:
-        """Of the machines in the plan, none may be silent, or lack its node, for long."""
+        """Checks that no machine of the plan is silent, or lacks its node, for long."""
         planned = {one.name for one in self.master.status.nodes if one.rank}
         for name in planned & self.machines.keys():
             agent = self.machines[name]
@@ -261,8 +261,8 @@ class Cluster(Story):
         if name not in self.members_keys:
             key = self.members_keys[name] = CurveKeys.generate().public
             self.hub.admission.admit(key, name)
-            self.door.members.add(name)
-            self.door.new.append(name)
+            self.registrar.members.add(name)
+            self.registrar.new.append(name)
             self.revoked.discard(name)
         if name not in self.machines:
             self.machines[name] = SimulatedAgent(self, name)
@@ -356,11 +356,11 @@ class Cluster(Story):
         if name in self.members_keys:
             del self.members_keys[name]
             self.hub.admission.revoke(name)
-            self.door.members.discard(name)
+            self.registrar.members.discard(name)
             if (agent := self.machines.pop(name, None)) is not None:
                 agent.vanish()
             self.hub.disconnect(name)
-            self.master.forget(name)
+            self.master.remove_worker(name)
             self.master.turn()
             self.revoked.add(name)
             self.drained.pop(name, None)
@@ -404,7 +404,7 @@ class Cluster(Story):
     def refuse_processes(self, refused: bool) -> None:
         self.rank_zero.refusal = ResourceError("no process can be started") if refused else None
 
-    def ask(self, length: int, max_tokens: int, kind: str = "", attended: bool = True) -> Client | None:
+    def ask(self, length: int, max_tokens: int, kind: str = "", has_reader: bool = True) -> Client | None:
         """Somebody asks; None if refused. `kind`: "scores", "vector", "grammar", "poison", "whole" (no end of its own)
         or ""."""
         self.requests += 1
@@ -421,7 +421,7 @@ class Cluster(Story):
             grammar=Grammar("regex", "a*") if kind == "grammar" else None,
         )
         try:
-            pending = self.master.submit(request, attended=attended)
+            pending = self.master.submit(request, has_reader=has_reader)
         except QueueFull:
             open_of = len(self.clients)
             self.law(open_of >= self.setup.queue_limit // 2, "who asks alone has all places", open_of)
@@ -430,7 +430,7 @@ class Cluster(Story):
             over = since is None or self.clock.now() - since >= RECOVERY_GRACE_S - 1
             self.law(over, "nobody is refused before the grace is over", error)
         else:
-            self.clients.append(Client(request, pending, self.law, attended))
+            self.clients.append(Client(request, pending, self.law, has_reader))
             return self.clients[-1]
         return None
 
@@ -443,13 +443,13 @@ class Cluster(Story):
 
     def go_away(self, number: int) -> None:
         if client := self._open(number):
-            client.attended = False
-            client.pending.attend(False)
+            client.has_reader = False
+            client.pending.set_has_reader(False)
 
     def come_back(self, number: int) -> None:
         if client := self._open(number):
-            client.attended = True
-            client.pending.attend(True)
+            client.has_reader = True
+            client.pending.set_has_reader(True)
 
     def observe(self) -> None:
         self.master.observe(timeline=True)
@@ -465,14 +465,14 @@ class Cluster(Story):
             self.hub.admission.admit(key, name)
         for name, agent in self.machines.items():
             if not agent.gone:
-                agent.forget()
+                agent.reset()
                 agent.spoke = self.hub.spoke(name)
                 agent.pulse()
         self.drained.clear()
         self.clients = [client for client in self.clients if client.cancelled is None]
         self.served_last = self.clock.now() if self.clients else None
         for client in self.clients:
-            client.forget(lost)
+            client.lose_tail(lost)
             client.resumed(self.master.resume(client.request, client.parts))
         with patch.object(threading.Thread, "start"):  # the story takes the control thread's turns
             self.master.start(self.last_epoch + 1)
@@ -504,7 +504,7 @@ class Cluster(Story):
         self.wait(1.0)
         self._look_for_rest()
 
-    def _until(self, condition: Callable[[], bool], law: str, limit_s: float = _PATIENCE_S) -> None:
+    def _until(self, condition: Callable[[], bool], law: str, limit_s: float = _TIMEOUT_S) -> None:
         begun = self.clock.now()
         while not condition():
             self.law(self.clock.now() - begun < limit_s, law, self.master.status.reason)

@@ -20,7 +20,7 @@ def next_token(request: GenerationRequest, answer: Sequence[int]) -> int:
 
 
 def ends(request: GenerationRequest, answer: Sequence[int]) -> FinishReason | None:
-    """Why nothing follows `answer`; None if something does."""
+    """Returns why nothing follows `answer`; None if something does."""
     if answer and answer[-1] in request.stop_ids:
         return "stop"
     return "length" if len(answer) >= request.max_tokens else None

@@ -96,12 +96,12 @@ class SimulatedAgent(FakeAgent):
             self.say(epochs.NodeEnded(self.node.epoch, cause))
             self.drop()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.drop()
         self.order = self.fetching = None
 
     def vanish(self) -> None:
-        self.forget()
+        self.reset()
         self.spoke.close()
         self.gone = self.frozen = True
 
@@ -112,7 +112,7 @@ class SimulatedAgent(FakeAgent):
 
     def come(self, *, anew: bool) -> None:
         if anew:
-            self.forget()
+            self.reset()
             self.nonce += 1
         self.gone = self.frozen = False
         self.spoke = self.cluster.hub.spoke(self.name)
@@ -155,7 +155,7 @@ class SimulatedNode(FakeNode):
             self._load()
         if self._halt is not None:
             self.say(control.Halted(self.epoch, self.rank, self._halt.following, 5, ""))
-            self.cluster.left[self._halt.following] = self.epoch
+            self.cluster.saved[self._halt.following] = self.epoch
             self._halt = None
         self.say(control.Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
 
@@ -177,10 +177,10 @@ class SimulatedNode(FakeNode):
 
     def answer(self, message: Message) -> None:
         match message:
-            case control.Assign(nodes=nodes, collective=collective, carried=carried):
-                left = None if carried is None else carried.epoch
+            case control.Assign(nodes=nodes, collective=collective, snapshot=snapshot):
+                saved = None if snapshot is None else snapshot.epoch
                 self.cluster.law(
-                    left in (None, self.cluster.left.get(self.epoch)), "what is carried was left", left
+                    saved in (None, self.cluster.saved.get(self.epoch)), "what is restored was saved", saved
                 )
                 self.size = len(nodes)
                 if listens(self.rank, len(nodes), collective):

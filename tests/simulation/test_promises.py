@@ -76,7 +76,7 @@ def test_a_freeze_of_a_second(trio: Cluster) -> None:
 @pytest.mark.fault(
     "P4", "too few for longer than --recovery-grace: the answer ends in an error, and others are refused"
 )
-def test_patience_ends() -> None:
+def test_recovery_grace_ends() -> None:
     cluster = begun(("join", 1), ("wait", 3), setup=Setup(min_workers=1))
     client = cluster.ask(4, 60, "whole")
     cluster.wait(1)
@@ -217,7 +217,7 @@ def test_a_worker_that_joins_takes_part_in_the_answers_that_run(trio: Cluster) -
 
 
 def test_a_worker_that_cannot_take_its_part_again_makes_no_plan_after_plan() -> None:
-    """It serves with the part that it has, and another worker joins."""
+    """The worker serves with its part while another one joins."""
     play(
         Setup(workers=4, parallel=1),
         ("join", 1),

@@ -45,7 +45,7 @@ def start_packing(folder: Path) -> None:
 
 
 def start_template(_folder: Path) -> None:
-    with pytest.raises(ChildLost):  # nobody answers
+    with pytest.raises(ChildLost):  # the child answers nothing
         ChatTemplate({"default": "{{ messages }}"}, {}, wall_s=0.1).render([])
 
 
@@ -53,7 +53,7 @@ def start_grammar(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     request = GenerationRequest("r", (1,), 9, stop_ids=(2,), grammar=Grammar("regex", "a"))
     grammars = Grammars(folder, 100)
-    with closing(grammars), closing(grammars.begin(request, again=False)) as constraint:
+    with closing(grammars), closing(grammars.start_compile(request, again=False)) as constraint:
         assert not constraint.ready()
 
 

@@ -36,7 +36,7 @@ def test_a_terminal_is_not_commanded() -> None:
     assert sanitised("a\x1b[2J\r\nb\t\u009b", "\n\t") == "a [2J \nb\t "
 
 
-def test_what_a_stranger_calls_itself() -> None:
+def test_names_from_untrusted_peers() -> None:
     assert sanitised_name("pi\x1b[31m\n\u202e") == "pi[31m"
     assert sanitised_name("\n") == "unnamed"
     assert len(sanitised_name("x" * 200)) == 64

@@ -20,7 +20,7 @@ ALLOWED = {
     "cli/top.py": "which events are of today",
     "doctor/computer.py": "whether the clock is set",
     "doctor/network.py": "whether two clocks agree",
-    "joining/front_door.py": "when a worker joined",
+    "joining/registrar.py": "when a worker joined",
     "joining/pairing_link.py": "when a worker joined",
     "joining/tokens.py": "expiry of tokens",
     "launch/offer.py": "the age of a measurement",

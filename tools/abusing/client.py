@@ -14,7 +14,7 @@ from typing import Literal
 
 from tools.abusing.target import Target
 
-Judgement = Literal["exact", "refused", "broken off", "unreachable", "wrong"]
+AnswerKind = Literal["exact", "refused", "broken off", "unreachable", "wrong"]
 """`refused`: by a status, with words and Retry-After. `broken off`: ended by an error event, after a right beginning,
 or by a status that names a lost worker. `unreachable`: no answer began. Whatever else is not exact is `wrong`."""
 
@@ -87,12 +87,12 @@ def canonical(body: bytes) -> bytes:
     return re.sub(rb"^: [^\n]*\n", b"", body, flags=re.MULTILINE)
 
 
-def judge(heard: Heard, reference: bytes) -> tuple[Judgement, str]:
+def classify(heard: Heard, reference: bytes) -> tuple[AnswerKind, str]:
     """Returns the kind of answer and why it is not exact. `reference`: the body without abuse, canonical."""
     if heard.status == 0:
         return "unreachable", heard.cause
     if heard.status != 200:
-        return _judge_refusal(heard)
+        return _classify_refusal(heard)
     text = canonical(heard.body)
     if heard.whole and text == reference:
         return "exact", ""
@@ -116,7 +116,7 @@ def _first_difference(one: bytes, other: bytes) -> int:
     )
 
 
-def _judge_refusal(heard: Heard) -> tuple[Judgement, str]:
+def _classify_refusal(heard: Heard) -> tuple[AnswerKind, str]:
     try:
         error = json.loads(heard.body)["error"]
         code, message = str(error["code"]), str(error["message"])
@@ -133,7 +133,7 @@ def _judge_refusal(heard: Heard) -> tuple[Judgement, str]:
 class StreamRecord:
     """One phase as the client saw it. `words`: deviations and their number."""
 
-    judgements: Counter[Judgement] = field(default_factory=Counter)
+    judgements: Counter[AnswerKind] = field(default_factory=Counter)
     words: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
 
@@ -189,12 +189,12 @@ class StreamingClient:
 
     def _ask(self, name: str, reference: bytes) -> bool:
         started = time.monotonic()
-        judgement, words = judge(ask(self._target, name), reference)
+        kind, words = classify(ask(self._target, name), reference)
         spent_s = time.monotonic() - started
         with self._lock:
-            self._record.judgements[judgement] += 1
-            if judgement == "exact":
+            self._record.judgements[kind] += 1
+            if kind == "exact":
                 self._record.seconds.append(spent_s)
             else:
                 self._record.words[f"{name}: {words}"] += 1
-        return judgement == "exact"
+        return kind == "exact"

@@ -13,7 +13,7 @@ from tools.abusing.target import Target, anywhere
 
 _CROWD = 2000
 _RESET = struct.pack("ii", 1, 0)
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _STREAM = {"prompt": "Once", "stream": True, "ignore_eos": True, "temperature": 0}
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -83,7 +83,7 @@ async def _open(target: Target, bout: Bout, receive_bytes: int = 0) -> _Streams:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         link.bind((anywhere(bout.rng), 0))
         place = (target.http.host, target.http.port)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             await asyncio.get_running_loop().sock_connect(link, place)
         streams = await asyncio.open_connection(sock=link, limit=1 << 16)
     except BaseException:
@@ -127,7 +127,7 @@ async def _slow(target: Target, bout: Bout) -> None:
                 done, _ = await asyncio.wait([ended], timeout=1.0)
                 if done:
                     break
-            async with asyncio.timeout(2 * _PATIENCE_S):
+            async with asyncio.timeout(2 * _TIMEOUT_S):
                 await ended
         finally:
             ended.cancel()
@@ -138,7 +138,7 @@ async def _slow(target: Target, bout: Bout) -> None:
 
 async def _status(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Returns status and head. Raises EOFError without them."""
-    async with asyncio.timeout(2 * _PATIENCE_S):
+    async with asyncio.timeout(2 * _TIMEOUT_S):
         head = await reader.readuntil(b"\r\n\r\n")
     return int(head.split(b" ", 2)[1]), head
 

@@ -153,13 +153,13 @@ class _Saboteur(Imposter):
 
     @property
     def mischief(self) -> Mischief:
-        return self._once
+        return self._spoil
 
     @mischief.setter
     def mischief(self, _used: Mischief | None) -> None:
         """Does nothing."""
 
-    def _once(self, node: Node) -> None:
+    def _spoil(self, node: Node) -> None:
         if node is not getattr(self, "_spoilt", None):
             self._spoilt = node
             self.sabotage(node)

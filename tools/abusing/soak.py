@@ -10,12 +10,12 @@ from pathlib import Path
 
 from tests.process.serving.serving import Serving
 from tools.abusing.attack import Attack, Attacker
-from tools.abusing.client import REQUESTS, Judgement, StreamingClient, StreamRecord, ask, canonical, judge
+from tools.abusing.client import REQUESTS, AnswerKind, StreamingClient, StreamRecord, ask, canonical, classify
 from tools.abusing.crowds import cancelled, connections, full_queue, requests, slow_readers
 from tools.abusing.holdings import ProcessHoldings, Roles, growth, look, memory_growth, settle
 from tools.abusing.members import files_bursts, imposter_nodes, imposters
-from tools.abusing.strangers import empty_frames, guesses, junk, silent_callers, silent_guests
 from tools.abusing.target import Target
+from tools.abusing.unauthenticated import empty_frames, guesses, junk, silent_callers, silent_peers
 from tpiedge.errors import TpiedgeError
 from tpiedge.units import KIB, MIB
 
@@ -43,23 +43,23 @@ class Phase:
 
     name: str
     attacks: Sequence[tuple[Attack, float]]
-    bears: frozenset[Judgement] = frozenset()
+    bears: frozenset[AnswerKind] = frozenset()
 
 
 #: A queue that is full; connections that find no place; an epoch that ends.
-_BUSY: frozenset[Judgement] = frozenset({"refused"})
-_CROWDED: frozenset[Judgement] = _BUSY | {"unreachable"}
-_BROKEN: frozenset[Judgement] = _CROWDED | {"broken off"}
+_BUSY: frozenset[AnswerKind] = frozenset({"refused"})
+_CROWDED: frozenset[AnswerKind] = _BUSY | {"unreachable"}
+_BROKEN: frozenset[AnswerKind] = _CROWDED | {"broken off"}
 
 _TOGETHER = (
-    (silent_callers, 0.3), (silent_guests, 0.3), (junk, 0.5), (empty_frames, 0.5), (guesses, 0.5),
+    (silent_callers, 0.3), (silent_peers, 0.3), (junk, 0.5), (empty_frames, 0.5), (guesses, 0.5),
     (connections, 0.3), (requests, 0.3), (full_queue, 0.1), (slow_readers, 0.3), (cancelled, 0.3),
     (imposters, 0.5), (files_bursts, 0.5),
 )  # fmt: skip
 
 PHASES = (
     Phase("silent callers", [(silent_callers, 1.0)]),
-    Phase("silent guests", [(silent_guests, 1.0)]),
+    Phase("silent peers", [(silent_peers, 1.0)]),
     Phase("junk", [(junk, 1.0)]),
     Phase("empty frames", [(empty_frames, 1.0)]),
     Phase("guesses", [(guesses, 1.0)]),
@@ -128,8 +128,8 @@ class Soak:
             self._client.pause()
         record.stream = self._client.take()
         unborne = record.stream.judgements.keys() - phase.bears - {"exact"}
-        for judgement in unborne:
-            record.faults.append(f"the stream was {judgement}, {record.stream.judgements[judgement]} times")
+        for kind in unborne:
+            record.faults.append(f"the stream was {kind}, {record.stream.judgements[kind]} times")
         if unborne:
             record.faults += [f"{count} times {words}" for words, count in record.stream.words.most_common()]
         self._recover(phase, record, epoch)
@@ -172,12 +172,13 @@ class Soak:
         if "broken off" in phase.bears:
             self._cluster.wait_ready(NODES, HEALED_S)
         elif self._cluster.status()["epoch"] != epoch:
-            record.faults.append("a node was lost, and the cluster planned anew")
+            events = self._cluster.picture()["events"][-6:]
+            record.faults.append(f"the cluster planned anew: {events}")
             self._cluster.wait_ready(NODES, HEALED_S)
         for name, reference in self._references.items():
-            judgement, words = judge(ask(self._target, name), reference)
-            if judgement != "exact":
-                record.faults.append(f"afterwards the stream is {judgement}: {words}")
+            kind, words = classify(ask(self._target, name), reference)
+            if kind != "exact":
+                record.faults.append(f"afterwards the stream is {kind}: {words}")
 
     def _reference(self, name: str) -> bytes:
         """The answer without abuse: the same some times in a row."""

@@ -38,21 +38,20 @@ _DURATIONS = {
 
 def answer(method: str, path: str, body: object) -> tuple[str, bytes]:
     """Returns content type and body. Raises KeyError for a path that no known client asks for."""
-    asked = body if isinstance(body, dict) else {}
     usual: dict[str, object] = {"path": path}
     name_usual_path(usual)
     path = str(usual["path"])
     if path.startswith("/v1/models/"):
         return _json(_card())
     make = _ANSWERS[method, path]
-    return make(asked)
+    return make(body if isinstance(body, dict) else {})
 
 
 def _json(value: object) -> tuple[str, bytes]:
     return "application/json", json.dumps(value).encode()
 
 
-def _nothing(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _nothing(_body: Mapping[str, object]) -> tuple[str, bytes]:
     return "text/html", b""
 
 
@@ -75,18 +74,18 @@ def _card() -> Json:
     return {"id": _MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "somebody"}
 
 
-def _models(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _models(_body: Mapping[str, object]) -> tuple[str, bytes]:
     return _json({"object": "list", "data": [_card()]})
 
 
-def _call(asked: Mapping[str, object]) -> tuple[str, Json] | None:
+def _call(body: Mapping[str, object]) -> tuple[str, Json] | None:
     """The call of a tool, its name and arguments: of the first one, unless its result is there already."""
-    messages = asked.get("messages") or asked.get("input")
+    messages = body.get("messages") or body.get("input")
     last = messages[-1] if isinstance(messages, list) and messages else {}
     answered = isinstance(last, dict) and (
         last.get("role") == "tool" or last.get("type") == "function_call_output" or "tool_result" in str(last)
     )
-    tools = asked.get("tools")
+    tools = body.get("tools")
     if answered or not isinstance(tools, list) or not tools:
         return None
     tool = tools[0].get("function") or tools[0]
@@ -104,8 +103,8 @@ def _value(schema: Mapping[str, object]) -> object:
     return _VALUES.get(str(schema.get("type")), "Paris")
 
 
-def _chat(asked: Mapping[str, object]) -> tuple[str, bytes]:
-    called = _call(asked)
+def _chat(body: Mapping[str, object]) -> tuple[str, bytes]:
+    called = _call(body)
     head = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": _MODEL}
     call = {
         "id": "call_1",
@@ -113,7 +112,7 @@ def _chat(asked: Mapping[str, object]) -> tuple[str, bytes]:
         "function": {"name": called[0], "arguments": json.dumps(called[1])} if called else {},
     }
     reason = "stop" if called is None else "tool_calls"
-    if not asked.get("stream"):
+    if not body.get("stream"):
         message = {"role": "assistant", "content": _TEXT if called is None else None, "refusal": None}
         if called is not None:
             message["tool_calls"] = [call]  # type: ignore[assignment]
@@ -135,7 +134,7 @@ def _chat(asked: Mapping[str, object]) -> tuple[str, bytes]:
     return _events(*chunks, done=True)
 
 
-def _completion(asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _completion(body: Mapping[str, object]) -> tuple[str, bytes]:
     head = {
         "id": "cmpl-1",
         "object": "text_completion",
@@ -143,7 +142,7 @@ def _completion(asked: Mapping[str, object]) -> tuple[str, bytes]:
         "model": _MODEL,
         "usage": _USAGE,
     }
-    if not asked.get("stream"):
+    if not body.get("stream"):
         return _json({**head, "choices": [{"index": 0, "text": _TEXT, "finish_reason": "stop"}]})
     pieces = [{**head, "choices": [{"index": 0, "text": piece, "finish_reason": None}]} for piece in _PIECES]
     return _events(
@@ -155,20 +154,20 @@ def _vectors(given: object) -> int:
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
-def _embeddings(asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _embeddings(body: Mapping[str, object]) -> tuple[str, bytes]:
     values = [0.25] * _WIDTH
     vector: object = values
-    if asked.get("encoding_format") == "base64":
+    if body.get("encoding_format") == "base64":
         vector = base64.b64encode(struct.pack(f"<{_WIDTH}f", *values)).decode()
     data = [
-        {"object": "embedding", "index": n, "embedding": vector} for n in range(_vectors(asked.get("input")))
+        {"object": "embedding", "index": n, "embedding": vector} for n in range(_vectors(body.get("input")))
     ]
     usage = {"prompt_tokens": 7, "total_tokens": 7}
     return _json({"object": "list", "data": data, "model": _MODEL, "usage": usage})
 
 
-def _responses(asked: Mapping[str, object]) -> tuple[str, bytes]:
-    called = _call(asked)
+def _responses(body: Mapping[str, object]) -> tuple[str, bytes]:
+    called = _call(body)
     text = {"type": "output_text", "text": _TEXT, "annotations": [], "logprobs": []}
     item: Json = {
         "id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": [text]
@@ -197,7 +196,7 @@ def _responses(asked: Mapping[str, object]) -> tuple[str, bytes]:
         "tools": [],
         "usage": usage,
     }
-    if not asked.get("stream"):
+    if not body.get("stream"):
         return _json(whole)
     begun = {**whole, "status": "in_progress", "output": [], "usage": None}
     place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
@@ -224,14 +223,14 @@ def _responses(asked: Mapping[str, object]) -> tuple[str, bytes]:
     return _events(*({**event, "sequence_number": n} for n, event in enumerate(events)), named=True)
 
 
-def _messages(asked: Mapping[str, object]) -> tuple[str, bytes]:
-    called = _call(asked)
+def _messages(body: Mapping[str, object]) -> tuple[str, bytes]:
+    called = _call(body)
     block: Json = {"type": "text", "text": _TEXT}
     if called is not None:
         block = {"type": "tool_use", "id": "toolu_1", "name": called[0], "input": called[1]}
     reason = "end_turn" if called is None else "tool_use"
     head: Json = {"id": "msg_1", "type": "message", "role": "assistant", "model": _MODEL}
-    if not asked.get("stream"):
+    if not body.get("stream"):
         ended = {"stop_reason": reason, "stop_sequence": None, "usage": _MESSAGES_USAGE}
         return _json({**head, "content": [block], **ended})
     begun = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _MESSAGES_USAGE}
@@ -255,36 +254,36 @@ def _messages(asked: Mapping[str, object]) -> tuple[str, bytes]:
     )
 
 
-def _counted(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _counted(_body: Mapping[str, object]) -> tuple[str, bytes]:
     return _json({"input_tokens": 7})
 
 
-def _ollama_chat(asked: Mapping[str, object]) -> tuple[str, bytes]:
-    called = _call(asked)
+def _ollama_chat(body: Mapping[str, object]) -> tuple[str, bytes]:
+    called = _call(body)
     head = {"model": _MODEL, "created_at": _WHEN}
     end = {**head, "done": True, "done_reason": "stop", **_DURATIONS}
     if called is not None:
         call = {"function": {"name": called[0], "arguments": called[1]}}
         message: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
-        if asked.get("stream") is False:
+        if body.get("stream") is False:
             return _json({**end, "message": message})
-        spoken = {"role": "assistant", "content": ""}
-        return _lines({**head, "done": False, "message": message}, {**end, "message": spoken})
-    if asked.get("stream") is False:
+        last = {"role": "assistant", "content": ""}
+        return _lines({**head, "done": False, "message": message}, {**end, "message": last})
+    if body.get("stream") is False:
         return _json({**end, "message": {"role": "assistant", "content": _TEXT}})
     said = [{**head, "done": False, "message": {"role": "assistant", "content": one}} for one in _PIECES]
     return _lines(*said, {**end, "message": {"role": "assistant", "content": ""}})
 
 
-def _generate(asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _generate(body: Mapping[str, object]) -> tuple[str, bytes]:
     head = {"model": _MODEL, "created_at": _WHEN}
     end = {**head, "done": True, "done_reason": "stop", "context": [1, 2, 3], **_DURATIONS}
-    if asked.get("stream") is False:
+    if body.get("stream") is False:
         return _json({**end, "response": _TEXT})
     return _lines(*({**head, "done": False, "response": one} for one in _PIECES), {**end, "response": ""})
 
 
-def _tags(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _tags(_body: Mapping[str, object]) -> tuple[str, bytes]:
     model = {
         "name": f"{_MODEL}:latest",
         "model": f"{_MODEL}:latest",
@@ -296,7 +295,7 @@ def _tags(_asked: Mapping[str, object]) -> tuple[str, bytes]:
     return _json({"models": [{**model, "expires_at": _WHEN, "size_vram": 0}]})
 
 
-def _show(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _show(_body: Mapping[str, object]) -> tuple[str, bytes]:
     found = {"modelfile": "", "parameters": "", "template": "", "details": _DETAILS}
     return _json(
         {
@@ -307,16 +306,16 @@ def _show(_asked: Mapping[str, object]) -> tuple[str, bytes]:
     )
 
 
-def _version(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _version(_body: Mapping[str, object]) -> tuple[str, bytes]:
     return _json({"version": "0.12.0"})
 
 
-def _embed(asked: Mapping[str, object]) -> tuple[str, bytes]:
-    vectors = [[0.25] * _WIDTH] * _vectors(asked.get("input"))
+def _embed(body: Mapping[str, object]) -> tuple[str, bytes]:
+    vectors = [[0.25] * _WIDTH] * _vectors(body.get("input"))
     return _json({"model": _MODEL, "embeddings": vectors, "total_duration": 9, "prompt_eval_count": 7})
 
 
-def _old_embed(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+def _old_embed(_body: Mapping[str, object]) -> tuple[str, bytes]:
     return _json({"embedding": [0.25] * _WIDTH})
 
 

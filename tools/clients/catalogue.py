@@ -1,16 +1,12 @@
-"""The clients whose requests are recorded, each with the version that is installed and the driver that uses it.
+"""The clients whose requests are recorded, with installed version and driver. Left out are:
 
-Not among them, and why:
-
-| client | why |
-| --- | --- |
-| marvin | 3.2.7 asks for nothing beside the releases of pydantic-ai that were tried: 1.9, 1.30, 1.107 and 2.62 |
-| txtai | needs torch; LiteLLM, which is recorded, asks servers for it |
-| oterm, parllama | use a whole terminal; ollama-python and pydantic-ai, which are recorded, ask servers for oterm |
-| Cline, Roo Code, Zed and other editors | not tried: their extensions run in the editor |
-| AnythingLLM, LibreChat, LobeChat, Jan | not tried: servers and desktop programs |
-| fabric, aichat, mods | not tried: programs in Go and Rust |
-| LangChain4j, Spring AI, Semantic Kernel for .NET | not tried: libraries of Java and .NET |
+- marvin: 3.2.7 sends no request with pydantic-ai 1.9, 1.30, 1.107 or 2.62;
+- txtai: it needs torch, and sends requests with LiteLLM, which is recorded;
+- oterm, parllama: they need a terminal; oterm sends requests with ollama-python and pydantic-ai, which are recorded;
+- Cline, Roo Code, Zed and other editors: not tried, since their extensions run in the editor;
+- AnythingLLM, LibreChat, LobeChat, Jan: not tried, since they are servers and desktop programs;
+- fabric, aichat, mods: not tried, since they are programs in Go and Rust;
+- LangChain4j, Spring AI, Semantic Kernel for .NET: not tried, as libraries of Java and .NET.
 """
 
 from dataclasses import dataclass

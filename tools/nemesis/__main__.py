@@ -8,8 +8,8 @@ greedy or sampled with a seed. First each question is answered without a fault. 
 sometimes two at once; --faults says what, and all that can be done here breaks where it is not given:
 
     kills       a node, an agent or rank 0 is killed (-9)
-    processes   one of these is stopped for 0.1 to 10 s, a machine with all that runs on it is, a worker leaves in order
-                or is drained, another one joins for a while
+    processes   a node, an agent, rank 0 or a whole machine is stopped for 0.1 to 10 s, a worker leaves in order or is
+                drained, another one joins for a while
     links       a worker's link is cut, carries one way only, answers with resets, loses packets or is slow, or two
                 workers do not reach each other, for 0.5 to 10 s (root, nftables, iproute2: machines are namespaces)
     disks       a worker's disk is full, or cannot be read, for 2 to 15 s (root: disks are files)
@@ -133,19 +133,19 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
     url = stage.cluster.url
     recorded = RECORDED.intersection(kinds)
     forms = [form for form in FORMS if form.resumable or not recorded] if options.forms else []
-    asked = questions(url, options.seed, options.tokens, forms)
-    reading, prefill = reading_s(stage), prefill_s(url, asked)
+    drawn = questions(url, options.seed, options.tokens, forms)
+    reading, prefill = reading_s(stage), prefill_s(url, drawn)
     before = held(stage)
     if not options.as_json:
-        asked_kinds = len({one.form for one in asked})
+        form_count = len({one.form for one in drawn})
         span = f"{options.minutes:g} min" if options.minutes else f"{options.kills} faults"
         print(
-            f"{len(asked)} questions of {asked_kinds} kinds are answered; {span} of {', '.join(kinds)}, "
+            f"{len(drawn)} questions of {form_count} kinds are answered; {span} of {', '.join(kinds)}, "
             f"{options.clients} clients",
             flush=True,
         )
     scene = Scene(stage, options.seed)
-    readers = Readers(url, asked, options.clients, options.seed, scene.breaks)
+    readers = Readers(url, drawn, options.clients, options.seed, scene.breaks)
     nemesis = Nemesis(scene, kinds)
     readers.start()
     try:
@@ -157,10 +157,10 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
     found = readers.found
     leavings = left_over(stage, before, _pack_bytes(stage), scene.mend)
     with connection(url) as client:
-        again = [one for one in asked if answer(client, one) != one.right]
+        again = [one for one in drawn if answer(client, one) != one.right]
     return {
         "seed": options.seed,
-        "forms": sorted({one.form.name for one in asked}),
+        "forms": sorted({one.form.name for one in drawn}),
         "kills": struck,
         "by_kind": dict(nemesis.count),
         "answers": found.answers,

@@ -15,9 +15,8 @@ _NOTICE_S, _STAND_S = 2.0, 1.5
 def pauses(
     found: Found, changes: Sequence[tuple[float, str]], reading_s: float, prefill_s: float
 ) -> dict[str, Any]:
-    """Sums up pauses from the last of the `changes` before each to the next token; in all, and by cause. `changes`:
-    when something broke or was mended, and what; the first one is the beginning. A better plan waits for its moment
-    while answers go on: such pauses count from their own beginning, and have less time."""
+    """Sums up pauses, in all and by cause. A pause counts from the last of `changes` (time and cause, the beginning
+    first) to the next token; that of a better plan counts from its own beginning and has less time."""
     planned_bound = _STAND_S + reading_s + prefill_s
     bound = _NOTICE_S + planned_bound
     start = changes[0][0]

@@ -77,20 +77,20 @@ class Form:
 
 def _completion(more: Json, *, stream: bool = True) -> Callable[[Prompt, int], Json]:
     def body(prompt: Prompt, tokens: int) -> Json:
-        asked = {"prompt": prompt, "max_tokens": tokens, "stream": stream, "return_token_ids": True}
-        return asked | ({"stream_options": {"include_usage": True}} if stream else {}) | more
+        fields = {"prompt": prompt, "max_tokens": tokens, "stream": stream, "return_token_ids": True}
+        return fields | ({"stream_options": {"include_usage": True}} if stream else {}) | more
 
     return body
 
 
 def _chat(more: Json, *, stream: bool = True) -> Callable[[Prompt, int], Json]:
     def body(prompt: Prompt, tokens: int) -> Json:
-        asked: Json = {
+        fields: Json = {
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": tokens,
             "stream": stream,
         }
-        return asked | ({"stream_options": {"include_usage": True}} if stream else {}) | more
+        return fields | ({"stream_options": {"include_usage": True}} if stream else {}) | more
 
     return body
 

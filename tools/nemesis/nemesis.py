@@ -33,7 +33,7 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "rank 0 stopped": of_processes.stop_rank_zero,
         "machine stopped": of_processes.stop_machine,
         "worker left": of_processes.leave,
-        "worker joined": of_processes.visit,
+        "worker joined": of_processes.join_and_leave,
         "worker drained": of_processes.drain,
     },
     "links": {
@@ -43,7 +43,7 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "link reset": of_links.reset,
         "link lossy": of_links.lose,
         "link slow": of_links.slow_down,
-        "workers parted": of_links.part,
+        "workers partitioned": of_links.partition,
     },
     "disks": {"disk full": of_machines.disk_full, "disk errors": of_machines.disk_errors},
     "memory": {"little memory": of_machines.little_memory},

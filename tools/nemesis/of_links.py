@@ -43,12 +43,12 @@ def slow_down(scene: Scene) -> bool:
     return _break(scene, lambda links, name: links.slow(name, megabits))
 
 
-def part(scene: Scene) -> bool:
+def partition(scene: Scene) -> bool:
     """Two workers do not reach each other; both reach the master."""
     if len(scene.stage.names) < 2:
         return False
     one, other = scene.draws.sample(scene.stage.names, 2)
-    return _break(scene, lambda links, _name: links.parted(one, other), (f"{one} to {other}",))
+    return _break(scene, lambda links, _name: links.partitioned(one, other), (f"{one} to {other}",))
 
 
 def _break(

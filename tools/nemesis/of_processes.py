@@ -11,12 +11,12 @@ from tests.process.serving.serving import Serving
 from tools.nemesis.scene import Scene, Seconds
 
 _STOPPED_S: Seconds = (0.1, 10.0)
-_VISIT_S: Seconds = (2.0, 8.0)
+_STAY_S: Seconds = (2.0, 8.0)
 _DOWN_S: Seconds = (0.0, 3.0)
 _DRAINED_S: Seconds = (2.0, 8.0)
 #: For the command, whatever the cluster does.
 _ORDERED_S = 30.0
-_guests = itertools.count(1)
+_extra = itertools.count(1)
 
 
 def kill_node(scene: Scene) -> bool:
@@ -107,7 +107,7 @@ def start_drain(cluster: Serving, name: str, *options: str) -> subprocess.Popen[
     )
 
 
-def visit(scene: Scene) -> bool:
-    """Another worker joins, for a while."""
-    scene.visit(scene.stage.start_worker(f"guest-{next(_guests)}", token=True), _VISIT_S)
+def join_and_leave(scene: Scene) -> bool:
+    """An extra worker joins, for a while."""
+    scene.end_later(scene.stage.start_worker(f"extra-{next(_extra)}", token=True), _STAY_S)
     return True

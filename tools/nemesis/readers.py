@@ -82,11 +82,11 @@ def answer(client: httpx.Client, question: Question) -> Json:
     return folded(question.form.ask(client, question.body))
 
 
-def prefill_s(url: str, asked: Sequence[Question]) -> float:
+def prefill_s(url: str, questions: Sequence[Question]) -> float:
     """The longest that a prompt as long as a whole answer takes to its first token, in seconds."""
     taken = []
     with connection(url) as client:
-        for question in asked:
+        for question in questions:
             if question.form not in _PLAIN:
                 continue
             prompt = question.body["prompt"]
@@ -102,10 +102,10 @@ class Readers:
     """Threads that ask one question after the other until `stop`."""
 
     def __init__(
-        self, url: str, asked: Sequence[Question], count: int, seed: int, breaks: Breaks | None = None
+        self, url: str, questions: Sequence[Question], count: int, seed: int, breaks: Breaks | None = None
     ) -> None:
         self.found = Found()
-        self._questions = asked
+        self._questions = questions
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._seed = seed

@@ -16,8 +16,8 @@ from tools.nemesis.stage import Stage
 Seconds = tuple[float, float]
 
 _AWAY_S: Seconds = (0.0, 5.0)
-#: After a fault of its machine an agent may end, in words, for so long.
-_EXCUSED_S = 30.0
+#: An agent may end, in words, so long after a fault of its machine.
+_AFTERMATH_S = 30.0
 
 
 class Scene:
@@ -36,7 +36,7 @@ class Scene:
         self._due: list[tuple[float, str, Callable[[], object]]] = []
         self._away: set[str] = set()  # workers without an agent, or that stand still
         self._broken: set[tuple[str, str]] = set()  # kind, machine
-        self._excused: dict[str, float] = {}
+        self._explained_until: dict[str, float] = {}
 
     # --- time
 
@@ -113,8 +113,8 @@ class Scene:
         self.later(seconds, "master started", lambda: self.cluster.start_master(wait=False))
         return True
 
-    def visit(self, worker: Worker, seconds: Seconds) -> None:
-        """A guest, which nothing else happens to."""
+    def end_later(self, worker: Worker, seconds: Seconds) -> None:
+        """Ends an extra worker after `seconds`; nothing else happens to it."""
         self._away.add(worker.name)
 
         def leave() -> None:
@@ -122,7 +122,7 @@ class Scene:
             self._away.discard(worker.name)
             del self.cluster.workers[worker.name]
 
-        self.later(seconds, "guest left", leave)
+        self.later(seconds, "extra worker left", leave)
 
     def break_one(
         self,
@@ -147,7 +147,7 @@ class Scene:
         def mend() -> None:
             stack.close()
             self._broken.discard((kind, name))
-            self._excused[name] = time.monotonic() + _EXCUSED_S
+            self._explained_until[name] = time.monotonic() + _AFTERMATH_S
 
         self.later(seconds, f"{kind} mended", mend)
         return True
@@ -161,6 +161,6 @@ class Scene:
             words = f"{name} ended with {worker.process.popen.returncode}: {last}"
             self.ended.append(words)
             broken = any(machine == name for _, machine in self._broken)
-            if not broken and time.monotonic() > self._excused.get(name, 0.0):
+            if not broken and time.monotonic() > self._explained_until.get(name, 0.0):
                 self.unexplained.append(words)
             self.come_back(worker)

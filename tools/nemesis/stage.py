@@ -27,8 +27,8 @@ RECORDED = frozenset(("master", "readers"))
 #: Of memory, in bytes.
 NO_LIMIT = 1 << 50
 _SLOW = 1e6  # as every machine says of its memory: one more is worth having
-_GUESTS = "guests"
-_PATIENCE_S = 60  # of an agent that is started while its link is cut
+_EXTRA = "extra"
+_TIMEOUT_S = 60  # of an agent that is started while its link is cut
 _LEAST_DISK = 64 << 20
 
 
@@ -74,13 +74,13 @@ class Stage:
     clocks: dict[str, WallClock]
 
     def start_worker(self, name: str, *, token: bool) -> Worker:
-        """One of `names`, or a guest, which has nothing of its own but its folders."""
+        """Starts one of `names`, or an extra worker, which has nothing of its own but its folders."""
         more: dict[str, Any] = {"token": token, "bytes_per_s": _SLOW}
         if name in self.clocks:
             more["program"] = self.clocks[name].program
-        wait = ("--wait", _PATIENCE_S)
+        wait = ("--wait", _TIMEOUT_S)
         if isinstance(self.cluster, NetworkCluster):
-            more["machine"] = name if name in self.names else _GUESTS
+            more["machine"] = name if name in self.names else _EXTRA
             worker = self.cluster.join(name, *wait, **more)
         else:
             worker = self.cluster.start_worker(name, *wait, **more)
@@ -102,7 +102,7 @@ def set_up(
     """Machines on which `kinds` can be broken, nothing started. This thread is on the master's machine. The end fails
     where a process or port of the cluster is left over."""
     with contextlib.ExitStack() as stack:
-        links = stack.enter_context(Namespaces((MASTER, *names, _GUESTS))) if "links" in kinds else None
+        links = stack.enter_context(Namespaces((MASTER, *names, _EXTRA))) if "links" in kinds else None
         if links is not None:
             stack.enter_context(links.inside(MASTER))
         home = folder / "cluster"

@@ -113,10 +113,10 @@ def _measure(contestant: Contestant, limit: Limit, deadline_s: float) -> Run:
     forget(contestant.files)
     started = time.monotonic()
     ended = run_confined(contestant.command(limit), limit.nbytes, deadline_s, environment(contestant))
-    return _judge(contestant, ended, time.monotonic() - started)
+    return _run_of(contestant, ended, time.monotonic() - started)
 
 
-def _judge(contestant: Contestant, ended: Ended, wall_s: float) -> Run:
+def _run_of(contestant: Contestant, ended: Ended, wall_s: float) -> Run:
     if ended.failure:
         return Run(None, ended.failure, ended.use, wall_s)
     try:

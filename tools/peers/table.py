@@ -23,8 +23,8 @@ def _of_limit(limit: Mapping[str, Any]) -> Iterator[str]:
     yield _ROW.format("", "s/token", "times tpiedge's", "at least", "")
     for name, found in limit["contestants"].items():
         versus = limit["times_slower_than_tpiedge"].get(name, {})
-        verdict = {True: "met", False: "MISSED", None: ""}[versus.get("met")]
-        words = [verdict, *sorted(set(found["failures"]))]
+        result = {True: "met", False: "MISSED", None: ""}[versus.get("met")]
+        words = [result, *sorted(set(found["failures"]))]
         required = versus.get("required") or ""
         columns = (_spread(found["s_per_token"], 3), _spread(versus.get("ratio"), 2), required)
         yield _ROW.format(name, *columns, "; ".join(filter(None, words))).rstrip()

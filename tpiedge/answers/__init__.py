@@ -1,2 +1,2 @@
-"""Answers as append-only logs (`log`) that readers follow, with a `record` on disk, and the `shelf` that bounds all.
-This package knows neither HTTP nor the master's sockets."""
+"""An answer is an append-only `log` that readers follow, with a `record` on disk; the `shelf` bounds all answers. This
+package knows neither HTTP nor the master's sockets."""

@@ -1,13 +1,13 @@
-"""One answer as a log of events, in which a reader has a position.
+"""The log of one answer's events.
 
 Laws:
-1. An event is recorded, if record and disk have room, before it is in the log, and stays: each reader gets the whole
-   answer. A new reader replaces the one before.
-2. An answer without a reader ends after a limit: LEFT_S; BRIEFLY_S without record and end; if collected as a whole or
-   of an earlier master, UNFINISHED_S before its end and COLLECTED_WITHIN_S after it; for a stream of an earlier master,
-   the grace.
+1. An event is recorded, while record and disk have room, before it enters the log, and stays: each reader gets the
+   whole answer. A new reader replaces the one before.
+2. Without a reader an answer ends after LEFT_S, or after BRIEFLY_S if unfinished and without a record. A recorded one
+   that was collected as a whole waits UNFINISHED_S before its end, COLLECTED_WITHIN_S after it; so does an earlier
+   master's that is no stream. Its streams wait `grace_s`.
 3. An error of one choice before its end fails all.
-4. A record lasts until its answer ends or fails, or its client hears of an error.
+4. A record lasts until its answer is ended, or fails while the master runs, or its client got an error.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, Protocol, Self, TypeAlias
 
-from tpiedge.answers.record import TAKEN_UP, FoundAnswer, Question, RecordFile, event_bytes, event_line, line
+from tpiedge.answers.record import RESUBMIT, FoundAnswer, Question, RecordFile, event_bytes, event_line, line
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
-from tpiedge.master.journal import AnswerEvent, Paused, PendingAnswer, TakenUp
+from tpiedge.master.journal import AnswerEvent, Paused, PendingAnswer, Resubmitted
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.request_times import Reading
@@ -30,7 +30,7 @@ LEFT_S: Final = 60.0
 BRIEFLY_S: Final = 5.0  # a browser connects again after three
 COLLECTED_WITHIN_S: Final = 600.0
 UNFINISHED_S: Final = 24 * 3600.0
-ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]  # with the number of its choice
+ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]  # an event with the number of its choice
 #: Submitted and remaining choices, by number.
 Choices: TypeAlias = tuple[Mapping[int, PendingAnswer], Mapping[int, GenerationRequest]]
 
@@ -38,7 +38,7 @@ Choices: TypeAlias = tuple[Mapping[int, PendingAnswer], Mapping[int, GenerationR
 class Queue(Protocol):
     """Takes requests, like RequestQueue. Thread-safe; nothing blocks."""
 
-    def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> PendingAnswer:
+    def submit(self, request: GenerationRequest, client: str, *, has_reader: bool = True) -> PendingAnswer:
         """Raises QueueFull, NotServing, or UserError."""
 
     def postpone(self, count: int, client: str) -> None:
@@ -57,8 +57,8 @@ class ServerEnds(TpiedgeError):
         super().__init__("the server is shutting down")
 
 
-Parting: TypeAlias = Literal["sent", "for good", "lost"]
-"""The client got the answer's end or error, does not know the answer's id, or may come again."""
+DisconnectReason: TypeAlias = Literal["sent", "for good", "lost"]
+"""The client got the end or an error ("sent"), cannot resume the answer ("for good"), or may reconnect ("lost")."""
 
 
 class AnswerLog:
@@ -70,29 +70,29 @@ class AnswerLog:
         """An answer with a `record` survives the master. `client` is "" for a request of an earlier master."""
         self.question = question
         self.client = client
-        self.held_bytes = question.nbytes  # its memory, about
-        self.events: list[ChoiceEvent] = []  # only appended to
+        self.held_bytes = question.nbytes  # an estimate of its memory
+        self.events: list[ChoiceEvent] = []  # append-only
         self.last: dict[int, int] = {}  # the number of the last event of each choice
         self.over = False  # set after the last event is in the log
         self.error: BaseException | None = None
-        self.sent = False  # to its end, by this master
+        self.sent = False  # whether this master sent it to its end
         self.ended = False
         self._record, self.lasting = record, record is not None
         self._now = now
-        self._order = threading.Lock()  # held while a record is written in the order of the log
+        self._order = threading.Lock()  # held so that record and log have the same order
         self._lock = threading.Lock()
         self._lacking = set(range(len(question.requests)))
         self._generations: dict[int, PendingAnswer] = {}
-        self._left: deque[tuple[int, GenerationRequest]] = deque()  # choices that are to be submitted
+        self._left: deque[tuple[int, GenerationRequest]] = deque()  # choices that are not submitted yet
         self._queue: Queue
-        self._counted = True  # the choices that are left count as waiting
+        self._counted = True  # whether the choices in _left count as waiting
         self._stopped = threading.Event()
         self.threads: list[threading.Thread] = []
-        self._taken_up = self._given_up = False
+        self._resubmitted = self._given_up = False
         self._reader: AnswerReader | None = None
         self._left_at: float | None = None
         self._unread_since = now()
-        #: The limits of the second law, before its end and after it.
+        #: The limits of law 2 before and after the answer's end.
         self._unfinished_s = self._finished_s = LEFT_S
 
     @classmethod
@@ -123,13 +123,13 @@ class AnswerLog:
 
     @property
     def left_at(self) -> float | None:
-        """The time at which its reader left; None if it has a reader or had none."""
+        """The time at which the last reader left; None if the answer has a reader or never had one."""
         with self._lock:
             return self._left_at if self._reader is None else None
 
     @property
     def waited_s(self) -> float | None:
-        """The limit of its wait for a reader if that is exceeded; else None."""
+        """The time limit without a reader, if it is exceeded; else None."""
         with self._lock:
             if self._reader is not None:
                 return None
@@ -137,11 +137,11 @@ class AnswerLog:
             return limit_s if self._now() - self._unread_since > limit_s else None
 
     def follow(self, choices: Choices, queue: Queue) -> None:
-        """Appends the events of submitted choices, then of those that `queue` takes later. Call it once. Raises
-        RuntimeError if the system has no thread left."""
+        """Starts threads that append the events of submitted choices, then of choices that `queue` takes later. Call it
+        once. Raises RuntimeError if the system has no thread left."""
         with self._lock:
             self._queue, self._generations, self._left = queue, dict(choices[0]), deque(choices[1].items())
-            self._attend()
+            self._update_has_reader()
         for one in choices[0].items():
             name = f"answer {self.question.name}"
             thread = threading.Thread(target=self._hear, args=one, name=name, daemon=True)
@@ -153,7 +153,7 @@ class AnswerLog:
         reader = AnswerReader(self, collects=collects)
         with self._lock:
             before, self._reader = self._reader, reader
-            self._attend()
+            self._update_has_reader()
         if before is not None:
             before.end(Superseded("another connection reads this answer now"))
         return reader
@@ -165,8 +165,8 @@ class AnswerLog:
         if generation is not None:
             generation.complete()
 
-    def leave(self, reader: "AnswerReader", parting: Parting) -> None:
-        """Ends the reading and, after some partings, the answer. No effect for a replaced reader. Idempotent."""
+    def disconnect(self, reader: "AnswerReader", reason: DisconnectReason) -> None:
+        """Detaches the reader, and ends the answer if `reason` says so. Ignores a replaced reader. Idempotent."""
         with self._lock:
             if self._reader is not reader:
                 return
@@ -175,12 +175,12 @@ class AnswerLog:
             collected = reader.collects and self.lasting
             self._finished_s = COLLECTED_WITHIN_S if collected else LEFT_S
             self._unfinished_s = UNFINISHED_S if collected else LEFT_S if self.lasting else BRIEFLY_S
-            self._attend()
+            self._update_has_reader()
             over = self.over
-        self.sent |= parting == "sent"
-        if parting == "for good" or (parting == "sent" and not over):  # sent: a time limit ended it
+        self.sent |= reason == "sent"
+        if reason == "for good" or (reason == "sent" and not over):  # sent: an error, as of a time limit
             self.end()
-        elif parting == "sent" and self._given_up and self._record is not None:
+        elif reason == "sent" and self._given_up and self._record is not None:
             self._record.delete()
 
     def interrupt(self, why: Exception) -> None:
@@ -189,24 +189,24 @@ class AnswerLog:
             reader.end(why)
 
     def delete(self) -> None:
-        """Deletes it for its client."""
+        """Deletes the answer for its client."""
         self.interrupt(Cancelled("the answer was deleted by its client"))
         self.end()
 
     def end(self) -> None:
-        """Ends the work and the record. Idempotent."""
+        """Cancels the work and deletes the record. Idempotent."""
         self.ended = True
         if self._record is not None:
             self._record.delete()
         self._cancel()
 
     def keep(self) -> None:
-        """Ends the work but keeps the record. Idempotent."""
+        """Cancels the work but keeps the record. Idempotent."""
         if self._record is not None:
             self._record.keep()
         self._cancel()
 
-    # --- in its threads
+    # --- in the answer's threads
 
     def _hear(self, choice: int, generation: PendingAnswer) -> None:
         heard: tuple[int, PendingAnswer] | None = (choice, generation)
@@ -220,7 +220,7 @@ class AnswerLog:
                     if not ended:
                         raise
                 if not ended:
-                    raise InternalError("the answer ended without its end: report it")
+                    raise InternalError("the answer ended without a final event: please report it")
                 with self._lock:
                     self._generations.pop(heard[0], None)
                 heard = self._next()
@@ -236,8 +236,8 @@ class AnswerLog:
                     return None
                 choice, request = self._left[0]
                 try:
-                    attended = self._reader is not None
-                    generation = self._queue.submit(request, client=self.client, attended=attended)
+                    has_reader = self._reader is not None
+                    generation = self._queue.submit(request, client=self.client, has_reader=has_reader)
                 except QueueFull as full:
                     again_s = full.retry_after_s
                 except NotServing:
@@ -254,15 +254,15 @@ class AnswerLog:
         with self._order:
             if self.over or choice not in self._lacking:
                 return True
-            if isinstance(event, TakenUp):
-                taken_up, self._taken_up = self._taken_up, True  # once, however many choices there are
-                if not taken_up and self._record is not None and not self._record.write(line(TAKEN_UP)):
-                    self._record.delete()  # on a full disk it could end masters for ever
+            if isinstance(event, Resubmitted):
+                again, self._resubmitted = self._resubmitted, True  # one line for all choices
+                if not again and self._record is not None and not self._record.write(line(RESUBMIT)):
+                    self._record.delete()  # uncounted, it could kill every later master
                 return False
             if self._record is not None:
                 self._record.write(event_line(choice, event))
             ends = self._ends_with(choice, event)
-            with self._lock:  # a reader that leaves after the last event finds the answer over
+            with self._lock:  # so that a reader that leaves after the last event finds the answer over
                 self._append(choice, event)
                 if ends:
                     self._given_up |= isinstance(event, Finished) and event.reason == "cancel"
@@ -311,9 +311,9 @@ class AnswerLog:
         stops = self.question.stops
         return bool(stops) and isinstance(event, Token) and stops[choice].push(event.token)[1]
 
-    def _attend(self) -> None:
+    def _update_has_reader(self) -> None:
         for generation in self._generations.values():
-            generation.attend(self._reader is not None)
+            generation.set_has_reader(self._reader is not None)
 
     def _leave_queue(self, count: int) -> None:
         if self._counted:
@@ -333,19 +333,19 @@ class AnswerLog:
 class AnswerReader:
     def __init__(self, log: AnswerLog, *, collects: bool) -> None:
         self.log = log
-        self.collects = collects  # the whole answer, by GET
+        self.collects = collects  # whether a GET collects the whole answer
         self._position = 0
-        #: Events before the reader came; it hears of no pause among them that is over.
+        #: The number of events before the reader, which skips pauses among them that are over.
         self._old = len(log.events)
         self._why: BaseException | None = None
-        # No lock: the event loop, with all answers, would wait for a thread that gets no processor.
+        # No lock: all answers would wait while a thread that holds it gets no processor.
         self._waits = False
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
         """Returns the next event, or None after `within_s`. Raises the error that ended the answer or the reading."""
-        found = self._take()
+        found = self._next_event()
         if found is not None:
             return found
         self._loop = asyncio.get_running_loop()
@@ -354,7 +354,7 @@ class AnswerReader:
                 while True:
                     self._woken.clear()
                     self._waits = True
-                    found = self._take()  # later appends see that this reader waits
+                    found = self._next_event()  # an append after this look sees _waits
                     if found is not None:
                         return found
                     await self._woken.wait()
@@ -364,29 +364,29 @@ class AnswerReader:
             self._waits = False
 
     def end(self, why: BaseException) -> None:
-        """Has `next` raise `why` from now on. Thread-safe."""
+        """Makes `next` raise `why` from now on. Thread-safe."""
         self._why = self._why or why
         self.wake()
 
     def wake(self) -> None:
-        """Says that something was appended. Thread-safe."""
+        """Wakes `next` after an append. Thread-safe."""
         if self._waits and self._loop is not None:
             self._waits = False
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._woken.set)
 
-    def leave(self, parting: Parting) -> None:
-        self.log.leave(self, parting)
+    def disconnect(self, reason: DisconnectReason) -> None:
+        self.log.disconnect(self, reason)
 
-    def _take(self) -> ChoiceEvent | None:
+    def _next_event(self) -> ChoiceEvent | None:
         if self._why is not None:
             raise self._why
-        log, over = self.log, self.log.over  # looked at first: then all events are there
+        log, over = self.log, self.log.over  # `over` is read first: then all events are there
         while self._position < len(log.events):
             number, self._position = self._position, self._position + 1
             choice, event = log.events[number]
             if number >= self._old or not isinstance(event, Paused | Reading) or number == log.last[choice]:
                 return choice, event
         if over:
-            raise log.error or InternalError("the answer ended without its end: report it")
+            raise log.error or InternalError("the answer ended without a final event: please report it")
         return None

@@ -1,5 +1,5 @@
-"""The request of an answer, and the file that records its events. A line is one write into the page cache: a killed
-master loses nothing, a power cut the last half minute."""
+"""The request of an answer, and the file that records its events. Each line is one write into the page cache: a killed
+master loses nothing, a power cut about half a minute."""
 
 import errno
 import json
@@ -21,8 +21,8 @@ from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
 UNRECORDED: Final = "the answer goes on, but what is not written would not survive the master's end"
-UNWRITTEN_BYTES: Final = 1 << 20  # for which a record waits for room
-TAKEN_UP: Final = "taken up"  # the line with which another master goes on
+UNWRITTEN_BYTES: Final = 1 << 20  # above this, unwritten lines delete the record
+RESUBMIT: Final = "taken up"  # the line that a later master writes when it resumes the answer
 KINDS: Final[Mapping[str, Any]] = {"scores": PromptScores, "ended": Finished}
 
 RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
@@ -30,8 +30,8 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request. `name`: the answer's id; `requests`, and `stops` if there are any: one for each choice;
-    `nbytes`: its memory, about; `about`: its owner's data."""
+    """An accepted request. `name` is the answer's id. `requests` has an entry for each choice, as has `stops`, unless
+    empty. `nbytes` estimates its memory. `about` is its owner's data."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -42,8 +42,8 @@ class Question:
 
 
 class RecordFile:
-    """A file to which lines of one answer are appended. Thread-safe. Lines that cannot be written wait for the next
-    write, with a warning; meanwhile the file is an earlier record."""
+    """A file of one answer's lines. Thread-safe. Lines that cannot be written wait for the next write, with a warning;
+    until then the file holds an earlier state."""
 
     def __init__(
         self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
@@ -54,8 +54,8 @@ class RecordFile:
         self._log = log
         self._later = later
         self._unwritten = b""
-        self._lock = threading.RLock()  # held while the disk is waited for
-        self._doomed = fd is None  # no file, or soon none
+        self._lock = threading.RLock()  # held while waiting for the disk
+        self._doomed = fd is None  # there is no file, or it will be deleted
         self._kept = False
 
     @property
@@ -63,7 +63,7 @@ class RecordFile:
         return not self._doomed
 
     def write(self, lines: bytes) -> bool:
-        """Adds lines to those that wait. Returns whether all are written."""
+        """Writes the lines that wait, then `lines`. Returns whether all are written."""
         with self._lock:
             if self._fd is None or self._doomed:
                 return False
@@ -128,7 +128,7 @@ class FoundAnswer:
 
 
 def event_bytes(event: AnswerEvent) -> int:
-    """Estimates the event's memory, rather too high: objects, pairs of number and float, numbers in tuples."""
+    """Estimates the event's memory, rather too high, by its objects, pairs of number and float, and numbers."""
     pairs = numbers = 0
     match event:
         case Token(logprobs=logprobs):
@@ -141,8 +141,8 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def event_line(choice: int, event: AnswerEvent) -> bytes:
-    """Returns the line: a list that begins with the choice, or a token's number if neither choice nor scores matter.
-    Empty if another master does not need the event; it continues a cancelled choice."""
+    """Returns the event's line: a token's id alone for choice 0 without scores, else a list that begins with the
+    choice. Empty if a later master does not need the event; it continues a cancelled choice."""
     match event:
         case Finished(reason="cancel"):
             return b""

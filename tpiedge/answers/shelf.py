@@ -1,8 +1,8 @@
 """All answers, and their bounds.
 
 An answer that waits too long for a reader is cancelled (`log.py`). Waiting answers take at most LEFT_BYTES of memory,
-half of it for one client: beyond that the oldest of the largest client goes. Of the previous master's answers
-MOST_RECOVERED go on, unfinished ones first, then the latest."""
+half of it for one client; above that the largest client's oldest answers are cancelled. MOST_RECOVERED of the previous
+master's answers go on, unfinished ones first, then the latest."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ from tpiedge.answers.record import FoundAnswer, Question, RecordedEvent, RecordF
 from tpiedge.errors import UserError
 from tpiedge.master.journal import PendingAnswer
 from tpiedge.master.request_queue import QueueFull
-from tpiedge.portions import too_much
+from tpiedge.quotas import over_quota
 from tpiedge.units import MIB, counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
 from tpiedge.wire.requests import GenerationRequest
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16  # choices of one request that are submitted at a time
 LEFT_BYTES: Final = 128 * MIB
-MOST_RECOVERED: Final = 512  # more than run and wait in full queues
+MOST_RECOVERED: Final = 512  # more than can run and wait
 
 
 class AnswerShelf:
@@ -39,20 +39,20 @@ class AnswerShelf:
         self._aborted = False
 
     def recover(self, found: Sequence[FoundAnswer]) -> int:
-        """Continues answers of the previous master, before anything is accepted. Returns how many. Raises UserError if
-        the system has not enough threads: the answers stay recorded."""
+        """Resumes answers of the previous master, before anything is accepted. Returns their number. Raises UserError
+        if the system has too few threads: the answers stay recorded."""
         answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
         first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
         for number in first[MOST_RECOVERED:]:
             answers[number].end()
         if many := len(first[MOST_RECOVERED:]):
-            _log.warning("deleted %s: nobody came for them, and more are recorded", counted(many, "answer"))
+            _log.warning("deleted %s: no client read them, and more are recorded", counted(many, "answer"))
         threads = 0
         resumed: list[tuple[AnswerLog, Choices]] = []
         for number in sorted(first[:MOST_RECOVERED]):
             answer = answers[number]
             self._add(answer)
-            # After many choices, those of further answers begin one after the other.
+            # After many choices, each further answer begins with a single choice.
             at_once = AT_ONCE if threads < 256 else 1
             choices = self._resume(answer, found[number].said, at_once)
             threads += len(choices[0])
@@ -69,10 +69,10 @@ class AnswerShelf:
             ) from None
         return len(resumed)
 
-    def accept(self, question: Question, client: str, begin: Callable[[], RecordFile | None]) -> AnswerReader:
-        """Submits a request; `begin` then begins its record. Raises as Queue.submit, RuntimeError without a thread."""
+    def accept(self, question: Question, client: str, make: Callable[[], RecordFile | None]) -> AnswerReader:
+        """Submits a request; `make` creates its record. Raises as Queue.submit, or RuntimeError without a thread."""
         choices = _first(question.requests, client, self._queue)
-        answer = AnswerLog(question, begin(), self._now, client)
+        answer = AnswerLog(question, make(), self._now, client)
         reader = answer.read()
         try:
             answer.follow(choices, self._queue)
@@ -90,12 +90,12 @@ class AnswerShelf:
         return None if answer is None or answer.ended else answer
 
     def sweep(self) -> None:
-        """Forgets ended answers and cancels answers that waited too long. Call it regularly; it does not block."""
+        """Drops ended answers and cancels answers that waited too long. Call it regularly; it does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
                 if answer.lasting and not answer.sent:
                     name, within = answer.question.name, format_seconds(waited_s)
-                    _log.warning("nobody came for the answer %s within %s: it was deleted", name, within)
+                    _log.warning("no client read the answer %s within %s: it was deleted", name, within)
                 answer.end()
         with self._lock:
             self._answers = {name: one for name, one in self._answers.items() if not one.ended}
@@ -103,7 +103,7 @@ class AnswerShelf:
         waiting = [answer for _, answer in sorted(left, key=itemgetter(0))]
         # An answer of the previous master has no known client: it counts as a client of its own.
         held = [(one.client or one.question.name, one.held_bytes) for one in waiting]
-        for number in too_much(held, LEFT_BYTES):
+        for number in over_quota(held, LEFT_BYTES):
             waiting[number].end()
 
     def abort(self) -> None:
@@ -121,7 +121,7 @@ class AnswerShelf:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> Choices:
-        """Returns the lacking choices that had begun or are among the first `at_once`, resumed, and the others."""
+        """Resumes the lacking choices that had begun or are among the first `at_once`. Returns them and the others."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:
             if not isinstance(event, Finished):
@@ -142,7 +142,7 @@ class AnswerShelf:
 
 
 def _first(requests: Sequence[GenerationRequest], client: str, queue: Queue) -> Choices:
-    """Submits as many of the first choices as have places. Raises as Queue.submit, QueueFull if too many are left."""
+    """Submits the first choices while the queue has room. Raises as Queue.submit, or QueueFull if too many are left."""
     generations: dict[int, PendingAnswer] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):

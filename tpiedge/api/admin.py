@@ -1,4 +1,4 @@
-"""Administration, behind the admin secret: nodes, admission of workers, and ending requests early."""
+"""The administrator's routes, behind the admin secret: they show nodes, admit workers and end requests."""
 
 import asyncio
 import hashlib
@@ -22,14 +22,14 @@ from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.timeline import shown_step
 from tpiedge.local.service import Service
-from tpiedge.master.foresight import Forecast
+from tpiedge.master.loss_plans import Forecast
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import QueueFull
 
 _T = TypeVar("_T")
 
 _MAX_NAME = 256
-#: Less than clients wait for an answer.
+#: Shorter than clients wait for an answer.
 _PLAN_S = 30.0
 
 
@@ -70,19 +70,19 @@ class Admin:
         return Response(body, headers=headers, media_type="application/json")
 
     async def _what_if(self, request: Request) -> Response:
-        asked = dict(request.query_params)
-        without = asked.get("without", "")
-        if len(asked) != 1 or not (asked.get("more") == "1" or 0 < len(without) <= _MAX_NAME):
+        query = dict(request.query_params)
+        without = query.get("without", "")
+        if len(query) != 1 or not (query.get("more") == "1" or 0 < len(without) <= _MAX_NAME):
             raise refused("ask for one machine less, ?without=NAME, or for one more, ?more=1")
         if self._prediction is not None and not self._prediction.done():
             raise QueueFull("another prediction is being made", retry_after_s=_PLAN_S)
         work = self._prediction = asyncio.ensure_future(self._run(lambda: self._service.what_if(without)))
-        # Perhaps its failure has no reader left.
+        # Reads the failure, which perhaps no request waits for any more.
         work.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         return JSONResponse(asdict(await _planned(asyncio.shield(work), "the prediction")))
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        """Runs at most two pieces of work at once: two threads are left beside them."""
+        """Runs `work` in a thread; at most two at once, so that two threads are left for orders."""
         return await self._intake.run("the administrator", work)
 
     async def _dismiss(self, request: Request) -> Response:
@@ -103,13 +103,13 @@ class Admin:
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str | Future[str]]) -> Route:
-        """Makes the route of an order for one worker, whose name is the answer. `field`: the only one of the body."""
+        """Makes the route of an order for the worker that the body's only `field` names; the answer names it, too."""
         table = word_body(field, "")
 
         async def endpoint(request: Request) -> Response:
             word = await self._intake.done(request, lambda values: BodyFields(values, table).needed(field))
             found = await self._run(lambda: act(word))
-            if isinstance(found, Future):  # cancelled, it voids the order
+            if isinstance(found, Future):  # cancelling it voids the order
                 found = await _planned(
                     asyncio.wrap_future(found), f"a plan without {word!r}", ": try again later"
                 )
@@ -119,7 +119,7 @@ class Admin:
 
 
 async def _planned(work: Awaitable[_T], what: str, advice: str = "") -> _T:
-    """Raises NotServing where `work` takes long."""
+    """Waits for `work`; raises NotServing after `_PLAN_S`."""
     try:
         async with asyncio.timeout(_PLAN_S):
             return await work
@@ -128,6 +128,6 @@ async def _planned(work: Awaitable[_T], what: str, advice: str = "") -> _T:
 
 
 def word_body(key: str, description: str) -> t.JsonSchema:
-    """Describes a body of one field, a name."""
+    """Makes the schema of a body of one field, a name."""
     named = {**t.TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
     return {**t.body(key, **{key: named}), "additionalProperties": False}

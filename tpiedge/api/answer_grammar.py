@@ -1,4 +1,4 @@
-"""Reads the fields that restrict the answer: OpenAI's `response_format`, and those of other servers."""
+"""Reads the fields that restrict the answer: OpenAI's `response_format`, and fields of other servers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from tpiedge.wire.requests import Grammar, GrammarKind
 _MAX_CHOICES: Final = 1024
 _MAX_DEPTH: Final = 64
 _OBJECT: Final = {"type": "object"}
-#: Names of vLLM, llama.cpp's server, SGLang and TabbyAPI, and the kind of value of each: see `_grammar`.
+#: Fields of vLLM, llama.cpp's server, SGLang and TabbyAPI, with the kinds of their values: see `_grammar`.
 _GUIDED: Final = {
     "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
 }  # fmt: skip
@@ -90,15 +90,15 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
 def _only(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
     found = [(grammar, param) for param, grammar in given.items() if grammar is not None]
     for (one, first), (other, second) in pairwise(found):
-        schemas = one.kind == other.kind == "json"  # in whatever order they are written
+        schemas = one.kind == other.kind == "json"  # the order of their keys does not matter
         if not (one == other or (schemas and json.loads(one.text) == json.loads(other.text))):
-            why = f"'{first}' and '{second}' both say what the answer must be, and not the same: give one"
+            why = f"'{first}' and '{second}' constrain the answer differently: give one"
             raise refused(why, second)
     return found[0] if found else (None, "")
 
 
 def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: bool = False) -> t.JsonSchema:
-    """Returns what a grammar holds of the schema; the rest is reported as ignored or, if `strict`, an ApiError."""
+    """Returns the schema as a grammar can hold it. Reports the rest as ignored or, if `strict`, raises ApiError."""
     param = fields.name(key)
     try:
         held = GrammarSchema(check_schema(schema, param))
@@ -106,10 +106,10 @@ def schema_of_grammar(fields: BodyFields, key: str, schema: object, *, strict: b
         raise refused(f"'{param}' {error}", param) from None
     if strict and held.left_out:
         place = f"{param}.{next(iter(held.left_out))}"[:200]
-        why = f"'{place}' cannot be kept to, as 'strict' wants it: leave out the one or the other"
+        why = f"'{place}' cannot be enforced, as 'strict' demands: leave out one of them"
         raise refused(why, param)
     for place in held.left_out:
-        fields.leave_out(key, place)
+        fields.ignore_within(key, place)
     return held.schema
 
 
@@ -138,7 +138,7 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
     if len(text) > MAX_GRAMMAR:
         raise refused(f"'{param}' has {len(text)} characters: at most {MAX_GRAMMAR}", param)
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise refused(f"'{param}' has half a character, which is no Unicode", param)
+        raise refused(f"'{param}' has half a character, which is not valid Unicode", param)
     return Grammar(kind, text)
 
 
@@ -169,17 +169,17 @@ def _grammar(
     match kind, value:
         case _, None:
             return None
-        case "form", dict():  # also as TGI's clients give a `grammar`
+        case "form", dict():  # TGI's clients give a `grammar` so, too
             return _form(fields.inner(value, key, _FORM), service)
         case "object", _:
             return schema_grammar(fields, key, _OBJECT, service) if value else None
         case "json" | "schema" | "value" | "described", _:
-            schema = fields.parsed(key)  # which may come as a text
+            schema = fields.parsed(key)  # a schema may come as a text
             holds = isinstance(schema, dict) and isinstance(schema.get("schema"), dict)
             if kind == "described" or (kind == "value" and holds):
                 fields, key = fields.inner(schema, key, _DESCRIBED), "schema"
                 strict, schema = fields.get("strict", False), fields.parsed(key)
-            if schema is None and kind in ("schema", "value"):  # the text null
+            if schema is None and kind in ("schema", "value"):  # it was the text "null"
                 return None
             schema = _OBJECT if schema is None and kind == "described" else schema
             return schema_grammar(fields, key, schema, service, strict=strict)
@@ -187,7 +187,7 @@ def _grammar(
             if not value:
                 raise fields.wrong(key, f"must be an array of 1 to {_MAX_CHOICES} strings", "invalid_type")
             if not all(isinstance(text, str) and text for text in value):
-                raise fields.wrong(key, "holds what is not a string of at least one character")
+                raise fields.wrong(key, "has an entry that is not a string of at least one character")
             value = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
     if not isinstance(value, str):
         raise fields.wrong_type(key, "a string", value)

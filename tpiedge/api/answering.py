@@ -2,13 +2,13 @@
 
 Laws:
 
-1. A stream that fails ends with an error event and an unfinished body: no client takes a part for the whole. An error
-   of one choice fails all.
-2. A stream begins with its first event or, after `_OPEN_S`, a ping; a slow whole answer with blank lines. Earlier
-   failures have their own status.
-3. A client that says how long it waits for a byte gets one in half that time.
-4. Events of a resumable answer are numbered from 1 and follow from its tokens alone. A recorded answer breaks off
-   without a word where the server ends first.
+1. A stream that fails ends with an error event and an unfinished body, so that no client takes a part for the whole. An
+   error of one choice fails all.
+2. A stream begins with its first event or, after `_OPEN_S`, with a ping; a slow whole answer begins with blank lines.
+   Earlier failures have their own status.
+3. A client whose headers name its read timeout gets a byte in half that time.
+4. Events of a resumable answer are numbered from 1 and depend on its tokens alone. If the server ends first, a recorded
+   answer breaks off without an error.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from tpiedge.answers.log import AnswerReader, Parting, ServerEnds
+from tpiedge.answers.log import AnswerReader, DisconnectReason, ServerEnds
 from tpiedge.api.body import Disconnected, Receive, Send, left
 from tpiedge.api.errors import ApiError, of_exception, refused
 from tpiedge.api.fields import ignored_header
@@ -35,10 +35,10 @@ from tpiedge.master.journal import Paused
 from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds
 
-_PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
-"""Headers of OpenAI's clients for Python and JavaScript: seconds without a byte until they try again."""
+_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+"""Headers of OpenAI's clients for Python and JavaScript: the seconds without a byte after which they retry."""
 
-#: Immediate errors come before it.
+#: The time until the first ping; errors within it have their own status.
 _OPEN_S = 0.25
 _NO_SNIFF = {"x-content-type-options": "nosniff"}
 _AT_ONCE = {"x-accel-buffering": "no"}
@@ -47,13 +47,13 @@ _JSON_HEADERS = {"content-type": "application/json", "cache-control": "no-store"
 
 
 class Aborted(Exception):
-    """The body stays unfinished, but what was written must reach the client."""
+    """The body stays unfinished, but the bytes written before must reach the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An accepted request and how its client gets the answer. `after`: the number of the event that the stream begins
-    after, None if the client does not know the answer's id yet; `ignored`: names of fields without an effect."""
+    """An accepted request and how its client gets the answer. `after` is the number of the last event that the client
+    has, or None if it does not know the answer's id yet; `ignored` names ignored fields."""
 
     accepted: AcceptedRequest
     form: AnswerForm
@@ -72,12 +72,12 @@ class Answering:
         self._form = work.form.write(work.accepted, service.tokenizer)
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Raises ApiError before the first byte, Aborted after it, Disconnected."""
-        parting: Parting | None = None
+        """Sends the answer. Raises ApiError before the first byte, Aborted after it, Disconnected."""
+        reason: DisconnectReason | None = None
         named, stream = self._work.after is not None, self._form.reply.stream
-        # A whole answer that ends with the server has no head before its end.
+        # The client of a whole answer without a record rarely learns its id before the end.
         heard_of = stream or self._reader.log.lasting
-        self._limits = _patient(self._limits, Headers(scope=scope))
+        self._limits = _with_client_timeout(self._limits, Headers(scope=scope))
 
         async def send_named(message: MutableMapping[str, Any]) -> None:
             nonlocal named
@@ -87,24 +87,24 @@ class Answering:
         watcher = asyncio.create_task(self._watch(receive))
         try:
             await (self._stream(send_named) if stream else self._whole(send_named))
-            parting = "sent"
+            reason = "sent"
         except Disconnected:
             raise
         except Exception as error:
             told, ends = of_exception(error, self._form.reply.grammar or None), isinstance(error, ServerEnds)
             if not self._started:  # the response is an error
-                parting = "sent" if named and not ends else None
+                reason = "sent" if named and not ends else None
                 raise told from error
-            if ends and self._work.form.kind and self._reader.log.recorded:  # the next server goes on with it
+            if ends and self._work.form.kind and self._reader.log.recorded:  # the next server resumes it
                 raise Disconnected from error
             last = self._form.broken(told) if stream else json_bytes(self._form.failure(told))
             await self._write(send_named, last, more=stream)
-            parting = "sent"
+            reason = "sent"
             if stream:
                 raise Aborted from error
         finally:
-            parted: Parting = parting or ("lost" if named else "for good")
-            self._reader.leave(parted if self._work.form.kind else "for good")
+            known: DisconnectReason = reason or ("lost" if named else "for good")
+            self._reader.disconnect(known if self._work.form.kind else "for good")
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
@@ -116,8 +116,8 @@ class Answering:
             async with asyncio.timeout(limit_s):
                 await left(receive)
         except TimeoutError:
-            late = format_seconds(limit_s or 0.0)
-            why = ApiError(504, f"the answer took more than {late}", "deadline_exceeded")
+            limit = format_seconds(limit_s or 0.0)
+            why = ApiError(504, f"the answer took more than {limit}", "deadline_exceeded")
         self._reader.end(why)
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
@@ -127,7 +127,7 @@ class Answering:
         due = now() + quiet_s
         open_choices, stream = set(range(len(self._form.transcripts))), self._form.reply.stream
         for number in itertools.count():
-            # A finished answer never waits below. Sixteen events with scores take some milliseconds.
+            # Other tasks run here: a finished answer never waits below, and 16 events with scores take milliseconds.
             if number % 16 == 0:
                 await asyncio.sleep(0)
                 if now() >= due:
@@ -163,12 +163,12 @@ class Answering:
                 pieces[found[0]].append(found[1])
                 continue
             await self._start(send, {**_JSON_HEADERS, **_AT_ONCE})
-            await self._write(send, b"\n")  # JSON may begin with it
+            await self._write(send, b"\n")  # JSON may begin with blank lines
 
         def written() -> bytes:
             return long_json(self._form.whole(pieces))
 
-        # Thousands of scores take long.
+        # Encoding thousands of scores takes long.
         scored = self._form.reply.logprobs is not None
         body = await self._intake.run(self._client, written) if scored else written()
         await self._start(send, {**_JSON_HEADERS, "content-length": str(len(body))})
@@ -198,12 +198,12 @@ class Answering:
             due = now() + self._limits.ping_s
         if number < after:
             last = f"the answer's last one, which is {number}"
-            raise refused(f"the request names an event after {last}: name the last that came")
-        await self._start(send, headers)  # where nothing comes after the event that the client has
+            raise refused(f"the event id is beyond {last}: send the id of the last event that arrived")
+        await self._start(send, headers)  # if the client has the last event already
         await self._write(send, b"", more=False)
 
     async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
-        """Yields the events of the whole stream, those of each piece together; None as `_pieces` does."""
+        """Yields the whole stream's events, those of each piece together, and None where `_pieces` does."""
         opened = False
         async for found in self._pieces(quiet_s):
             if not opened:
@@ -224,9 +224,9 @@ class Answering:
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def _patient(limits: Limits, headers: Headers) -> Limits:
-    """Lowers limits for a client that says when it gives up."""
-    for name in _PATIENCE:
+def _with_client_timeout(limits: Limits, headers: Headers) -> Limits:
+    """Returns lower limits for a client whose headers name its timeout."""
+    for name in _TIMEOUT_HEADERS:
         with contextlib.suppress(ValueError):
             wait_s = float(headers.get(name, ""))
             if wait_s > 0:  # NaN is not

@@ -8,16 +8,16 @@ from typing import Final
 
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, Asked, tokens_in
 from tpiedge.api.errors import PromptTooLong, anthropic_error, refused
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, comment, typed_event
 from tpiedge.api.messages import DOCUMENT, SEARCH_RESULT, TEXT_PART, TEXTS, content_text, part_text
-from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
+from tpiedge.api.openai import function_call, function_tool, given, parse_as_chat
+from tpiedge.api.parsed import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, ParsedRequest, tokens_in
 from tpiedge.api.tools import is_function
 from tpiedge.api.transcript import TextPiece, call_id
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
-from tpiedge.model.speech import SpokenText
+from tpiedge.model.output import OutputText
 
 _NAMES: Final = {
     "stop": "stop_sequences",
@@ -30,11 +30,11 @@ _READ: Final = TEXTS | t.tagged("type", document=DOCUMENT, search_result=SEARCH_
 _RESULT: Final = t.body(
     tool_use_id=t.TEXT, content=t.text_or(_READ, "null"), is_error=t.flag("Has no effect.")
 )
-_THOUGHT: Final = t.body(thinking=t.text())
+_REASONING: Final = t.body(thinking=t.text())
 _USE: Final = t.body(id=t.TEXT, name=t.TEXT, input=t.OBJECT)
 _BLOCKS: Final = {
     "user": _READ | t.tagged("type", tool_result=_RESULT),
-    "assistant": TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
+    "assistant": TEXTS | t.tagged("type", tool_use=_USE, thinking=_REASONING, redacted_thinking=_REASONING),
     "system": TEXTS,
 }
 _MESSAGES: Final = t.tagged(
@@ -49,7 +49,7 @@ _CHOICE: Final = t.body(
 _FORMAT: Final = t.body("type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""))
 _THINKING: Final = t.body("type", type=t.word("enabled", "adaptive", "between_tools", "disabled"))
 _NO_THREAD: Final = t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'")
-# After these words their clients send the whole conversation.
+# Anthropic's clients read these details and send the whole conversation.
 _NO_THREAD.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _FIELDS: Final[dict[str, t.JsonSchema]] = {
     **FORM,
@@ -72,32 +72,32 @@ _TABLE: Final = t.body("model", "messages", "max_tokens", **_FIELDS, max_tokens=
 COUNT: Final = t.body("model", "messages", **_FIELDS)
 
 
-def _read_turns(fields: t.BodyFields, service: Service) -> Asked:
+def _read_turns(fields: t.BodyFields, service: Service) -> ParsedRequest:
     maximum = fields.get("max_tokens") or 0
-    asked = _read(fields, service, max(1, maximum))
-    (choice,) = asked.prompts
-    # Without tokens the prompt is only read into the cache.
+    parsed = _read(fields, service, max(1, maximum))
+    (choice,) = parsed.prompts
+    # With `max_tokens` 0 the prompt is only read into the cache.
     request = choice.request if maximum else replace(choice.request, max_tokens=0)
-    return replace(asked, prompts=(replace(choice, request=request),))
+    return replace(parsed, prompts=(replace(choice, request=request),))
 
 
 def count_tokens(fields: t.BodyFields, service: Service) -> dict[str, object]:
     try:
         found = len(_read(fields, service, 1).prompts[0].request.prompt_ids)
-    except PromptTooLong as error:  # clients ask whether to shorten the conversation
+    except PromptTooLong as error:  # clients count to know whether to shorten the conversation
         found = max(error.tokens, tokens_in(error.text, service))
     return {"input_tokens": found}
 
 
-def _read(fields: t.BodyFields, service: Service, maximum: int) -> Asked:
+def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest:
     chat: Json = {"max_tokens": maximum, "stream": fields.get("stream", False)}
     chat |= given(fields, "temperature", "top_p", "top_k", stop_sequences="stop")
-    # By default their clients take the first block for the answer. "between_tools" means text between calls.
+    # Off by default: clients take the first block for the answer. "between_tools" means text between calls.
     thinks = fields.nested("thinking").get("type") in ("enabled", "adaptive")
     chat["chat_template_kwargs"] = {"enable_thinking": thinks}
     chat["tools"] = []
     for where, item in fields.entries("tools"):
-        # Other types are run by their servers, or have a schema that only their models know.
+        # Tools of other types run on Anthropic's servers, or have a schema that only its models know.
         if item.get("type") is None or is_function(fields, where, item, "custom"):
             tool = fields.inner(item, where, _TOOL)
             chat["tools"].append(function_tool(tool, tool.needed("name"), "input_schema"))
@@ -111,7 +111,7 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> Asked:
             schema = {"name": "answer", "schema": form.get("schema", {}), "strict": form.get("strict", False)}
             described = {"type": "json_schema", "json_schema": schema}
             if chat.setdefault("response_format", described) != described:
-                why = "both say what the answer must be, and not the same: give one"
+                why = "constrain the answer differently: give one"
                 raise refused(f"'output_config.format' and 'output_format' {why}", "output_format")
     messages: list[Json] = []
     if fields.get("system") is not None:
@@ -119,19 +119,19 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> Asked:
     turns = fields.kinds("messages", _MESSAGES, "role")
     if not turns:
         raise fields.wrong("messages", "is empty: give at least one message")
-    # The answer continues an assistant's last message.
+    # If the last message is an assistant's, the answer continues it.
     chat["continue_final_message"] = turns[-1][0] == "assistant"
     for role, neighbours in groupby(turns, lambda one: one[0]):
         turn = [message for _, message in neighbours]
         messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is turns[-1][1])
     chat["messages"] = messages
-    return asked_by_chat(chat, fields, service, "message", _NAMES)
+    return parse_as_chat(chat, fields, service, "message", _NAMES)
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
-    """Joins neighbouring messages of one role, after their tool results. `begun`: the answer continues them."""
+    """Joins neighbouring messages of one role into one, after their tool results. `begun`: the answer continues it."""
     texts: list[str] = []
-    thoughts, calls, results = "", list[Json](), list[Json]()
+    reasoning, calls, results = "", list[Json](), list[Json]()
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
@@ -145,28 +145,28 @@ def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[J
                     content = "" if block.get("content") is None else content_text(block, "content", _READ)
                     call = block.needed("tool_use_id")
                     if block.get("is_error", False):
-                        block.note("is_error")
+                        block.ignore("is_error")
                     results.append({"role": "tool", "tool_call_id": call, "content": content})
                 case "tool_use" if begun:
                     where = block.name("type")
-                    raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
+                    raise refused(f"'{where}': an answer cannot continue a message that has calls", where)
                 case "tool_use":
                     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                     calls.append(function_call(block.needed("id"), block.needed("name"), arguments))
                 case "thinking" | "redacted_thinking":
-                    thoughts += block.get("thinking") or ""
+                    reasoning += block.get("thinking") or ""
                 case _:
                     texts.append(part_text(kind, block))
     if results and not texts:
         return results
     content = "\n".join(texts) if texts or not calls else None
     said: Json = {"role": role, "content": content, "tool_calls": calls}
-    if thoughts:
-        said["reasoning_content"] = thoughts
+    if reasoning:
+        said["reasoning_content"] = reasoning
     return [*results, said]
 
 
-_CUT: Final = "length"  # The only ending of an answer that may have no block.
+_CUT: Final = "length"  # Only an answer with this ending may have no block.
 _REASONS: Final = {_CUT: "max_tokens", "tool_calls": "tool_use"}
 _EMPTY: Final[dict[str, Json]] = {
     "text": {"type": "text", "text": ""},
@@ -188,16 +188,16 @@ class AnthropicFormat(AnswerFormat):
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         frames: list[bytes] = []
-        for said in self.speech[0].feed(piece.text, piece.last):
-            match said:
+        for part in self.parsers[0].feed(piece.text, piece.last):
+            match part:
                 case CallBegun(index=index, name=name):
                     frames += self._begun(self._use(index, name, {}))
                 case CallArguments(text=text):
                     frames.append(self._delta("input_json_delta", partial_json=text))
                 case CallEnded():
                     frames += self._closed()
-                case SpokenText(text=text, thought=thought):
-                    kind = "thinking" if thought else "text"
+                case OutputText(text=text, reasoning=reasoning):
+                    kind = "thinking" if reasoning else "text"
                     frames += self._begun(_EMPTY[kind]) if self._open != kind else []
                     frames.append(self._delta(f"{kind}_delta", **{kind: text}))
         if piece.last is not None:
@@ -215,14 +215,14 @@ class AnthropicFormat(AnswerFormat):
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> Json:
         (parts,), blocks = pieces, self.items
-        for said in (one for piece in parts for one in self.speech[0].feed_whole(piece.text, piece.last)):
-            if isinstance(said, CallEnded):
-                blocks.append(self._use(said.index, said.name, json.loads(said.arguments)))
+        for part in (one for piece in parts for one in self.parsers[0].feed_whole(piece.text, piece.last)):
+            if isinstance(part, CallEnded):
+                blocks.append(self._use(part.index, part.name, json.loads(part.arguments)))
                 continue
-            kind = "thinking" if said.thought else "text"
+            kind = "thinking" if part.reasoning else "text"
             if not blocks or blocks[-1]["type"] != kind:
                 blocks.append({**_EMPTY[kind]})
-            blocks[-1][kind] += said.text
+            blocks[-1][kind] += part.text
         if not blocks and parts[-1].last != _CUT:
             blocks.append(_EMPTY["text"])
         return self._message(*self._ended())
@@ -244,12 +244,12 @@ class AnthropicFormat(AnswerFormat):
         return [typed_event("content_block_stop", index=len(self.items) - 1)] if kind else []
 
     def _ended(self) -> tuple[Json, Json]:
-        """Returns the ending and the usage. Cached tokens, which are counted apart, are unknown at a stop string."""
+        """Returns ending and usage, with cached tokens apart unless a stop string ended the answer."""
         only, tokens = self.transcripts[0], self.prompt_tokens
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": only.count, "input_tokens": tokens}
         reason = None
         if only.finished is not None:
-            reason, cached = self.speech[0].ending(only.finished.reason), only.finished.cached_tokens
+            reason, cached = self.parsers[0].ending(only.finished.reason), only.finished.cached_tokens
             usage |= {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
         told = "stop_sequence" if only.writer.stop else _REASONS.get(reason or "", "end_turn")
         return {"stop_reason": told, "stop_sequence": only.writer.stop or None}, usage

@@ -1,7 +1,7 @@
 """The body of a request: its bytes and the JSON in it, both bounded.
 
-JSON has a bounded number of values, as a few megabytes of brackets would become hundreds, and a bounded depth. A key
-stands once in an object, and numbers are finite: the value does not depend on the parser.
+JSON has a bounded depth and number of values: a few megabytes of brackets would take hundreds in memory. Keys are
+unique within an object and numbers are finite, so that the value does not depend on the parser.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ _TOO_DEEP: Final = f"is nested too deeply: at most {MAX_DEPTH} arrays and object
 
 
 class Disconnected(Exception):
-    """The client has left, or must come again: no answer would reach it."""
+    """The client has left or must reconnect; the response stays unfinished."""
 
 
 async def read_body(
-    receive: Receive, announced: str | None, limit: int, limit_s: float, take: Callable[[int], None]
+    receive: Receive, announced: str | None, limit: int, limit_s: float, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Returns the whole body, each part of which `take` may refuse. Raises ApiError 413 above `limit` bytes (before
-    reading where so many are announced), 408 after `limit_s`, and Disconnected."""
+    """Returns the body; `reserve` may refuse each part. Raises ApiError 413 above `limit` bytes (without reading if so
+    many are announced), ApiError 408 after `limit_s`, and Disconnected."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -41,7 +41,7 @@ async def read_body(
                 if message["type"] == "http.disconnect":
                     raise Disconnected
                 part = message.get("body", b"")
-                take(len(part))
+                reserve(len(part))
                 if len(body) + len(part) > limit:
                     raise _too_large(f"more than {limit} bytes", limit)
                 body += part
@@ -54,7 +54,7 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Drops what still arrives, for a while: unread bytes would reset the connection before its answer is read."""
+    """Drops what still arrives for `limit_s`: unread bytes would reset the connection before its answer is read."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -86,7 +86,7 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
         value, _ = parse(
             body,
             max_values,
-            object_pairs_hook=_once,
+            object_pairs_hook=_unique_keys,
             parse_constant=_no_constant,
             parse_float=_finite,
             parse_int=_bounded,
@@ -106,8 +106,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Reads JSON; also returns how many values it and those `before` have, at most `most`, by the marks that precede
-    each. `hooks` are those of json.loads. Raises Excessive, and ValueError for text that is not JSON."""
+    """Reads JSON; also returns `before` plus its commas and opening brackets, about as many as its values. `hooks` are
+    those of json.loads. Raises Excessive (above `most`, or too deep), ValueError for other text."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")
@@ -115,14 +115,14 @@ def parse(
         value = json.loads(data.decode("utf-8", errors), **hooks)
     except RecursionError:
         raise Excessive(_TOO_DEEP) from None
-    # Nearly all bodies have too few brackets to be walked.
+    # Nearly all bodies have too few brackets to be too deep.
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise Excessive(_TOO_DEEP)
     return value, count
 
 
 def is_deeper(value: object, limit: int) -> bool:
-    """Whether more than `limit` arrays and objects are within each other."""
+    """Whether arrays and objects are nested more than `limit` deep."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
         level = [one for one in level if isinstance(one, dict | list)]
@@ -132,7 +132,7 @@ def is_deeper(value: object, limit: int) -> bool:
     return True
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)

@@ -1,5 +1,5 @@
 """Makes grammars of tool calls: of an answer that must be calls, and of a call that the model begins by itself. The
-latter leaves spaces to the model, and holds outside reasoning from the opening token to the end of the arguments."""
+latter leaves spaces to the model and, outside reasoning, holds from the opening token to the arguments' end."""
 
 import json
 import re
@@ -11,19 +11,19 @@ from typing import Any, Final
 from tpiedge.api.answer_grammar import grammar_of
 from tpiedge.api.errors import refused
 from tpiedge.api.grammar_schema import SchemaTooLarge
-from tpiedge.api.tools import AskedTools, constants, text_names
+from tpiedge.api.tools import ParsedTools, constants, text_names
 from tpiedge.engine.sampling import grammars_installed
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CALL_MARKS, CallForm
-from tpiedge.model.speech import THOUGHT_MARKS, Thinking
+from tpiedge.model.output import REASONING_MARKS, Thinking
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.fields import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 
 _MAX_CALLS: Final = 16
-#: The spaces of JSON are those of answers in JSON alone.
+#: JSON in calls has the same spaces as an answer in JSON.
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-#: A lost model would write spaces without end. "lenient": unsupported words of a schema are skipped.
+#: Without a limit, a model can write spaces for ever. "lenient": unsupported words of a schema are skipped.
 _FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
 _FREE_RULES: Final = ("start: SPACES body REST", "SPACES: /[ \\t\\r\\n]{0,16}/", "REST: /(.|\\n)*/")
 _Tools = Mapping[str, Mapping[str, Any]]
@@ -50,10 +50,10 @@ class _Style:
 
 
 def call_or_form_grammar(
-    tools: AskedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
+    tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of an answer that must be calls, or is calls or of the form `answer`, the request's field
-    `param`. The form holds for a later turn if a call is required. Raises ApiError."""
+    """Makes the grammar of an answer that must be calls, or may be calls or follow `answer`, the grammar from the field
+    `param`. If a call is required, `answer` is left for a later turn. Raises ApiError."""
     start, rules = "start: calls", _calls(tools, form, service)
     if tools.required:
         param = tools.field
@@ -78,7 +78,7 @@ def _nested(answer: Grammar) -> str:
     return f"/{escaped}/"
 
 
-def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]:
+def _calls(tools: ParsedTools, form: CallForm, service: Service) -> Iterator[str]:
     chosen = tools.callable(tools.required)
     if form in ("llama3", "mistral"):
         most = _MAX_CALLS if tools.several else 1
@@ -101,14 +101,14 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
 
 
 def begun_call_grammar(
-    tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
+    tools: ParsedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of a call that the model begins by itself. None without llguidance, or without a token for each
-    mark that it needs. Raises SchemaTooLarge."""
+    """Makes the grammar of a call that the model begins by itself. Returns None without llguidance, or if a mark that
+    it needs is no token. Raises SchemaTooLarge."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
         return None
-    marks = (CALL_MARKS[form].openers[-1], *(THOUGHT_MARKS if thinking else ()))
+    marks = (CALL_MARKS[form].openers[-1], *(REASONING_MARKS if thinking else ()))
     tokens = [tokenizer.token_id(mark) for mark in marks]
     known = [token for token in tokens if token is not None]
     if len(known) < len(marks):
@@ -120,7 +120,7 @@ def begun_call_grammar(
 
 
 def _joined(start: Sequence[str], rules: Iterable[str]) -> str:
-    """Joins the rules. Raises SchemaTooLarge without making more of them."""
+    """Joins the rules. Raises SchemaTooLarge at the first rule beyond MAX_GRAMMAR characters."""
     found, length = [*start], sum(map(len, start))
     for rule in rules:
         found.append(rule)
@@ -182,7 +182,7 @@ def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Ite
 
 
 def _enveloped(tools: _Tools, form: CallForm, most: int) -> dict[str, Any]:
-    """Returns the schema of a call that is an object, or of a list of them."""
+    """Returns the schema of a call that is a JSON object, or of a list of such calls."""
     key = "parameters" if form == "llama3" else "arguments"
     choices = []
     for name, schema in tools.items():

@@ -1,7 +1,7 @@
-"""`GET /admin/cluster`: the cluster for `tpiedge top` and the page, computed at each look from what the master knows.
+"""`GET /admin/cluster` shows the cluster to `tpiedge top` and the page, computed at each look from the master's state.
 
-Rates are of the last seconds: of a machine between two arrivals of its counters, of tokens between two looks. Parts of
-a step's time are means of this epoch's steps that `timeline.py` showed in the last seconds.
+A machine's rates are measured between two arrivals of its counters, tokens per second between two looks. Parts of a
+step's time are means of this epoch's steps that `timeline.py` showed in the last seconds.
 """
 
 import math
@@ -16,7 +16,7 @@ from tpiedge.local.service import Service
 from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
 
-#: Tokens per second are of so many seconds at most, and of _SHORTEST_S at least; means of steps, too.
+#: Tokens per second are measured over at most this time and at least _SHORTEST_S; means of steps, over this time.
 _WINDOW_S: Final = 6.0
 _SHORTEST_S: Final = 0.9
 _LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
@@ -33,9 +33,9 @@ class ClusterPicture:
         self._service = service
         self._sender = sender
         self._epoch = 0
-        #: Time and tokens so far of each look in this epoch.
+        #: The time of each look in this epoch, and all tokens until then.
         self._looks: deque[tuple[float, int]] = deque()
-        #: Machines of each step of this epoch by rank, by the time of the step.
+        #: This epoch's steps by their time, each with its machines by rank.
         self._steps: dict[float, dict[int, Mapping[str, float]]] = {}
 
     def of(
@@ -79,7 +79,7 @@ class ClusterPicture:
         return round((tokens - before) / (now - begun), 3) if now - begun >= _SHORTEST_S else None
 
     def _means(self, latest: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-        """Adds this step; returns the parts of a step's time on the machine of each rank."""
+        """Adds the step `latest`; returns the mean parts of a step's time by rank."""
         self._steps[latest["at"]] = {one["rank"]: one for one in latest["machines"]}
         self._steps = {at: one for at, one in self._steps.items() if abs(latest["at"] - at) <= _WINDOW_S}
         return {
@@ -157,14 +157,14 @@ def _part(units: tuple[int, int], of: int) -> float:
 
 
 def _memory(node: NodeStatus) -> _JsonObject:
-    """Sizes that the node has not reported are 0; a `budget_bytes` of 0 is no limit."""
+    """Returns sizes in bytes; 0 if the node has not reported them. A `budget_bytes` of 0 means no limit."""
     stats = node.counters
     weights, window, kv, reserved, program, peak = node.weight_bytes, 0, 0, 0, 0, 0
     if stats is not None:
         weights, window, kv = stats.weight_bytes, stats.window_bytes, stats.kv_bytes
         reserved, peak = stats.kv_reserved_bytes, stats.peak_rss_bytes
         program = max(0, node.planned_bytes - node.weight_bytes - reserved)
-    # Weights use the room of a cache that is not full.
+    # Weights may use memory of a KV cache that is not full.
     borrowed = max(0, weights - node.weight_bytes)
     return {
         "budget_bytes": node.memory_bytes,
@@ -181,7 +181,7 @@ def _memory(node: NodeStatus) -> _JsonObject:
 
 
 def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping[str, float] | None:
-    """Parts of a step's time on that machine; None while it takes no part."""
+    """Returns the parts of a step's time on the machine; None while it computes no steps."""
     counted = node.counted
     if node.rank is None or counted is None or counted.latest.steps <= counted.first.steps:
         return None
@@ -189,7 +189,7 @@ def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping
 
 
 def _request(line: RequestLine, sender: Mapping[str, str] | None) -> _JsonObject:
-    """Rounds times down, so that an idle picture stays the same; leaves out `client`, as keys could be guessed."""
+    """Rounds times, so that an idle picture stays the same; leaves out `client`, from which keys could be guessed."""
     shown, reading = asdict(line), line.reading
     del shown["client"]
     if reading is not None:

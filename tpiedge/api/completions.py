@@ -15,12 +15,12 @@ from starlette.types import ASGIApp
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api import anthropic, embeddings, ollama, openai, responses
 from tpiedge.api.answering import Answering, Work, json_response
-from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import ignored_header
 from tpiedge.api.formats import AnswerForm
 from tpiedge.api.guard import key_of
 from tpiedge.api.intake import Intake
+from tpiedge.api.parsed import AnsweredAtOnce, FormatName
 from tpiedge.api.records import AcceptedRequest, RecordFolder, key_mark, marks
 from tpiedge.local.service import Service
 
@@ -51,34 +51,34 @@ class Answers:
     def routes(self) -> list[Route]:
         found = []
         for name, form in ANSWER_FORMS.items():
-            found.append(Route(form.path, partial(self._asked, name), methods=["POST"]))
+            found.append(Route(form.path, partial(self._post, name), methods=["POST"]))
             if form.kind:
                 kept = partial(self._kept, name)
                 found.append(Route(f"{form.path}/{{id}}", kept, methods=["GET", "DELETE"]))
         return found
 
     def accept(self, form_name: FormatName, values: dict[str, object], sender: Request) -> Work:
-        """Checks, tokenizes and submits a request, for a thread. In Azure's paths the deployment is the model."""
+        """Checks, tokenizes and submits a request; for a thread. In Azure's paths the deployment is the model."""
         if _DEPLOYMENT_KEY in sender.scope:
             values["model"] = sender.scope[_DEPLOYMENT_KEY]
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
         name = f"{form.prefix}-{secrets.token_hex(12)}"
-        asked, scope = form.asked(values, service), self.intake.scope(sender)
-        prompts = tuple([replace(one, request=replace(one.request, scope=scope)) for one in asked.prompts])
+        parsed, scope = form.parse(values, service), self.intake.scope(sender)
+        prompts = tuple([replace(one, request=replace(one.request, scope=scope)) for one in parsed.prompts])
         pack, model, key = records.pack if records else "", service.model().name, self.intake.key(sender)
         accepted = AcceptedRequest(
-            name, prompts, asked.each, asked.reply, int(time.time()), model, pack, key_mark(key)
+            name, prompts, parsed.each, parsed.reply, int(time.time()), model, pack, key_mark(key)
         )
-        record = partial(records.begin, accepted) if records and form.kind else lambda: None
+        record = partial(records.create, accepted) if records and form.kind else lambda: None
         reader = self.shelf.accept(accepted.question(service.tokenizer), self.intake.client(sender), record)
-        return Work(accepted, form, reader, ignored=asked.ignored)
+        return Work(accepted, form, reader, ignored=parsed.ignored)
 
-    async def _asked(self, form: FormatName, request: Request) -> ASGIApp:
+    async def _post(self, form: FormatName, request: Request) -> ASGIApp:
         try:
             work = await self.intake.done(
                 request,
                 lambda values: self.accept(form, values, request),
-                lambda late: late.reader.leave("for good"),
+                lambda work: work.reader.disconnect("for good"),
             )
         except AnsweredAtOnce as known:
             return json_response(200, known.body, ignored_header(known.ignored))
@@ -87,13 +87,13 @@ class Answers:
     async def _kept(self, form: FormatName, request: Request) -> ASGIApp:
         """GET .../{id} sends the rest of a stream after the client's last event, else the whole answer. DELETE .../{id}
         ends the answer."""
-        if request.method == "HEAD":  # which would take the reader's place and nothing else
+        if request.method == "HEAD":  # it would only replace the reader
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
         name, key, known = request.path_params["id"], key_of(request.headers), ANSWER_FORMS[form]
         after = _last_event(request) if request.method == "GET" else None
         log = self.shelf.find(name)
         accepted: Any = None if log is None else log.question.about
-        # Another client's answer looks like one that does not exist.
+        # Another client's answer is treated like one that does not exist.
         if log is None or accepted.reply.format != form or not marks(accepted.key, key):
             raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
         if request.method == "DELETE":

@@ -1,8 +1,8 @@
-"""The connections of the HTTP port: how many there are, and what one may cost.
+"""Limits the connections of the HTTP port and their cost.
 
-Connections take descriptors, which workers need, too: no client has more than its portion. A connection is uvicorn's
-with deadlines for sending a request's head and for reading an answer. Parsing costs microseconds a line and a chunk,
-however short: so one piece of a client is parsed in a turn of the event loop, on however many connections.
+Connections take descriptors, which workers need, too: no client has more than its quota. A connection is uvicorn's with
+deadlines for sending a request's head and for reading an answer. Each line and chunk, however short, costs microseconds
+to parse, so one piece of a client, from all its connections, is parsed per iteration of the event loop.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.limits import HEADERS_BYTES, Limits
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
-from tpiedge.portions import Portions
+from tpiedge.quotas import ClientQuotas
 from tpiedge.sanitise import RateLimitedLog
 from tpiedge.units import KIB
 
 PIECE_BYTES: Final = 2 * KIB
-"""Bytes of one client that are read and parsed in one turn of the event loop."""
+"""Bytes of one client that are read and parsed per iteration of the event loop."""
 
 _log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
-    """A listening socket for `limit` connections, divided by address. A further one ends at once, with a 503 where it
-    is `plain` HTTP. For one event loop, which accepts until BlockingIOError. Raises UserError."""
+    """A listening socket for `limit` connections, with a quota per address. A further connection is closed at once,
+    after a 503 if it is `plain` HTTP. For one event loop, which accepts until BlockingIOError. Raises UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
-        self._places = Portions(limit)
+        self._places = ClientQuotas(limit)
         self._warnings = RateLimitedLog(_log)
         try:
             found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -50,7 +50,7 @@ class HttpListener(socket.socket):
             self.bind(address)
             self.listen(2048)
         except BaseException as error:
-            if self.fileno() >= 0:  # it was made
+            if self.fileno() >= 0:  # the socket was made
                 self.close()
             if not isinstance(error, OSError | UnicodeError | OverflowError):
                 raise
@@ -60,18 +60,18 @@ class HttpListener(socket.socket):
             ) from None
 
     def accept(self) -> tuple[socket.socket, Any]:
-        for _ in range(64):  # the next turn of the event loop refuses more
+        for _ in range(64):  # the next iteration of the event loop refuses more
             accepted, address = super().accept()
             host = address[0]
-            if self._places.take(host):
-                return _Accepted(accepted, partial(self._places.leave, host)), address
+            if self._places.acquire(host):
+                return _Accepted(accepted, partial(self._places.release, host)), address
             self._warnings.warning("refused an HTTP connection from %s: all places are taken", host)
             _refuse(accepted, self._plain)
         raise BlockingIOError
 
 
 class _Accepted(socket.socket):
-    """Calls `leave` when it is closed, or collected."""
+    """A connection that calls `leave` when it is closed or collected."""
 
     def __init__(self, accepted: socket.socket, leave: Callable[[], None]) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
@@ -83,32 +83,32 @@ class _Accepted(socket.socket):
 
 
 def _refuse(connection: socket.socket, plain: bool) -> None:
-    """Sends a refusal, unless the client expects TLS: a handshake would take time."""
+    """Closes the connection, after a refusal unless the client expects TLS: a handshake would take time."""
     error = ApiError(503, "too many connections are open: try again later", "too_many_connections")
     with connection, contextlib.suppress(OSError):
         connection.setblocking(False)
         if plain:
             connection.send(_response("503 Service Unavailable\r\nRetry-After: 5", error))
             connection.shutdown(socket.SHUT_WR)
-            connection.recv(64 * KIB)  # unread bytes would make the end a reset
+            connection.recv(64 * KIB)  # unread bytes would reset the connection
 
 
 def _response(status: str, error: ApiError) -> bytes:
-    """Writes a last answer without the application."""
+    """Returns a last answer, made without the application."""
     body = json.dumps(error.body())
     head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}"
     return f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}".encode("ascii")
 
 
-class FairTurns:
-    """Lets each client do one thing in a turn of the event loop, and further things in the next turns, in order."""
+class RoundRobin:
+    """Lets each client act once per iteration of the event loop; further acts wait for the next iterations."""
 
     def __init__(self) -> None:
-        #: By each client that did something in this turn: what it will do in the next ones.
+        #: Further acts of each client that acted in this iteration.
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def ask(self, client: str, act: Callable[[], None]) -> None:
-        """Calls `act`, now if it is the client's first in this turn."""
+        """Calls `act`, at once if it is the client's first in this iteration."""
         if client in self._waiting:
             self._waiting[client].append(act)
             return
@@ -123,32 +123,32 @@ class FairTurns:
             loop = asyncio.get_running_loop()
             for acts in self._waiting.values():
                 loop.call_soon(acts.popleft())
-            loop.call_soon(loop.call_soon, self._next)  # after their turn
+            loop.call_soon(loop.call_soon, self._next)  # after these acts
 
 
 class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's connection, closed where a request's head arrives too slowly or the client does not read."""
+    """uvicorn's connection, closed if a request's head arrives too slowly or the client does not read."""
 
     #: Shared by all connections. asyncio slices it for TLS, which must not copy.
     _piece = memoryview(bytearray(PIECE_BYTES))
 
-    def __init__(self, limits: Limits, turns: FairTurns, **of_uvicorn: Any) -> None:
+    def __init__(self, limits: Limits, round_robin: RoundRobin, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._limits = limits
-        self._turns = turns
-        #: Not parsed yet. Reading pauses meanwhile.
+        self._round_robin = round_robin
+        #: Bytes that are not parsed yet. Reading pauses meanwhile.
         self._received = b""
-        self._asked = False
+        self._parse_scheduled = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        #: Unread bytes at the last look, if the server has waited for the client since.
+        #: Bytes that the client had to read at the last look, if the server has waited for it since.
         self._left: int | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Later: uvicorn resumes reading before it has ended the cycle.
+        # call_soon, as uvicorn resumes reading before it has ended the cycle.
         self.flow = _Flow(transport, lambda: self.loop.call_soon(self._ask))
-        transport.set_write_buffer_limits(64 * KIB)  # of memory, for a client that does not read
+        transport.set_write_buffer_limits(64 * KIB)  # bounds memory if the client does not read
         self.app_state = {"arriving": lambda: self.conn.their_state is h11.SEND_BODY}
         self._expect_head()
         self._look()
@@ -168,18 +168,18 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._received += bytes(self._piece[:nbytes])
-        if self.timeout_keep_alive_task is not None:  # uvicorn's own, for an idle connection
+        if self.timeout_keep_alive_task is not None:  # uvicorn's timer for an idle connection
             self.timeout_keep_alive_task.cancel()
         self._ask()
         if self._received:
             self.transport.pause_reading()
 
     def handle_events(self) -> None:
-        """Parses later. uvicorn calls it when it has answered, as the next request may be there."""
+        """Schedules parsing. uvicorn calls it after an answer, as the next request may have arrived."""
         self._ask()
 
     def on_response_complete(self) -> None:
-        rest = self.conn.trailing_data[0].lstrip(b"\r\n")  # old clients end a body so
+        rest = self.conn.trailing_data[0].lstrip(b"\r\n")  # old clients end a body with a line break
         if self.conn.our_state is self.conn.their_state is h11.DONE:
             self.conn = h11.Connection(h11.SERVER, HEADERS_BYTES)
             if rest:  # h11 reads b"" as the end
@@ -188,13 +188,13 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self._ask()
 
     def _ask(self) -> None:
-        if not self._asked:
-            self._asked = True
-            self._turns.ask("" if self.client is None else self.client[0], self._parse)
+        if not self._parse_scheduled:
+            self._parse_scheduled = True
+            self._round_robin.ask("" if self.client is None else self.client[0], self._parse)
 
     def _parse(self) -> None:
-        """Parses what is left, then the next piece unless uvicorn has paused reading."""
-        self._asked = False
+        """Parses bytes that h11 holds, then the next piece unless uvicorn has paused reading."""
+        self._parse_scheduled = False
         if self.transport.is_closing():
             return
         super().handle_events()
@@ -214,7 +214,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP request, or too many; during an answer, it only closes."""
+        """Refuses bytes that are no HTTP request, or too many; during an answer, only closes."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # the application's answer would come too late
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -223,7 +223,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.close()
 
     def _look(self) -> None:
-        """Looks from time to time whether the client reads what the server waits for, or has left when it closed."""
+        """Aborts the connection if the server waits for its client, which has read nothing since the last look."""
         waiting = self.flow.write_paused or self.transport.is_closing()
         left = self.transport.get_write_buffer_size() if waiting else None
         if left and self._left is not None and left >= self._left:
@@ -238,7 +238,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
 
 class _Flow(FlowControl):
-    """Keeps whether uvicorn has paused reading; calls `resumed` when it reads again."""
+    """Remembers whether uvicorn has paused reading; calls `resumed` when it reads again."""
 
     def __init__(self, transport: asyncio.Transport, resumed: Callable[[], object]) -> None:
         super().__init__(transport)

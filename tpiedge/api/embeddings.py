@@ -1,4 +1,4 @@
-"""Reads /v1/embeddings and writes vectors as JSON, each as soon as it and all before it have come."""
+"""Reads /v1/embeddings and writes vectors as JSON, each as soon as all before it have come."""
 
 import base64
 import math
@@ -6,12 +6,12 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tpiedge.api import asked as a
 from tpiedge.api import fields as t
-from tpiedge.api.asked import Asked, Choice, FormatName, Reply
+from tpiedge.api import parsed as p
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, AnswerFormat, json_bytes
+from tpiedge.api.parsed import Choice, FormatName, ParsedRequest, Reply
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.transcript import TextPiece
 from tpiedge.local.service import Service
@@ -19,23 +19,23 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import GenerationRequest
 
-_MAX_INPUTS: Final = 2048  # as OpenAI's
+_MAX_INPUTS: Final = 2048  # OpenAI's limit
 _ENCODINGS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}
 _POOLINGS: Final = ("mean", "last")
-INPUT: Final = a.prompts(_MAX_INPUTS, "A text, token ids, or a list of either.")
+INPUT: Final = p.prompts(_MAX_INPUTS, "A text, token ids, or a list of either.")
 POOLED: Final = {
-    "model": a.MODEL,
+    "model": p.MODEL,
     "pooling": t.word(*_POOLINGS, description="Of which positions the vector is."),
     "dimensions": t.integer(1, 2**31, "None but the model's own."),
 }
 _EMBEDDINGS: Final = t.body("model", "input", **POOLED, input=INPUT, encoding_format=t.word(*_ENCODINGS))
 
 
-def _read_embeddings(fields: BodyFields, service: Service) -> Asked:
+def _read_embeddings(fields: BodyFields, service: Service) -> ParsedRequest:
     return embedded(fields, service, "input", _ENCODINGS[fields.get("encoding_format") or "float"])
 
 
-def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -> Asked:
+def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -> ParsedRequest:
     """Reads a request for vectors of the texts in the field `key`. Raises ApiError."""
     width, wanted = service.model().width, fields.get("dimensions")
     # Fewer dimensions mean something only in models that were trained for it.
@@ -49,21 +49,21 @@ def embedded(fields: BodyFields, service: Service, key: str, form: FormatName) -
             "supported: give 'pooling', which may be 'mean' or 'last'",
             "pooling",
         )
-    choices, inputs = [], a.read_prompts(fields, key)
+    choices, inputs = [], p.read_prompts(fields, key)
     if len(inputs) > _MAX_INPUTS:
         raise fields.wrong(key, f"has {len(inputs)} entries: at most {_MAX_INPUTS}")
     for number, one in enumerate(inputs):
-        ids = a.read_token_ids(one, key, service)
-        a.answer_limit(key, 0, len(ids), service)
+        ids = p.read_token_ids(one, key, service)
+        p.answer_limit(key, 0, len(ids), service)
         request = GenerationRequest("", ids, 0, stop_ids=service.eos_ids, keep_prefix=True, pooling=pooling)
         choices.append(Choice(request, number))
     # The answer is a stream, as many vectors at once would take much memory.
     reply = Reply(form, True, False, None, (), False)
-    return Asked(tuple(choices), reply, fields.ignored)
+    return ParsedRequest(tuple(choices), reply, fields.ignored)
 
 
 class VectorFormat(AnswerFormat):
-    """Writes the vectors of /v1/embeddings; a subclass those of another API."""
+    """Writes the vectors of /v1/embeddings; a subclass writes Ollama's."""
 
     stream_type = "application/json"
 
@@ -76,7 +76,7 @@ class VectorFormat(AnswerFormat):
         return (b'{"object": "list", "data": [',)
 
     def entry(self, number: int, values: Sequence[float]) -> object:
-        """Returns a vector's entry of the array."""
+        """Returns a vector's entry in the answer's array."""
         unit = unit_vector(values)
         vector: object = unit
         if self.reply.format == "embeddings-base64":
@@ -93,7 +93,7 @@ class VectorFormat(AnswerFormat):
         return found
 
     def alive(self, _why: str) -> bytes:
-        return b"\n"  # between two parts JSON may have it
+        return b"\n"  # JSON may have blank lines between its parts
 
     def broken(self, error: ApiError) -> bytes:
         """Appends the error, so that the body is no JSON even for clients that ignore its early end."""

@@ -80,8 +80,8 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError of any error. Clients learn the type of a defect; the log its place. `grammar`: the request's
-    field that restricts the answer."""
+    """Makes an ApiError of any error. For a defect, clients get its type and the log its place. `grammar`: the
+    request's field that restricts the answer."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):

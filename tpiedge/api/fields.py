@@ -1,7 +1,7 @@
 """Reads clients' JSON objects by tables in JSON Schema, which `openapi` shows. Modules with tables call this one `t`.
 
-null is the same as no field. Unknown fields are reported as ignored, as other servers have more of them; one edit away
-from a known field they are refused, as a misspelt limit must not be ignored.
+A null field counts as missing. Unknown fields are reported as ignored, as other servers have more. A name one edit away
+from a known field is refused, as a misspelt limit must not be ignored.
 """
 
 import re
@@ -18,7 +18,7 @@ IGNORED: Final = "x-ignored-fields"
 """The header that lists the request's ignored fields."""
 MAX_ENTRIES: Final = 4096
 MAX_TEXT_VALUES: Final = 65_536
-"""The limit of values in all texts of one request that are JSON."""
+"""The limit of JSON values in all text fields of one request that hold JSON."""
 TEXT: Final[JsonSchema] = {"type": "string"}
 OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 
@@ -35,7 +35,7 @@ _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an
 
 
 class Unsupported(JsonSchema):
-    """The schema of a field that is refused unless its value is harmless. `details` are those of the error."""
+    """The schema of a field that is refused unless its value is harmless. `details` go into the error."""
 
     details: Mapping[str, object] = {}
 
@@ -46,7 +46,7 @@ def unsupported(*harmless: object, why: str = "") -> Unsupported:
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    """Makes the schema of an object. Fields that are TEXT are needed, too."""
+    """Makes the schema of an object. Fields that are TEXT are required, too."""
     texts = [name for name, schema in fields.items() if schema is TEXT and name not in needed]
     return {"type": "object", "properties": fields, "required": [*needed, *texts]}
 
@@ -56,7 +56,7 @@ def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
-    """Makes tables of the objects that one place may have, by the value of their field `tag`."""
+    """Makes tables of the objects that one place may have, keyed by the value of their field `tag`."""
     return {
         name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
@@ -68,7 +68,7 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
-    """Makes the schema of a text or an array of such objects. `more`: other types."""
+    """Makes the schema of a text or an array of objects of `forms`. `more`: other types."""
     return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
@@ -102,14 +102,14 @@ class BodyFields:
     def __init__(
         self, values: Mapping[str, object], form: JsonSchema, where: str = "", outer: Self | None = None
     ) -> None:
-        """`where`: the prefix of its fields' names in errors; `outer`: the object around it. Raises ApiError."""
+        """Checks `values`. `where` begins fields' names in errors; `outer`: the object around it. Raises ApiError."""
         self.values = values
         self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
         self._whole: BodyFields = self if outer is None else outer._whole
         self._read: dict[str, Any] = {}
         self._nested: dict[str, BodyFields] = {}
-        #: Both are used in the outermost object only.
+        #: These two are used in the outermost object only.
         self._ignored: dict[str, None] = {}
         self._text_values = 0
         for key, value in values.items():
@@ -118,11 +118,11 @@ class BodyFields:
         for key in form["required"]:
             if values.get(key) is None:
                 raise self.missing(key)
-        self._overlook([key for key in values if key not in self._table and values[key] is not None], form)
+        self._check_rest([key for key in values if key not in self._table and values[key] is not None], form)
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of the whole request's ignored fields, as found; without indices, and safe in a header."""
+        """Names of the whole request's ignored fields in the order found, without indices and safe in a header."""
         return tuple(self._whole._ignored)
 
     def name(self, key: str) -> str:
@@ -131,7 +131,7 @@ class BodyFields:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns the value, of the table's type, or `default`."""
-        self._table[key]  # to read a field that is not in the table is a defect
+        self._table[key]  # raises KeyError for a field that is not in the table
         return self._read.get(key, default)
 
     def needed(self, key: str) -> str:
@@ -155,7 +155,7 @@ class BodyFields:
         return found
 
     def nested(self, key: str) -> "BodyFields":
-        """Returns the object in a field whose table has one of its own; an empty one if the field is missing."""
+        """Returns the object in a field whose schema has properties; an empty one if the field is missing."""
         empty = {"properties": self._table[key]["properties"], "required": ()}
         return self._nested.get(key) or BodyFields({}, empty, f"{self.name(key)}.", self)
 
@@ -188,19 +188,19 @@ class BodyFields:
     ) -> "list[tuple[str, BodyFields]]":
         return [self.kind(item, where, forms, tag) for where, item in self.entries(key)]
 
-    def leave_out(self, key: str, place: str) -> None:
+    def ignore_within(self, key: str, place: str) -> None:
         """Reports a place within the field as ignored."""
         room = _SHOWN - len(f"{self.name(key)}..")
         if len(place) >= room:
             place = f"..{place[max(0, len(place) - room + 1) :].partition('.')[2]}"
-        self.note(f"{key}.{place}")
+        self.ignore(f"{key}.{place}")
 
-    def note(self, key: str) -> None:
+    def ignore(self, key: str) -> None:
         """Reports a field, or something else of the object, as ignored."""
         ignored = self._whole._ignored
         if len(ignored) < 32:
             name = _INDEX.sub("[]", self.name(key)[:_SHOWN])
-            # With an empty last name the header would end with a blank, which none may.
+            # An empty last name would end the header with a blank, which is not allowed.
             ignored[_STRANGE.sub("?", name) or "?"] = None
 
     def wrong(self, key: str, why: str, code: str = "invalid_value") -> ApiError:
@@ -217,7 +217,7 @@ class BodyFields:
         return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
     def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
-        """Returns the value, a number in the schema's type. Checks types and limits, but no items. Raises ApiError."""
+        """Checks type and limits, but no items. Returns the value, a number in the schema's type. Raises ApiError."""
         if "enum" in schema and value not in schema["enum"]:
             if not isinstance(schema, Unsupported):
                 raise self.wrong(key, f"must be {_listed(one for one in schema['enum'] if one is not None)}")
@@ -240,7 +240,7 @@ class BodyFields:
             self._nested[key] = self.inner(value, key, schema)
         return float(value) if kinds == ["number"] else int(value) if kinds == ["integer"] else value
 
-    def _overlook(self, unknown: Sequence[str], form: JsonSchema) -> None:
+    def _check_rest(self, unknown: Sequence[str], form: JsonSchema) -> None:
         if len(unknown) > _MOST_UNKNOWN:
             why = f"{len(unknown)} fields are not known: at most {_MOST_UNKNOWN} may be"
             raise refused(why, unknown[0][:_SHOWN])
@@ -252,7 +252,7 @@ class BodyFields:
             elif meant is not None:
                 why = f"'{shown}' is not known: is '{self.name(meant)}' meant?"
             else:
-                self.note(key)
+                self.ignore(key)
                 continue
             raise refused(why, shown, "unknown_parameter")
 
@@ -270,12 +270,12 @@ def _is_of(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):
-        return value.is_integer()  # some languages know no other numbers
+        return value.is_integer()  # some languages have floats only
     return isinstance(value, _TYPES[kind][1])
 
 
 def _is_slip(given: str, known: str) -> bool:
-    """Whether one letter was added, left out or replaced, or two neighbours swapped."""
+    """Whether the names differ by one letter (more, less or another), or by two swapped neighbours."""
     if len(known) < _NEAR_LENGTH or abs(len(given) - len(known)) > 1:
         return False
     begin = 0

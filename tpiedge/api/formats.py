@@ -1,4 +1,4 @@
-"""The interface of the formats of answers, and the bytes of JSON and of events."""
+"""The interface of answer formats, and the bytes of JSON and of events."""
 
 import json
 import time
@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpiedge.api.asked import Asked, check_model
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import BodyFields, JsonSchema
+from tpiedge.api.parsed import ParsedRequest, check_model
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.transcript import TextPiece, TokenScores, Transcript
 from tpiedge.local.service import Service
-from tpiedge.model.speech import SpeechReader
+from tpiedge.model.output import OutputParser
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 REQUEST_ID = "x-request-id"
 RESUMABLE = "x-resumable"
-"""The header that says that the answer can be resumed by this name."""
+"""The header that says that the answer can be resumed by its request id."""
 
 
 class AnswerFormat(ABC):
@@ -32,7 +32,7 @@ class AnswerFormat(ABC):
 
     stream_type = "text/event-stream; charset=utf-8"
     error_event = b""
-    always_bytes = False  # whether scores of tokens without bytes have an empty list of them
+    always_bytes = False  # whether the scores of a token without bytes have an empty list of bytes
 
     def __init__(self, accepted: AcceptedRequest, tokenizer: Tokenizer | None) -> None:
         reply = accepted.reply
@@ -43,8 +43,8 @@ class AnswerFormat(ABC):
             for one in accepted.prompts
             for _ in range(accepted.each)
         ]
-        self.items: list[Json] = []  # of a choice that is written in items
-        self.speech = [SpeechReader(reply.speech) for _ in self.transcripts]
+        self.items: list[Json] = []  # used by formats that write a choice as items
+        self.parsers = [OutputParser(reply.speech) for _ in self.transcripts]
         self.scores = TokenScores(tokenizer, reply.logprobs, without_bytes=[] if self.always_bytes else None)
 
     def opening(self) -> Sequence[bytes]:
@@ -67,7 +67,7 @@ class AnswerFormat(ABC):
         return self.error_event + event(self.failure(error))
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> object:
-        """Returns an answer that is not streamed, as JSON. `pieces`: all of each choice."""
+        """Returns the JSON of an answer that is not streamed. `pieces`: all pieces of each choice."""
         raise NotImplementedError
 
     def failure(self, error: ApiError) -> Json:
@@ -77,19 +77,19 @@ class AnswerFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A form of answers. `path`: of its route; `about`: the route's summary; `prefix`: of the answers' names;
-    `table`: of its requests, which `read` parses; `kind`: the API's name of an answer that can be resumed, else ""."""
+    """A kind of request and answer. `path` and `about` are its route's path and summary; `prefix` begins the answers'
+    ids; `read` parses requests by `table`; `kind` is the API's name of an answer that can be resumed, else ""."""
 
     path: str
     about: str
     prefix: str
     table: JsonSchema
-    read: Callable[[BodyFields, Service], Asked]
+    read: Callable[[BodyFields, Service], ParsedRequest]
     write: type[AnswerFormat]
     kind: str = ""
 
-    def asked(self, values: dict[str, object], service: Service) -> Asked:
-        """Reads a request. Raises ApiError, AnsweredAtOnce."""
+    def parse(self, values: dict[str, object], service: Service) -> ParsedRequest:
+        """Parses a request. Raises ApiError, AnsweredAtOnce."""
         fields = BodyFields(values, self.table)
         check_model(fields, service)
         return self.read(fields, service)
@@ -101,14 +101,14 @@ def json_bytes(value: object) -> bytes:
 
 
 def long_json(value: object) -> bytes:
-    """Encodes as `json_bytes` does, but in short steps, between which other threads run. They run while `join` copies
-    much, too, and not while `+` does."""
+    """Encodes like `json_bytes`, but in short steps, between which other threads run. They also run while `join` copies
+    much, but not while `+` does."""
     if isinstance(value, dict):
         inner = [(b", ", json_bytes(key), b": ", long_json(one)) for key, one in value.items()]
         return b"".join([b"{", *[part for parts in inner for part in parts][1:], b"}"])
     if not isinstance(value, list):
         return json_bytes(value)
-    # A few entries may be large each, as choices are; many are written together.
+    # Each of a few entries may be large, as choices are; many entries are encoded together.
     if len(value) <= 128:
         entries = b", ".join(map(long_json, value))
     else:
@@ -127,6 +127,6 @@ def typed_event(kind: str, **fields: object) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Returns a comment of a stream, without an empty line: OpenAI's client for Python would take that for an event,
+    """Returns a comment of a stream, without an empty line, which OpenAI's client for Python would take for an event,
     and fail."""
     return f": {sanitised_line(text)}\n".encode()

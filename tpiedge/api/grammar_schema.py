@@ -1,8 +1,8 @@
 """Rewrites a client's JSON schema into one that a grammar can hold. Pure.
 
-An object has only declared properties, unless its schema mentions others. All parts that hold for one object declare
-them together (`allOf`, references, conditions); each part of a choice adds its own. Words that a grammar cannot hold
-are left out and named; annotations and unknown formats are left out. `oneOf` is read as `anyOf`: types and tags nearly
+An object has only declared properties, unless its schema allows others. All parts that apply to one object declare them
+together (`allOf`, references, conditions); each part of a choice adds its own. Keywords that a grammar cannot hold are
+left out and reported; annotations and unknown formats are left out. `oneOf` is read as `anyOf`: types and tags nearly
 always exclude each other.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 _MAX_PARTS: Final = 20_000
-#: Long places and patterns are work that the number of parts does not show.
+#: Long places and patterns cost work, which the number of parts does not show.
 _MAX_PLACE: Final = 256
 _CHARACTERS_OF_PART: Final = 100
 _TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _FORMATS: Final = (
     "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",
 )  # fmt: skip
-#: Their values are copied.
+#: Keywords whose values are copied.
 _PLAIN: Final = (
     "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "multipleOf",
 )  # fmt: skip
@@ -34,14 +34,14 @@ _CHOICES: Final = ("anyOf", "oneOf")
 _OWN: Final = ("properties", "patternProperties")
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _DEPENDENT: Final = ("dependentSchemas", "dependencies")
-#: Their parts hold for the same object.
+#: Keywords whose parts apply to the same object.
 _JOINED: Final = ("allOf", "if", "then", "else", *_DEPENDENT)
 _OF_OBJECTS: Final = (
     *_OWN, *_JOINED, *_CHOICES, "required", "additionalProperties", "unevaluatedProperties",
 )  # fmt: skip
 _ESCAPE: Final = r"\\(?:[pP]\{[^}]{0,64}\}|(?!u[dD][89a-fA-F])[aftnrvxuUdDsSwWAzpP]|(?![\w<>])[ -~])"
 _CLASS: Final = rf"\[\^?+\]?+(?:{_ESCAPE}|\[:\^?\w+:\]|[^\\\[\]])*+\]"
-#: Names that parts of one object declare, by word; None where a part allows others.
+#: Names that parts of one object declare, by keyword; None if a part allows other names.
 _Declared = dict[str, dict[str, bool]] | None
 _NOTHING: Final[_Declared] = {}
 #: A pattern in Rust's syntax without look-around; anchors stand only at the ends of an alternative.
@@ -60,8 +60,8 @@ def is_held(pattern: str) -> bool:
 
 
 class GrammarSchema:
-    """A client's schema, rewritten to `schema`, which refers only to its `$defs`. `left_out`: places of the client's
-    words that it lacks. What is declared `around` a part belongs to the same object; None leaves the part open."""
+    """A client's schema, rewritten to `schema`, which refers only to its `$defs`. `left_out` has the places of keywords
+    that it lacks. Methods get `around`, what other parts of the same object declare; None allows all names."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
         """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
@@ -94,7 +94,7 @@ class GrammarSchema:
             self._leave_out(path, word)
 
     def _declared(self, schema: object, words: Sequence[str], around: _Declared) -> _Declared:
-        """Adds to `around` what a schema, its references and the parts of its `words` declare."""
+        """Returns `around` with what a schema, its references and the parts of its `words` declare."""
         if around is None:
             return None
         found, left = {word: {**names} for word, names in around.items()}, [(schema, self._root)]
@@ -128,7 +128,7 @@ class GrammarSchema:
     def _schema(self, schema: object, path: str, around: _Declared = _NOTHING) -> Any:
         self._count(1)
         if not isinstance(schema, dict):
-            return [] if isinstance(schema, list) else schema  # which is no schema, and refused as such
+            return [] if isinstance(schema, list) else schema  # a list is no schema, and is refused later
         if "not" in schema and schema["not"] in ({}, True):
             return False
         found: dict[str, Any] = {}
@@ -138,7 +138,7 @@ class GrammarSchema:
         self._properties(schema, path, found)
         alone = around == {} and not any(word in schema for word in _OF_OBJECTS)
         self._refer(schema, path, found, alone)
-        if not (alone and "$ref" in found):  # which is closed itself
+        if not (alone and "$ref" in found):  # the target is closed itself
             self._join(schema, path, found, around)
         for word in _UNHELD:
             said = schema.get(word)
@@ -151,7 +151,7 @@ class GrammarSchema:
         return found
 
     def _join(self, schema: dict[str, Any], path: str, found: dict[str, Any], around: _Declared) -> None:
-        """Adds parts for the same value, and closes an object to what all of them declare."""
+        """Adds the parts of `allOf` and choices; closes an object to names that none of its parts declares."""
         own = self._declared(schema, _JOINED, around)
         self._choices(schema, path, found, own)
         kinds = _kinds(schema)
@@ -189,7 +189,7 @@ class GrammarSchema:
 
     def _array(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
         first, rest, rest_word = schema.get("prefixItems"), schema.get("items"), "items"
-        if isinstance(rest, list):  # as until 2020
+        if isinstance(rest, list):  # the form until 2020
             first, rest, rest_word = rest, schema.get("additionalItems"), "additionalItems"
         if isinstance(first, list):
             found["prefixItems"] = self._several(first, path, "prefixItems")
@@ -247,14 +247,14 @@ class GrammarSchema:
             if parts is None:
                 continue
             if not isinstance(parts, list):
-                found[word] = {}  # refused as well, but without references
+                found[word] = {}  # is refused later, but has no references
                 continue
             made = self._several(parts, path, word, None if word == "allOf" else own)
             if word == "oneOf" and "anyOf" in found:
                 found["allOf"] = [*found.get("allOf", ()), {"anyOf": made}]
             else:
                 found["allOf" if word == "allOf" else "anyOf"] = made
-        # Pydantic gives OpenAPI's discriminator a default, so that it is not required.
+        # Pydantic gives OpenAPI's discriminator a default, so its schema does not require it.
         given = schema.get("discriminator")
         tag = given.get("propertyName") if isinstance(given, dict) else None
         if isinstance(tag, str) and schema.get("required") in (None, []):
@@ -262,14 +262,14 @@ class GrammarSchema:
 
 
 def _is_exact(value: object) -> bool:
-    """Whether doubles, in which llguidance counts, hold all integers of a constant."""
+    """Whether doubles, with which llguidance counts, hold all integers of a constant."""
     if isinstance(value, dict | list):
         return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or abs(value) <= _EXACT
 
 
 def _within(bound: object, word: str, whole: bool) -> object:
-    """Moves a bound inside, to a double as llguidance reads it; a bound of `whole` numbers, also to 64 bits."""
+    """Moves a bound inwards to a double, as llguidance reads it; a bound of `whole` numbers also into 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
     upwards = word in ("minimum", "exclusiveMinimum")
@@ -282,7 +282,7 @@ def _within(bound: object, word: str, whole: bool) -> object:
 
 
 def _document(schema: Mapping[str, Any], outer: object) -> object:
-    """Returns the document that pointers in a schema are relative to: itself with an address in `$id`."""
+    """Returns the document that pointers in a schema refer to: itself if its `$id` has an address, else `outer`."""
     identity = schema.get("$id")
     return schema if isinstance(identity, str) and not identity.startswith("#") else outer
 
@@ -306,13 +306,13 @@ def _target(reference: object, root: object) -> object:
 
 
 def _inner(path: str, *keys: str) -> str:
-    """Returns the place of a part, with the end of a long path."""
+    """Returns the place of a part, with only the end of a long path."""
     *outer, last = (path, *keys) if path else keys
     return ".".join((*filter(None, (".".join(outer)[-_MAX_PLACE:],)), last))
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """Returns the types, which Gemini's clients write in capitals; "" for anything else."""
+    """Returns the types in lower case (Gemini's clients write capitals); "" for anything else."""
     given = schema.get("type")
     kinds = given if isinstance(given, list) else [given]
     return [kind.lower() if isinstance(kind, str) else "" for kind in kinds]

@@ -1,11 +1,11 @@
-"""Admission of requests, and whose they are. All is denied by default, but for /health, /ready and the page's files.
+"""Admits requests and tells whose they are. Only /health, /ready and the page's files are open to all.
 
-Without API keys all who reach the port may use the model: it is a loopback port unless the user insists, and web pages
-are refused, as browsers reach it. A page whose name resolves to this machine shows in the Host header, which must be an
-IP address, localhost or an own name; others show in Origin and Sec-Fetch-Site. Pages that the user named pass.
+Without API keys all who reach the port may use the model. So it is a loopback port unless the user insists, and web
+pages are refused, as browsers reach it. The Host header shows a page whose name resolves to this machine: it must be an
+IP address, localhost or an own name. Origin and Sec-Fetch-Site show other pages. Pages that the user named pass.
 
-A request is its API key's, or its address's without keys. X-Forwarded-For counts only on connections of named proxies,
-and of it the last address that is not theirs: a named proxy wrote it.
+A request belongs to its API key or, without keys, to its address. X-Forwarded-For counts only on connections of named
+proxies: its last address that is not theirs, as a named proxy wrote it.
 """
 
 import hashlib
@@ -58,11 +58,11 @@ def client_address(headers: Headers, host: str, proxies: Sequence[_Network]) -> 
         return None
     if not any(peer in proxy for proxy in proxies):
         return None if any(name.startswith(_TOLD) for name in headers) else str(peer)
-    # A Forwarded header may name another client: named proxies remove it.
+    # A Forwarded header may name another client, so named proxies must remove it.
     if "forwarded" in headers:
         return None
-    # All headers of that name are one list. Where all are named proxies', the last one is the client: it may have
-    # written what comes before.
+    # All headers of that name are one list. If it has named proxies only, the last one is the client, which may have
+    # written the others.
     chain = [_address(one.strip()) for one in ",".join(told).split(",")]
     others = (one for one in reversed(chain) if one is None or not any(one in proxy for proxy in proxies))
     address = next(others, chain[-1])
@@ -86,10 +86,10 @@ def is_admin(path: str) -> bool:
 
 
 class Guard:
-    """Checks the head of every request before all else. Without keys, Host headers may have the machine's own names,
-    where others reach it, and `public_names`. Pages of `origins` may use the API. `share_prefixes` gives all clients
-    one scope. Raises UserError where a network (unless `insecure`) or all web pages would be served without a key, for
-    text that names nothing, and for an admin secret that is empty or an API key."""
+    """Checks the head of every request before all else. Without keys, Host headers may have `public_names` and, if
+    others reach the machine, its own names. Pages of `origins` may use the API. `share_prefixes` gives all clients one
+    scope. Raises UserError if a network (unless `insecure`) or all web pages would be served without a key, for
+    malformed text, and for an admin secret that is empty or an API key."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Guard:
         return bool(origin) and not self._origins.isdisjoint((origin, "*"))
 
     def check_sender(self, path: str, headers: Headers) -> None:
-        """Raises ApiError 400, 431 or 403."""
+        """Raises ApiError 400, 431 or, for web pages, 403."""
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy might believe the other length.
             why = "a body has either a Content-Length or a Transfer-Encoding"
@@ -146,7 +146,7 @@ class Guard:
         """Raises ApiError 401."""
         key, needed = key_of(headers), ""
         if is_admin(path):
-            needed = "" if hmac.compare_digest(key, self._admin) else "the admin secret"
+            needed = "" if hmac.compare_digest(key, self._admin) else "the admin key"
         elif self._keys.needed and path not in OPEN_PATHS and not (is_page(path) or self._keys.have(key)):
             needed = "an API key"
         if needed:
@@ -154,7 +154,7 @@ class Guard:
             raise ApiError(401, why, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def key(self, request: Request) -> bytes:
-        """The API key; empty where none is needed."""
+        """Returns the API key; empty if none is needed."""
         return key_of(request.headers) if self._keys.needed else b""
 
     def client(self, request: Request) -> str:
@@ -164,8 +164,8 @@ class Guard:
         return self._address(request) or _host(request).removeprefix("::ffff:")
 
     def scope(self, request: Request) -> str:
-        """Returns the scope of GenerationRequest, which tells neither key nor address: one for each client, and a new
-        one where the client is not known."""
+        """Returns the `scope` of GenerationRequest, which reveals neither key nor address: one for each client, a new
+        one if the client is unknown."""
         if self._share_prefixes:
             return ""
         if not self._keys.needed and self._address(request) is None:
@@ -177,7 +177,7 @@ class Guard:
         return client_address(request.headers, _host(request), self._proxies)
 
     def sender(self, client: str) -> dict[str, str] | None:
-        """Describes what `client` named to an administrator, as a key's name or an address; None for an empty one."""
+        """Describes to an administrator the client with this name: by its key's name or its address. None if empty."""
         if not client:
             return None
         if not self._keys.needed:
@@ -186,7 +186,7 @@ class Guard:
         return {"kind": "former key" if name is None else "key", "name": name or ""}
 
     def _check_not_a_page(self, headers: Headers, *, nameless: bool) -> None:
-        """Refuses what a web page may have sent: ApiError 403. `nameless`: needs no Host header, which pages send."""
+        """Raises ApiError 403 if a web page may have sent the request. `nameless`: accepts a missing Host header."""
         hosts = headers.getlist("host") or [""]
         host = hosts[0].lower()
         ours = _without_port(host) in self._names or _address(host) is not None
@@ -199,7 +199,7 @@ class Guard:
             )
         if self.permits(headers):
             return
-        # This server's own page has its own origin. Requests for images and scripts of other pages name none.
+        # This server's page has one of its own origins. Other pages' requests for images and scripts have no Origin.
         own = {host, *self._public}
         foreign = any(one.lower().partition("://")[2] not in own for one in headers.getlist("origin"))
         sites = {site.lower() for site in headers.getlist("sec-fetch-site")}
@@ -240,7 +240,7 @@ def _without_port(name: str) -> str:
 
 
 def key_of(headers: Headers) -> bytes:
-    """Returns the bearer, else X-Api-Key, else Azure's Api-Key; empty without one, or where the header comes twice."""
+    """Returns the bearer token, else X-Api-Key, else Azure's Api-Key; empty without one, or if it comes twice."""
     scheme, _, key = _only_value(headers, "authorization").partition(" ")
     if scheme.lower() != "bearer":
         key = _only_value(headers, "x-api-key") or _only_value(headers, "api-key")

@@ -1,4 +1,4 @@
-"""Arriving requests: reading and preparing them is bounded, and divided among clients."""
+"""Reads and prepares arriving requests, within limits for all and for each client."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.guard import Guard
 from tpiedge.api.limits import Limits
 from tpiedge.master.request_queue import QueueFull
-from tpiedge.portions import Portions
+from tpiedge.quotas import ClientQuotas
 
 _THREADS: Final = 4
-#: Threads that work for one client at most.
+#: At most so many threads work for one client.
 _AT_ONCE: Final = _THREADS // 2
 #: Content types that curl, and aiohttp in LiteLLM, send by default.
 _UNTOLD = ("", "application/x-www-form-urlencoded", "application/octet-stream")
@@ -24,15 +24,15 @@ _T = TypeVar("_T")
 
 
 class Intake:
-    """Parses, renders and tokenizes in threads, for one loop. No client has over half of places, bytes or threads."""
+    """Parses, renders and tokenizes in threads, for one loop. No client gets over half of places, bytes or threads."""
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self.limits = limits
         self.client, self.key, self.scope = guard.client, guard.key, guard.scope
         self._threads = ThreadPoolExecutor(_THREADS, "api-intake")
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._places = Portions(limits.preparing)
-        self._bytes = Portions(limits.bodies_bytes)
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._places = ClientQuotas(limits.preparing)
+        self._bytes = ClientQuotas(limits.bodies_bytes)
 
     async def done(
         self,
@@ -40,22 +40,22 @@ class Intake:
         work: Callable[[dict[str, object]], _T],
         undo: Callable[[_T], None] | None = None,
     ) -> _T:
-        """Returns what `work` makes of the request's JSON object, in a thread; `undo` as of `run`. Raises ApiError,
-        QueueFull, and Disconnected where the sender leaves before."""
+        """Returns what `work` makes of the request's JSON object in a thread; `undo` as in `run`. Raises ApiError,
+        QueueFull, and Disconnected if the client leaves first."""
         client, limits, held = self.client(request), self.limits, 0
-        if not self._places.take(client):
-            own = self._places.of(client)
-            raise QueueFull(f"{self._places.taken} requests are arriving at once, {own} of them yours")
+        if not self._places.acquire(client):
+            own = self._places.used_by(client)
+            raise QueueFull(f"{self._places.used} requests are arriving at once, {own} of them yours")
 
-        def take(count: int) -> None:
+        def reserve(count: int) -> None:
             nonlocal held
-            if not self._bytes.take(client, count):
+            if not self._bytes.acquire(client, count):
                 raise QueueFull("too many large requests are arriving at once")
             held += count
 
         tasks: list[asyncio.Task[Any]] = []
         try:
-            # A web page can send other types across origins without asking; this one it cannot.
+            # A web page cannot send this type across origins without a preflight, as it can send others.
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             told = any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
             # Ollama's clients may omit it where no header shows a browser.
@@ -63,7 +63,7 @@ class Intake:
             if kind != "application/json" and not untold:
                 raise ApiError(415, "send 'Content-Type: application/json'", "unsupported_media_type")
             announced = request.headers.get("content-length")
-            body = await read_body(request.receive, announced, limits.body_bytes, limits.body_s, take)
+            body = await read_body(request.receive, announced, limits.body_bytes, limits.body_s, reserve)
             prepared = self.run(client, lambda: work(parse_object(body, limits.body_values)), undo)
             tasks += asyncio.create_task(prepared), asyncio.create_task(left(request.receive))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -73,24 +73,24 @@ class Intake:
         finally:
             for task in tasks:
                 task.cancel()
-            self._places.leave(client)
-            self._bytes.leave(client, held)
+            self._places.release(client)
+            self._bytes.release(client, held)
 
     async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """Returns the result of `work`, done in a thread when `client` has its turn. Cancelled later, it is undone."""
-        turn = self._turns.setdefault(client, asyncio.Semaphore(_AT_ONCE))
-        async with turn:
+        """Runs `work` in a thread of `client`; returns its result or, if cancelled meanwhile, gives it to `undo`."""
+        slots = self._slots.setdefault(client, asyncio.Semaphore(_AT_ONCE))
+        async with slots:
             begun = self._threads.submit(work)
             done = asyncio.wrap_future(begun)
             try:
                 return await asyncio.shield(done)
             except asyncio.CancelledError:
-                if not begun.cancel():  # the client keeps its turn until the work ends
+                if not begun.cancel():  # the client keeps the thread until the work ends
                     await asyncio.wait([done])
                     if undo is not None and done.exception() is None:
                         undo(done.result())
                 raise
 
     def close(self) -> None:
-        """Drops work that has not begun. For use after the event loop."""
+        """Drops work that has not begun. Call it after the event loop."""
         self._threads.shutdown(wait=False, cancel_futures=True)

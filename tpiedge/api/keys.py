@@ -17,12 +17,12 @@ from tpiedge.sanitise import sanitised_line
 
 _MAX_KEY: Final = 4096
 _log = logging.getLogger(__name__)
-#: Names, or "", by the SHA-256 of the key.
+#: The name of each key, or "", by the key's SHA-256.
 _NamedKeys: TypeAlias = dict[bytes, str]
 
 
 class ApiKeys:
-    """Keys that may change while they are in use, for one thread. Raises UserError for bad ones."""
+    """Keys that may change while they are in use, for one thread. Raises UserError for malformed keys."""
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
         """`file` must be readable by its owner alone, and hold a key."""
@@ -37,11 +37,11 @@ class ApiKeys:
 
     @property
     def needed(self) -> bool:
-        """Whether clients must send one, also while the file holds none."""
+        """Whether clients must send a key, even while the file holds none."""
         return bool(self._given) or self._file is not None
 
     def have(self, key: bytes) -> bool:
-        """Whether `key` is one of them now. The last good content of the file counts; the log says so once."""
+        """Whether `key` is valid now. After a bad change the file's last good content counts; the log says so once."""
         self._read_again()
         digest = _digest(key)
         # Every key is compared, in constant time.
@@ -49,7 +49,7 @@ class ApiKeys:
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
-        """Returns the name of the key that has this SHA-256, or ""; None for a key that counts no longer."""
+        """Returns the name of the key with this SHA-256, or ""; None for a former key."""
         return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:
@@ -98,7 +98,7 @@ def _checked(key: str, what: str) -> str:
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
-    """Differs whenever the file changes; None without a file."""
+    """Returns a value that changes with the file; None without a file."""
     try:
         found = os.stat(path)
     except OSError:  # reading says why

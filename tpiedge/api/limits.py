@@ -1,4 +1,4 @@
-"""Limits of what clients may cost."""
+"""Limits on what clients may cost."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -10,12 +10,12 @@ HEADERS_BYTES: Final = 16 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in bytes and seconds. One client has at most half of `connections`, `bodies_bytes` and `preparing`, which
+    """Limits in bytes and seconds. One client gets at most half of `connections`, `bodies_bytes` and `preparing`, which
     bound all requests that arrive or are tokenized at once.
 
-    `linger_s`: how long a refused body is read; `answer_s`: from acceptance to the answer's end; `quiet_s`: until the
-    first sign of life of a whole answer, `ping_s`: of a stream, and between signs; `write_s`: until a client that does
-    not read is cut off, at most twice as long."""
+    A refused body is read for `linger_s`. A response may take `answer_s`. A whole answer shows signs of life from
+    `quiet_s` on, a stream from `ping_s` on, then every `ping_s`. A client that does not read is cut off after `write_s`
+    to twice as long."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB

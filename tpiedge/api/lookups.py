@@ -10,7 +10,6 @@ from starlette.routing import Route
 from tpiedge import __version__
 from tpiedge.api import fields as t
 from tpiedge.api.anthropic import COUNT, count_tokens
-from tpiedge.api.asked import MODEL, TOKEN_IDS, check_model, encode, read_token_ids
 from tpiedge.api.errors import ApiError, is_anthropic, refused
 from tpiedge.api.fields import BodyFields, ignored_header
 from tpiedge.api.formats import Json
@@ -18,9 +17,10 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.ollama import moment
 from tpiedge.api.openai import SWITCHES, rendered
+from tpiedge.api.parsed import MODEL, TOKEN_IDS, check_model, encode, read_token_ids
 from tpiedge.local.service import ModelInfo, Service
 from tpiedge.model.call_reader import call_form
-from tpiedge.model.speech import thinking_after
+from tpiedge.model.output import thinking_after
 
 #: The version of Ollama that clients are told: some want a new one.
 _RELEASE: Final = "0.12.0"
@@ -33,15 +33,15 @@ _TOKENIZE: Final = t.body(
     chat_template_kwargs=SWITCHES,
     add_special_tokens=t.flag("Whether a `prompt` begins as the model's texts do; true without."),
     add_special=t.flag("The same of a `content`; false without."),
-    parse_special=t.flag("Whether special tokens that stand in the text are tokens, not text; true without."),
-    return_token_strs=t.flag("Whether the text of each token is told."),
+    parse_special=t.flag("Whether special tokens in the text are read as tokens; default true."),
+    return_token_strs=t.flag("Whether to report the text of each token."),
     with_pieces=t.flag("The same, as llama.cpp names it."),
 )
 _DETOKENIZE: Final = t.body("tokens", model=MODEL, tokens=TOKEN_IDS)
 
 
 def lookup_routes(service: Service, intake: Intake) -> list[Route]:
-    def asked(path: str) -> Route:
+    def route(path: str) -> Route:
         async def answer(request: Request) -> Response:
             found, ignored = await intake.done(request, lambda values: looked_up(path, values, service))
             return JSONResponse(found, headers=ignored_header(ignored))
@@ -63,14 +63,14 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
         told("/api/version", lambda *_: {"version": _RELEASE, "tpiedge": __version__}),
         told("/api/tags", lambda _, model: {"models": [_tag(model, name) for name in model.names]}),
         told("/api/ps", lambda _, model: {"models": [_tag(model, model.name) | loaded]}),
-        *map(asked, LOOKUPS),
+        *map(route, LOOKUPS),
     ]
 
 
 def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[Json, tuple[str, ...]]:
-    """Returns the answer and the names of the fields without an effect. Raises ApiError."""
+    """Returns the answer and the names of the ignored fields. Raises ApiError."""
     _, table, find = LOOKUPS[path]
-    if path == "/api/show" and "model" not in values and "name" in values:  # as it was called before
+    if path == "/api/show" and "model" not in values and "name" in values:  # the older name of the field
         values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
     fields = BodyFields(values, table)
     check_model(fields, service)
@@ -156,7 +156,7 @@ def _shown(_fields: BodyFields, service: Service) -> Json:
 
 
 def _capabilities(service: Service) -> Iterator[str]:
-    """Yields what clients look for before they offer tools or show reasoning."""
+    """Yields the capabilities that clients look for before they offer tools or show reasoning."""
     if service.tokenizer is not None:
         yield from ("completion", "embedding")
     template = "" if service.template is None else service.template.source(tools=True)
@@ -176,7 +176,7 @@ def _tokens(fields: BodyFields, service: Service) -> Json:
     wish = {"content": "add_special", "prompt": "add_special_tokens"}.get(param, "")
     for other in (*others, "add_special", "add_special_tokens"):
         if other != wish and fields.get(other) is not None:
-            fields.note(other)
+            fields.ignore(other)
     if param == "messages":
         ids, _ = rendered(fields, read_messages(fields), service)
     else:

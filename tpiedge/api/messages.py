@@ -33,11 +33,11 @@ _USER: Final = t.body(
     **_COMMON | dict.fromkeys(("function_call", "tool_calls", "tool_call_id"), t.unsupported())
 )
 _TOOL: Final = t.body(
-    **_COMMON, tool_call_id=t.text("The call that it answers."), function_call=t.unsupported()
+    **_COMMON, tool_call_id=t.text("The id of the call that it answers."), function_call=t.unsupported()
 )
 _ASSISTANT: Final = t.body(
     **_COMMON,
-    reasoning_content=t.text("Its thoughts."),
+    reasoning_content=t.text("Its reasoning."),
     reasoning=t.text("The same."),
     thinking=t.text("The same."),
     refusal=t.text("In place of content."),
@@ -129,18 +129,18 @@ def _message(role: str, message: t.BodyFields, *, begun: bool) -> dict[str, Any]
     if message.get("name") is not None:
         found["name"] = message.get("name")
     if role == "assistant":
-        thoughts = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
-        if thoughts:
-            found["reasoning_content"] = thoughts
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
+        if reasoning:
+            found["reasoning_content"] = reasoning
         key, items = "tool_calls", [*message.entries("tool_calls")]
         function = message.get("function_call")
-        if function is not None and not items:  # as before there were tools
+        if function is not None and not items:  # the form before there were tools
             key, items = "function_call", [("function_call", {"function": function})]
         if items:
             found["tool_calls"] = [_call(message.inner(item, where, _CALL)) for where, item in items]
         if items and begun:
             param = message.name(key)
-            raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
+            raise refused(f"'{param}': an answer cannot continue a message that has calls", param)
         # Content is null only beside calls; a refusal replaces it.
         if message.get("refusal") and not found["content"]:
             found["content"] = message.get("refusal")
@@ -156,7 +156,7 @@ def _call(call: t.BodyFields) -> dict[str, Any]:
     name = function.needed("name")
     if not name:
         raise function.missing("name")
-    # Missing arguments are an empty object; any other value stays a text.
+    # Missing arguments mean an empty object; arguments that are no object stay a text.
     text = function.get("arguments") or "{}"
     value = function.parsed("arguments") if function.get("arguments") else {}
     called = {"name": name, "arguments": GivenArguments(text, value if isinstance(value, dict) else text)}
@@ -164,8 +164,8 @@ def _call(call: t.BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls without one. A result without an id belongs to the first open call, of its tool if it names
-    one."""
+    """Gives ids to calls and results without one. A result without an id belongs to the first open call (of its tool,
+    if named)."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

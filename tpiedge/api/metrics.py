@@ -1,10 +1,10 @@
-"""`GET /metrics`: the cluster's state and counters in Prometheus's text format.
+"""`GET /metrics` shows the cluster's state and counters in Prometheus's text format.
 
 API keys count here, too (Prometheus: `authorization: credentials`). Nodes are labelled by rank and by the name that the
 master gave them; only the administrator sees hosts and addresses. No label has a value that clients choose.
 
-Counters of nodes are those of the last heartbeat, missing on the first look, and begin at zero with every plan, like
-those of a restarted process. What vLLM measures too has its names as well, for dashboards and autoscalers.
+Counters of nodes come from the last heartbeat, are missing on the first look, and restart at zero with every plan. What
+vLLM measures too is also shown by its names, for dashboards and autoscalers.
 """
 
 from collections import Counter
@@ -25,32 +25,32 @@ METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _T = TypeVar("_T")
 _Labels: TypeAlias = Mapping[str, str]
-#: Name, help, and the number or a number for each set of labels. The name of a counter ends with _total.
+#: Name, help, and one number or a number for each set of labels. The name of a counter ends with _total.
 _Row: TypeAlias = tuple[str, str, float | Sequence[tuple[_Labels, float]]]
 
 #: Field of Stats, name, help.
 _OF_NODES: Final = (
     ("disk_read_bytes", "disk_read_bytes_total", "Bytes of weights read from disk since they were loaded."),
     ("reads", "disk_reads_total", "Pieces of weights read from disk."),
-    ("load_s", "disk_busy_seconds_total", "While at least one such read was under way."),
-    ("prefetch_hits", "prefetch_hits_total", "Blocks whose weights had been read ahead."),
+    ("load_s", "disk_busy_seconds_total", "Seconds with at least one such read under way."),
+    ("prefetch_hits", "prefetch_hits_total", "Blocks whose weights had been prefetched."),
     ("stalls", "stalls_total", "Blocks whose weights were waited for."),
-    ("weight_wait_s", "stall_seconds_total", "Waiting for weights."),
-    ("attention_s", "attention_seconds_total", "Computing attention blocks."),
-    ("ffn_s", "ffn_seconds_total", "Computing FFN blocks."),
-    ("reduce_wait_s", "reduce_seconds_total", "In all-reduces, other nodes' lateness included."),
-    ("head_s", "head_seconds_total", "Embedding, LM head and sampling, on rank 0."),
-    ("bytes_sent", "sent_bytes_total", "Sent to other nodes."),
-    ("bytes_received", "received_bytes_total", "Received from other nodes."),
-    ("dropped", "dropped_messages_total", "Messages of other nodes that came too late."),
-    ("refused", "refused_messages_total", "Messages and connections that no honest node makes."),
-    ("steps", "steps_total", "Sweeps over the model."),
-    ("tokens", "tokens_total", "Positions computed, those of prompts included."),
-    ("drafted", "drafted_tokens_total", "Tokens that were guessed, on rank 0."),
-    ("accepted", "accepted_tokens_total", "Guessed tokens that were right."),
+    ("weight_wait_s", "stall_seconds_total", "Seconds of waiting for weights."),
+    ("attention_s", "attention_seconds_total", "Seconds of attention blocks."),
+    ("ffn_s", "ffn_seconds_total", "Seconds of FFN blocks."),
+    ("reduce_wait_s", "reduce_seconds_total", "Seconds of all-reduces, with waiting for other nodes."),
+    ("head_s", "head_seconds_total", "Seconds of embedding, LM head and sampling, on rank 0."),
+    ("bytes_sent", "sent_bytes_total", "Bytes sent to other nodes."),
+    ("bytes_received", "received_bytes_total", "Bytes received from other nodes."),
+    ("dropped", "dropped_messages_total", "Messages of other nodes that arrived too late."),
+    ("refused", "refused_messages_total", "Messages and connections that were refused."),
+    ("steps", "steps_total", "Steps: passes through the model."),
+    ("tokens", "tokens_total", "Tokens computed, of prompts and answers."),
+    ("drafted", "drafted_tokens_total", "Drafted tokens, on rank 0."),
+    ("accepted", "accepted_tokens_total", "Accepted draft tokens."),
     ("peak_rss_bytes", "peak_rss_bytes", "The largest resident set of the process so far."),
-    ("weight_bytes", "weight_bytes", "Memory that is kept for weights."),
-    ("window_bytes", "window_bytes", "Those of them that weights pass through on their way from disk."),
+    ("weight_bytes", "weight_bytes", "Memory for weights."),
+    ("window_bytes", "window_bytes", "Part of it that streamed weights pass through."),
     ("kv_bytes", "kv_bytes", "Memory that the KV cache takes, at most."),
     ("kv_reserved_bytes", "kv_reserved_bytes", "Memory that the KV cache takes when it is full."),
     ("kv_pages", "kv_pages", "Pages of the KV cache."),
@@ -62,7 +62,7 @@ _HISTOGRAMS: Final = (
     ("first_token", "time_to_first_token_seconds", "From a request's acceptance to its first token."),
     ("prefill", "request_prefill_time_seconds", "From a request's start to its first token."),
     ("between_tokens", "inter_token_latency_seconds", "From each token of an answer to the next."),
-    ("between_tokens", "time_per_output_token_seconds", "The same, by the name that vLLM had before."),
+    ("between_tokens", "time_per_output_token_seconds", "The same, by an earlier name of vLLM."),
     ("per_token", "request_time_per_output_token_seconds", "Between two tokens, the mean of an answer."),
     ("decode", "request_decode_time_seconds", "From the first token of a whole answer to the last one."),
     ("latency", "e2e_request_latency_seconds", "From a request's acceptance to the end of a whole answer."),
@@ -83,7 +83,7 @@ class _Page(Collector):
     def collect(self) -> Iterator[Metric]:
         status, labels = self.status, {"model_name": self.model, "engine": "0"}
         yield from (_numbers(row, {}) for row in _cluster(status))
-        says = "From such an end until requests were answered again."
+        says = "Time from a loss until requests were answered again."
         yield _histogram("tpiedge_recovery_seconds", says, [({}, status.history.recoveries)])
         yield from (_numbers(row, {}) for row in _requests(status))
         says, pauses = "Pauses of answers that went on, by cause.", _by("cause", status.histograms.pauses)
@@ -101,33 +101,33 @@ def _cluster(status: ClusterStatus) -> Iterator[_Row]:
     yield "tpiedge_ready", "Whether requests are answered.", status.ready
     yield (
         "tpiedge_epoch",
-        "The plan that serves: larger with every new one, 0 before the first.",
+        "Number of the serving plan; 0 before the first.",
         status.epoch,
     )
     yield "tpiedge_collective", "The all-reduces of a token and of a whole chunk.", collectives
-    yield "tpiedge_nodes", "Machines by what they do.", _by("state", dict(sorted(states.items())))
+    yield "tpiedge_nodes", "Machines by state.", _by("state", dict(sorted(states.items())))
     begun = dict(zip(PLAN_CAUSES, history.begun, strict=True))
     losses = dict(zip(LOSS_CAUSES, history.losses, strict=True))
     yield "tpiedge_plans_total", "Plans that began, by cause.", _by("cause", begun)
     yield "tpiedge_failed_plans_total", "Plans that failed before they served.", history.failed
-    yield "tpiedge_losses_total", "Plans that served and ended before the next.", _by("cause", losses)
+    yield "tpiedge_losses_total", "Serving plans that ended unplanned, by cause.", _by("cause", losses)
 
 
 def _requests(status: ClusterStatus) -> Iterator[_Row]:
     totals = status.totals
     outcomes = {name: getattr(totals, name) for name in ("finished", "failed", "cancelled", "refused")}
     yield "tpiedge_requests_total", "Requests by how they ended.", _by("outcome", outcomes)
-    yield "tpiedge_requests_waiting", "Requests that wait for their turn.", status.queued
-    yield "tpiedge_requests_running", "Requests that are answered.", status.running
+    yield "tpiedge_requests_waiting", "Queued requests.", status.queued
+    yield "tpiedge_requests_running", "Running requests.", status.running
     yield "tpiedge_prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens
     yield (
         "tpiedge_cached_prompt_tokens_total",
-        "Those that were kept, and not computed.",
+        "Prompt tokens found in the prefix cache.",
         totals.cached_tokens,
     )
     yield "tpiedge_generated_tokens_total", "Tokens of answers.", totals.tokens
-    yield "tpiedge_resumed_answers_total", "Answers that went on in another epoch.", totals.resumed
-    yield "tpiedge_paused_answer_seconds_total", "For how long those had paused.", totals.paused_s
+    yield "tpiedge_resumed_answers_total", "Answers that were resumed in another epoch.", totals.resumed
+    yield "tpiedge_paused_answer_seconds_total", "Time that those had paused.", totals.paused_s
 
 
 def _nodes(status: ClusterStatus) -> Iterator[_Row]:
@@ -140,24 +140,24 @@ def _nodes(status: ClusterStatus) -> Iterator[_Row]:
 
 
 def _as_vllm(status: ClusterStatus) -> Iterator[_Row]:
-    """Yields what vLLM measures too. Values of rank 0 are missing until it has reported."""
+    """Yields vLLM's metrics. Values of rank 0 are missing until it has reported."""
     totals = status.totals
     whole = totals.finished - totals.cut
     reasons = {"stop": whole, "length": totals.cut, "abort": totals.cancelled, "error": totals.failed}
     yield "vllm:request_success_total", "Requests by how they ended.", _by("finished_reason", reasons)
-    yield "vllm:num_requests_running", "Requests that are answered.", status.running
-    yield "vllm:num_requests_waiting", "Requests that wait for their turn.", status.queued
+    yield "vllm:num_requests_running", "Running requests.", status.running
+    yield "vllm:num_requests_waiting", "Queued requests.", status.queued
     yield "vllm:prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens
     yield "vllm:generation_tokens_total", "Tokens of answers.", totals.tokens
     yield "vllm:prefix_cache_queries_total", "Tokens of answered prompts.", totals.prompt_tokens
-    yield "vllm:prefix_cache_hits_total", "Those that were kept from earlier ones.", totals.cached_tokens
+    yield "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", totals.cached_tokens
     head = next((node.counters for node in status.nodes if node.rank == 0), None)
     if head is not None:
         used = head.kv_pages_used / head.kv_pages if head.kv_pages else 0.0
         says = "Part of the KV cache that running requests hold: 1 is all."
         yield "vllm:kv_cache_usage_perc", says, used
-        yield "vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.", head.drafted
-        yield "vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that were right.", head.accepted
+        yield "vllm:spec_decode_num_draft_tokens_total", "Drafted tokens.", head.drafted
+        yield "vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", head.accepted
 
 
 def _by(label: str, values: Mapping[Any, _T]) -> Sequence[tuple[_Labels, _T]]:
@@ -173,7 +173,7 @@ def _numbers(row: _Row, labels: _Labels) -> Metric:
 
 
 def _histogram(name: str, says: str, values: Sequence[tuple[_Labels, Histogram]]) -> Metric:
-    """Counts of a histogram are cumulative."""
+    """Makes a histogram, with cumulative counts."""
     family = HistogramMetricFamily(name, says)
     for labels, value in values:
         bounds = [*map(repr, value.bounds), "+Inf"]

@@ -9,15 +9,15 @@ from typing import Final
 
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import MAX_TOOLS, MODEL, SAMPLING, TOP_LOGPROBS, AnsweredAtOnce, Asked
 from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_vector
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, json_bytes
-from tpiedge.api.openai import asked_by_chat, function_call, given
+from tpiedge.api.openai import function_call, given, parse_as_chat
+from tpiedge.api.parsed import MAX_TOOLS, MODEL, SAMPLING, TOP_LOGPROBS, AnsweredAtOnce, ParsedRequest
 from tpiedge.api.transcript import TextPiece, call_id, joined
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallEnded
-from tpiedge.model.speech import SpokenText
+from tpiedge.model.output import OutputText
 
 _MAX_LIMIT: Final = 2**31
 _OPTIONS: Final = {
@@ -25,7 +25,7 @@ _OPTIONS: Final = {
     "repeat_penalty": "repetition_penalty",
     **{key: key for key in ("presence_penalty", "frequency_penalty")},
 }
-"""The names of a chat's fields by those of Ollama's options."""
+"""The names of a chat's fields by the names of Ollama's options."""
 _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
     "max_tokens": "options.num_predict",
     "response_format": "format",
@@ -52,15 +52,15 @@ _ANSWERING: Final[dict[str, t.JsonSchema]] = {
             stop=t.any_of(t.TEXT, t.array(t.TEXT)),
             num_predict=t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
         ),
-        "How the answer is drawn.",
+        "Sampling of the answer.",
     ),
     "format": {
         "description": "`json`, or a schema that the answer has.",
         "type": ["string", "object", "null"],
     },
-    "logprobs": t.flag("Whether probabilities are told."),
+    "logprobs": t.flag("Whether to report log probabilities."),
     "top_logprobs": TOP_LOGPROBS,
-    "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
+    "think": {"description": "Whether a reasoning model reasons.", "type": ["boolean", "string", "null"]},
 }
 _CHAT: Final = t.body(
     "model",
@@ -81,9 +81,9 @@ _NEW_EMBED: Final = t.body("model", "input", **POOLED, input=INPUT)
 _OLD_EMBED: Final = t.body("model", "prompt", **POOLED, prompt=t.TEXT)
 
 
-def _read_chat(fields: t.BodyFields, service: Service) -> Asked:
-    """Reads a chat. Results without ids follow in the order of calls."""
-    chat, messages = _wishes(fields), list[Json]()
+def _read_chat(fields: t.BodyFields, service: Service) -> ParsedRequest:
+    """Reads a chat. Results without ids are in the order of their calls."""
+    chat, messages = _chat_fields(fields), list[Json]()
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Json = {"role": role, "content": message.get("content") or ""}
         if message.get("thinking"):
@@ -103,59 +103,59 @@ def _read_chat(fields: t.BodyFields, service: Service) -> Asked:
     if not messages:
         raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
-    # The answer continues an assistant's last message.
+    # If the last message is an assistant's, the answer continues it.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     chat |= given(fields, "tools")
-    return asked_by_chat(chat, fields, service, "ollama-chat", _NAMES)
+    return parse_as_chat(chat, fields, service, "ollama-chat", _NAMES)
 
 
-def _read_generate(fields: t.BodyFields, service: Service) -> Asked:
-    asked = _wishes(fields)
+def _read_generate(fields: t.BodyFields, service: Service) -> ParsedRequest:
+    chat = _chat_fields(fields)
     raw, system, prompt = fields.get("raw", False), fields.get("system"), fields.get("prompt")
     if not prompt:
         raise _loaded(fields, service, {"response": ""})
     if raw or service.template is None:  # without the model's template
-        asked.pop("chat_template_kwargs", None)
-        top = asked.pop("top_logprobs", None)
-        if asked.pop("logprobs", False):
-            asked["logprobs"] = top or 0  # as completions have it
+        chat.pop("chat_template_kwargs", None)
+        top = chat.pop("top_logprobs", None)
+        if chat.pop("logprobs", False):
+            chat["logprobs"] = top or 0  # the form that completions have
         for key in ("system", "think"):
             if fields.get(key):
-                fields.note(key)
-        asked["prompt"] = prompt
+                fields.ignore(key)
+        chat["prompt"] = prompt
     else:
         told = [{"role": "system", "content": system}] if system else []
-        asked["messages"] = [*told, {"role": "user", "content": prompt}]
-    return asked_by_chat(asked, fields, service, "ollama-generate", _NAMES | {"messages": "prompt"})
+        chat["messages"] = [*told, {"role": "user", "content": prompt}]
+    return parse_as_chat(chat, fields, service, "ollama-generate", _NAMES | {"messages": "prompt"})
 
 
 def _loaded(fields: t.BodyFields, service: Service, said: Json) -> AnsweredAtOnce:
-    """Answers a request without a prompt, which only wants the model loaded."""
+    """Makes the answer to a request without a prompt, which only wants the model loaded."""
     head = {"model": service.model().name, "created_at": moment(time.time())}
     return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
 
 
-def _wishes(fields: t.BodyFields) -> Json:
+def _chat_fields(fields: t.BodyFields) -> Json:
     options = fields.nested("options")
-    asked: Json = {"stream": fields.get("stream", True), **given(options, **_OPTIONS)}
+    chat: Json = {"stream": fields.get("stream", True), **given(options, **_OPTIONS)}
     limit = options.get("num_predict")
-    # Ollama's answers have no usual limit.
-    asked["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
+    # Ollama's answers have no default limit.
+    chat["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
     scored, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if scored:
-        asked |= {"logprobs": True, "top_logprobs": top}
+        chat |= {"logprobs": True, "top_logprobs": top}
     elif top:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
     form, think = fields.get("format"), fields.get("think")
     if isinstance(form, dict):
-        asked["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
     elif form == "json":
-        asked["response_format"] = {"type": "json_object"}
+        chat["response_format"] = {"type": "json_object"}
     elif form not in (None, ""):
         raise refused("'format' must be 'json' or a schema", "format")
     if think is not None:
-        asked["chat_template_kwargs"] = {"enable_thinking": bool(think)}
-    return asked
+        chat["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+    return chat
 
 
 class OllamaFormat(AnswerFormat):
@@ -164,32 +164,32 @@ class OllamaFormat(AnswerFormat):
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         self.scores.hear(piece)
-        said = self.speech[0].feed_whole(piece.text, piece.last)
-        return [json_bytes(self._shown([one], self.scores.tell()) | {"done": False}) + b"\n" for one in said]
+        parts = self.parsers[0].feed_whole(piece.text, piece.last)
+        return [json_bytes(self._shown([one], self.scores.tell()) | {"done": False}) + b"\n" for one in parts]
 
     def closing(self) -> Sequence[bytes]:
         return (json_bytes(self._shown([], self.scores.tell()) | self._end()) + b"\n",)
 
     def alive(self, _why: str) -> bytes:
-        """Returns a line without content, as an empty one is an error to their clients."""
+        """Returns a JSON line without content, as Ollama's clients fail at an empty line."""
         return json_bytes(self._shown([]) | {"done": False}) + b"\n"
 
     def broken(self, error: ApiError) -> bytes:
         return json_bytes(ollama_error(error)) + b"\n"
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> Json:
-        said: list[SpokenText | CallEnded] = []
+        parts: list[OutputText | CallEnded] = []
         for piece in pieces[0]:
             self.scores.hear(piece)
-            said += self.speech[0].feed_whole(piece.text, piece.last)
-        return self._shown(said, self.scores.tell()) | self._end()
+            parts += self.parsers[0].feed_whole(piece.text, piece.last)
+        return self._shown(parts, self.scores.tell()) | self._end()
 
-    def _shown(self, said: Sequence[SpokenText | CallEnded], scores: Sequence[object] = ()) -> Json:
-        text, thoughts = joined(said, thought=False), joined(said, thought=True)
-        more: Json = {"thinking": thoughts} if thoughts else {}
+    def _shown(self, parts: Sequence[OutputText | CallEnded], scores: Sequence[object] = ()) -> Json:
+        text, reasoning = joined(parts, reasoning=False), joined(parts, reasoning=True)
+        more: Json = {"thinking": reasoning} if reasoning else {}
         shown: Json = {"response": text, **more}
         if self.reply.format == "ollama-chat":
-            calls = [self._call(one) for one in said if isinstance(one, CallEnded)]
+            calls = [self._call(one) for one in parts if isinstance(one, CallEnded)]
             more |= {"tool_calls": calls} if calls else {}
             shown = {"message": {"role": "assistant", "content": text, **more}}
         shown |= {"logprobs": scores} if scores else {}
@@ -255,7 +255,7 @@ CHAT: Final = AnswerForm(
     "/api/chat", "Answer a chat, as Ollama does", "chat", _CHAT, _read_chat, OllamaFormat
 )
 GENERATE: Final = AnswerForm(
-    "/api/generate", "Go on with a text, as Ollama does", "generate", _GENERATE, _read_generate, OllamaFormat
+    "/api/generate", "Continue a text, as Ollama does", "generate", _GENERATE, _read_generate, OllamaFormat
 )
 _NEW, _OLD = "Vectors of texts, as of Ollama", "A vector of a text, as of older versions of Ollama"
 _read_new_embed = partial(embedded, key="input", form="ollama-embed")

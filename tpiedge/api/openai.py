@@ -1,13 +1,13 @@
-"""OpenAI's /v1/chat/completions and /v1/completions: reads requests, which those of other APIs become, and writes
-answers, whole or in chunks."""
+"""Reads requests of OpenAI's /v1/chat/completions and /v1/completions, to which other APIs' requests are converted, and
+writes answers, whole or in chunks."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tpiedge.api import asked as a
 from tpiedge.api import fields as t
+from tpiedge.api import parsed as p
 from tpiedge.api.answer_grammar import CONSTRAINTS, FORM, read_grammar
 from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
 from tpiedge.api.errors import ApiError, refused
@@ -21,24 +21,24 @@ from tpiedge.errors import UserError
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.chat_prompt import chat_prompt
-from tpiedge.model.speech import NO_THOUGHTS, Said, SpeechForm, SpokenText, Thinking, thinking_after
+from tpiedge.model.output import REASONING_END, OutputForm, OutputPart, OutputText, Thinking, thinking_after
 from tpiedge.wire.control import Token
 
-_THINKS: Final = t.flag("Whether a model that can think does.")
+_THINKS: Final = t.flag("Whether a reasoning model reasons.")
 SWITCHES: Final = t.optional(
-    t.body(enable_thinking=_THINKS, thinking=_THINKS), "Switches of the chat template."
+    t.body(enable_thinking=_THINKS, thinking=_THINKS), "Variables of the chat template."
 )
 _CHAT: Final = t.body(
     "model",
     "messages",
-    **a.ANSWERING,
+    **p.ANSWERING,
     **FORM,
     **TOOLS,
-    continue_final_message=t.flag("Whether the answer goes on with the last message, an assistant's."),
+    continue_final_message=t.flag("Whether the answer continues the last message, an assistant's."),
     messages=MESSAGES,
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), a.LIMIT),
-    logprobs=t.flag("Whether probabilities are told."),
-    top_logprobs=a.TOP_LOGPROBS,
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), p.LIMIT),
+    logprobs=t.flag("Whether to report log probabilities."),
+    top_logprobs=p.TOP_LOGPROBS,
     chat_template_kwargs=SWITCHES,
     modalities=t.unsupported(["text"]),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), t.unsupported("none")),
@@ -48,29 +48,29 @@ _TOKENS: Final = 16  # OpenAI's default
 _COMPLETION: Final = t.body(
     "model",
     "prompt",
-    **a.ANSWERING,
+    **p.ANSWERING,
     **FORM,
-    prompt=a.prompts(a.MAX_CHOICES, "A text, token ids, or a list of either, which is answered one by one."),
+    prompt=p.prompts(p.MAX_CHOICES, "A text, token ids, or a list of either, which is answered one by one."),
     echo=t.flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
-    max_tokens={**a.LIMIT, "description": f"{a.LIMIT['description']} {_TOKENS} without."},
-    logprobs=t.integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
+    max_tokens={**p.LIMIT, "description": f"{p.LIMIT['description']} {_TOKENS} without."},
+    logprobs=t.integer(0, MAX_LOGPROBS, "Number of likeliest tokens to report, beside the drawn one."),
     suffix=t.unsupported(""),
     messages=t.unsupported(),
-    best_of=t.integer(1, a.MAX_CHOICES, "The same as `n`."),
+    best_of=t.integer(1, p.MAX_CHOICES, "The same as `n`."),
 )
 
 
-def _read_chat(fields: t.BodyFields, service: Service) -> a.Asked:
+def _read_chat(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
     wanted, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if top is not None and not wanted:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
     logprobs = (top or 0) if wanted else None
-    reply = a.read_reply(fields, "chat", logprobs)
-    maximum = a.read_limit(fields, "max_tokens", 1)  # by its old name, or its new one
-    newer = a.read_limit(fields, "max_completion_tokens", 1)
+    reply = p.read_reply(fields, "chat", logprobs)
+    maximum = p.read_limit(fields, "max_tokens", 1)  # the older name of max_completion_tokens
+    newer = p.read_limit(fields, "max_completion_tokens", 1)
     if maximum is not None and newer not in (None, maximum):
         raise refused("'max_tokens' and 'max_completion_tokens' differ: give one", "max_tokens")
-    sampling = a.read_sampling(fields, service, logprobs)
+    sampling = p.read_sampling(fields, service, logprobs)
     tools = read_tools(fields)
     older = tools.field == "functions"
     form, form_param = read_grammar(fields, service)
@@ -86,13 +86,13 @@ def _read_chat(fields: t.BodyFields, service: Service) -> a.Asked:
         try:
             grammar = begun_call_grammar(tools, calls, thinking, service)
         except SchemaTooLarge:
-            fields.leave_out(tools.field, "parameters" if older else "function.parameters")
-    speech = SpeechForm(calls, tools.read_as(calls), tools.several, thinking, bool(tools.required))
+            fields.ignore_within(tools.field, "parameters" if older else "function.parameters")
+    speech = OutputForm(calls, tools.read_as(calls), tools.several, thinking, bool(tools.required))
     param = form_param if form_param and not tools.required else "tools" if grammar else ""
     reply = replace(reply, speech=speech, grammar=param, functions=older, goes_on=goes_on)
-    limit = a.answer_limit("messages", maximum if newer is None else newer, len(ids), service)
-    request = a.request_of(ids, limit, sampling, fields, grammar, service)
-    return a.Asked((a.Choice(request),), reply, fields.ignored, fields.get("n") or 1)
+    limit = p.answer_limit("messages", maximum if newer is None else newer, len(ids), service)
+    request = p.request_of(ids, limit, sampling, fields, grammar, service)
+    return p.ParsedRequest((p.Choice(request),), reply, fields.ignored, fields.get("n") or 1)
 
 
 def rendered(
@@ -104,10 +104,10 @@ def rendered(
     goes_on: bool = False,
     formed: bool = False,
 ) -> tuple[tuple[int, ...], Thinking]:
-    """Returns the prompt's token ids, and how the answer may begin with reasoning: with none if it is `formed` by a
-    grammar. `goes_on`: it continues the last message. Raises ApiError."""
+    """Returns the prompt's token ids, and how the answer may begin with reasoning; one `formed` by a grammar begins
+    with none. `goes_on`: the answer continues the last message. Raises ApiError."""
     told = (*message_texts(messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    a.check_characters("messages", told, service)
+    p.check_characters("messages", told, service)
     template = service.template
     if template is None:
         raise refused(
@@ -123,37 +123,37 @@ def rendered(
     begun = messages[-1]["content"] if goes_on else ""
     thinking = thinking_after(text, template.source(tools=bool(tools)), begun)
     if formed:
-        text, thinking = (text + NO_THOUGHTS if thinking == "begun" else text), ""
-    return a.encode(text, service, "messages", add_special=False), thinking
+        text, thinking = (text + REASONING_END if thinking == "begun" else text), ""
+    return p.encode(text, service, "messages", add_special=False), thinking
 
 
-def asked_by_chat(
-    chat: Json, fields: t.BodyFields, service: Service, form: a.FormatName, names: Mapping[str, str]
-) -> a.Asked:
-    """Reads `chat`, made of the request `fields`, as a chat, or as a completion if it has a prompt. CONSTRAINTS of the
-    request hold, too. `names` translates a chat's fields into the request's. Raises ApiError."""
+def parse_as_chat(
+    chat: Json, fields: t.BodyFields, service: Service, form: p.FormatName, names: Mapping[str, str]
+) -> p.ParsedRequest:
+    """Parses `chat`, made from `fields`, as OpenAI's chat, or as its completion with a prompt. Takes CONSTRAINTS over
+    from `fields`. `names` maps names in `chat` to those in `fields`. Raises ApiError."""
     for key, value in given(fields, *CONSTRAINTS).items():
         if chat.get(key, value) != value:
-            why = f"and '{names.get(key, key)}' both say what the answer must be, and not the same: give one"
+            why = f"and '{names.get(key, key)}' constrain the answer differently: give one"
             raise fields.wrong(key, why)
         if key not in chat:
             names = {ours: own for ours, own in names.items() if ours.partition(".")[0] != key}
         chat[key] = value
     chat, read = {"model": service.model().name, **chat}, COMPLETION if "prompt" in chat else CHAT
     try:
-        found = read.asked(chat, service)
+        parsed = read.parse(chat, service)
     except ApiError as error:
         for ours, theirs in names.items():
             error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
             error.param = theirs if error.param == ours else error.param
         raise
-    grammar = names.get(found.reply.grammar, found.reply.grammar)
+    grammar = names.get(parsed.reply.grammar, parsed.reply.grammar)
     ignored = dict.fromkeys(fields.ignored)
-    for place in found.ignored:
+    for place in parsed.ignored:
         ours = max((one for one in names if place.startswith(f"{one}.")), key=len, default="")
         ignored[names[ours] + place.removeprefix(ours) if ours else place] = None
-    reply = replace(found.reply, format=form, grammar=grammar)
-    return replace(found, reply=reply, ignored=tuple(ignored))
+    reply = replace(parsed.reply, format=form, grammar=grammar)
+    return replace(parsed, reply=reply, ignored=tuple(ignored))
 
 
 def function_tool(tool: t.BodyFields, name: str, parameters: str = "parameters") -> Json:
@@ -166,33 +166,33 @@ def function_call(identity: str | None, name: str, arguments: str) -> Json:
 
 
 def given(fields: t.BodyFields, *same: str, **renamed: str) -> Json:
-    """Returns the fields that the request has, some by another name."""
+    """Returns the fields that the request has; `renamed` gives new names."""
     names = {**{key: key for key in same}, **renamed}
     return {ours: fields.get(theirs) for theirs, ours in names.items() if fields.get(theirs) is not None}
 
 
-def _read_text(fields: t.BodyFields, service: Service) -> a.Asked:
-    logprobs, maximum = fields.get("logprobs"), a.read_limit(fields, "max_tokens", 0)
-    reply = a.read_reply(fields, "completion", logprobs)
-    sampling = a.read_sampling(fields, service, logprobs)
+def _read_text(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
+    logprobs, maximum = fields.get("logprobs"), p.read_limit(fields, "max_tokens", 0)
+    reply = p.read_reply(fields, "completion", logprobs)
+    sampling = p.read_sampling(fields, service, logprobs)
     count, echo = fields.get("n") or 1, fields.get("echo", False)
     if fields.get("best_of") not in (None, count):
         raise fields.wrong("best_of", "is not supported", "unsupported_parameter")
     grammar, param = read_grammar(fields, service)
-    prompts = a.read_prompts(fields, "prompt")
-    if count * len(prompts) > a.MAX_CHOICES:
-        why = f"{len(prompts)} prompts with {count} answers each: at most {a.MAX_CHOICES} in all"
+    prompts = p.read_prompts(fields, "prompt")
+    if count * len(prompts) > p.MAX_CHOICES:
+        why = f"{len(prompts)} prompts with {count} answers each: at most {p.MAX_CHOICES} in all"
         raise refused(why, "prompt")
     choices = []
     for number, prompt in enumerate(prompts):
-        ids = a.read_token_ids(prompt, "prompt", service)
-        limit = a.answer_limit("prompt", _TOKENS if maximum is None else maximum, len(ids), service)
-        request = a.request_of(ids, limit, sampling, fields, grammar, service)
+        ids = p.read_token_ids(prompt, "prompt", service)
+        limit = p.answer_limit("prompt", _TOKENS if maximum is None else maximum, len(ids), service)
+        request = p.request_of(ids, limit, sampling, fields, grammar, service)
         request = replace(request, prompt_scores=echo and logprobs is not None)
         echoed = EchoedPrompt.of(prompt, ids, service.tokenizer) if echo else None
-        choices.append(a.Choice(request, number, echoed))
+        choices.append(p.Choice(request, number, echoed))
     reply = replace(reply, grammar=param, goes_on=True)
-    return a.Asked(tuple(choices), reply, fields.ignored, count)
+    return p.ParsedRequest(tuple(choices), reply, fields.ignored, count)
 
 
 class OpenAIFormat(AnswerFormat):
@@ -202,14 +202,14 @@ class OpenAIFormat(AnswerFormat):
 
     def opening(self) -> Sequence[bytes]:
         shown: Json = {"delta": {"role": "assistant", "content": ""}}
-        choices = range(len(self.speech) if self._chat else 0)
+        choices = range(len(self.parsers) if self._chat else 0)
         return [self._chunk(self._choice(choice, shown, None)) for choice in choices]
 
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
         if not self._chat:
             return [self._chunk(self._choice(choice, {"text": piece.text}, piece, piece.last))]
-        said = self.speech[choice].feed(piece.text, piece.last)
-        deltas = [self._delta(choice, one) for one in said if not isinstance(one, CallEnded)]
+        parts = self.parsers[choice].feed(piece.text, piece.last)
+        deltas = [self._delta(choice, one) for one in parts if not isinstance(one, CallEnded)]
         told = self.reply.logprobs is not None or self.reply.token_ids
         if not deltas and piece.last is None and not told:
             return ()
@@ -233,7 +233,7 @@ class OpenAIFormat(AnswerFormat):
             offsets = tuple(offset for piece in parts for offset in piece.offsets)
             shown: Json = {"text": text}
             if self._chat:
-                shown = {"message": self._message(number, self.speech[number].feed(text, last))}
+                shown = {"message": self._message(number, self.parsers[number].feed(text, last))}
                 last = self._ending(number, last)
             choices.append(self._choice(number, shown, TextPiece(text, tokens, offsets), last))
         return self._object(choices) | {"usage": self._usage()}
@@ -241,25 +241,25 @@ class OpenAIFormat(AnswerFormat):
     def failure(self, error: ApiError) -> Json:
         return super().failure(error) | {"tokens": sum(one.count for one in self.transcripts)}
 
-    def _delta(self, choice: int, said: SpokenText | CallBegun | CallArguments) -> Json:
-        match said:
-            case SpokenText(text=text, thought=thought):
-                return {"reasoning_content" if thought else "content": text}
+    def _delta(self, choice: int, part: OutputText | CallBegun | CallArguments) -> Json:
+        match part:
+            case OutputText(text=text, reasoning=reasoning):
+                return {"reasoning_content" if reasoning else "content": text}
             case CallBegun(index=index, name=name):
                 call = function_call(call_id(self.accepted.name, choice, index), name, "")
             case CallArguments(text=text):
                 call = {"function": {"arguments": text}}
         if self.reply.functions:
             return {"function_call": call["function"]}
-        return {"tool_calls": [{"index": said.index} | call]}
+        return {"tool_calls": [{"index": part.index} | call]}
 
-    def _message(self, choice: int, said: Sequence[Said]) -> Json:
-        name, ended = self.accepted.name, [one for one in said if isinstance(one, CallEnded)]
+    def _message(self, choice: int, parts: Sequence[OutputPart]) -> Json:
+        name, ended = self.accepted.name, [one for one in parts if isinstance(one, CallEnded)]
         calls = [function_call(call_id(name, choice, one.index), one.name, one.arguments) for one in ended]
-        content = joined(said, thought=False)
+        content = joined(parts, reasoning=False)
         message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if self.reply.speech.thinking:
-            message["reasoning_content"] = joined(said, thought=True) or None
+            message["reasoning_content"] = joined(parts, reasoning=True) or None
         if calls and self.reply.functions:
             message["function_call"] = calls[0]["function"]
         elif calls:
@@ -267,7 +267,7 @@ class OpenAIFormat(AnswerFormat):
         return message
 
     def _ending(self, choice: int, last: str | None) -> str | None:
-        last = self.speech[choice].ending(last)
+        last = self.parsers[choice].ending(last)
         return "function_call" if last == "tool_calls" and self.reply.functions else last
 
     def _chunk(self, *choices: Json, usage: Json | None = None) -> bytes:
@@ -295,10 +295,10 @@ class OpenAIFormat(AnswerFormat):
         return choice
 
     def _usage(self) -> Json:
-        """Counts tokens, of each prompt once, and steps. Rank 0's numbers are missing after a stop string."""
-        transcripts, asked = self.transcripts, self.prompt_tokens
+        """Counts steps and tokens; each prompt counts once. Rank 0's numbers are missing after a stop string."""
+        transcripts, prompt = self.transcripts, self.prompt_tokens
         told = sum(one.count for one in transcripts)
-        usage: Json = {"prompt_tokens": asked, "completion_tokens": told, "total_tokens": asked + told}
+        usage: Json = {"prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told}
         ends = [one.finished for one in transcripts if one.finished is not None]
         # Steps are unknown if tokens came from several epochs.
         if len(ends) == len(transcripts) and all(end.steps or not end.tokens for end in ends):
@@ -313,7 +313,7 @@ class OpenAIFormat(AnswerFormat):
         return usage
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        """Returns the score of each text, that of its likeliest token; None for a prompt's first token."""
+        """Returns scores by text, each of the text's likeliest token; None for a prompt's first token."""
         if not token.logprobs:
             return None
         found: dict[str, float] = {}
@@ -326,5 +326,5 @@ CHAT: Final = AnswerForm(
     "/v1/chat/completions", "Answer a chat", "chatcmpl", _CHAT, _read_chat, OpenAIFormat, "chat.completion"
 )
 COMPLETION: Final = AnswerForm(
-    "/v1/completions", "Go on with a text", "cmpl", _COMPLETION, _read_text, OpenAIFormat, "text_completion"
+    "/v1/completions", "Continue a text", "cmpl", _COMPLETION, _read_text, OpenAIFormat, "text_completion"
 )

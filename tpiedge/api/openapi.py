@@ -19,8 +19,8 @@ _FLAG: Final[t.JsonSchema] = {"enum": ["true", "false"]}
 _AFTER: Final = "the last event, of which the first is 0."
 _WORKER: Final = word_body("name", "Either name that `tpiedge nodes` shows.")
 _TOLD: Final[Mapping[str, str]] = {
-    "/health": "Whether the server lives",
-    "/ready": "Whether the cluster answers; 503 where not",
+    "/health": "Whether the server runs",
+    "/ready": "Whether the cluster is ready; 503 if not",
     "/metrics": "Counters and histograms, as Prometheus reads them",
     "/version": "The version of tpiedge",
     "/openapi.json": "This document",
@@ -29,19 +29,19 @@ _TOLD: Final[Mapping[str, str]] = {
     "/api/tags": "The model that is served",
     "/api/ps": "The model that is in memory",
     "/api/version": "The release of Ollama whose API this is",
-    "/admin/cluster": "The cluster as people think of it",
+    "/admin/cluster": "The state of the cluster",
     "/admin/whatif": "What the planner predicts with one machine less, or one more",
     "/admin/nodes": "The machines and their parts",
     "/admin/nodes/pending": "Workers that wait to be let in",
-    "/admin/nodes/members": "Workers that may come without a token, and those that were shut out",
+    "/admin/nodes/members": "Workers that may join without a token, and revoked workers",
 }
-_ASKED: Final[Mapping[str, tuple[str, t.JsonSchema]]] = {
+_POSTED: Final[Mapping[str, tuple[str, t.JsonSchema]]] = {
     **{path: (about, table) for path, (about, table, _) in LOOKUPS.items()},
-    "/admin/nodes/approve": ("Let a worker in", word_body("code", "What its screen shows.")),
-    "/admin/nodes/revoke": ("Shut a worker out", _WORKER),
-    "/admin/nodes/drain": ("Take a worker out of the plan", _WORKER),
-    "/admin/nodes/undrain": ("Take a drained worker back in", _WORKER),
-    "/admin/nodes/clear": ("Try a worker that is left out again now", _WORKER),
+    "/admin/nodes/approve": ("Approve a worker", word_body("code", "The code on its screen.")),
+    "/admin/nodes/revoke": ("Revoke a worker", _WORKER),
+    "/admin/nodes/drain": ("Drain a worker", _WORKER),
+    "/admin/nodes/undrain": ("Undrain a worker", _WORKER),
+    "/admin/nodes/clear": ("Retry a worker that is left out", _WORKER),
 }
 _ERRORS: Final[Mapping[str, tuple[t.JsonSchema, tuple[str, ...]]]] = {
     "error": ({"error": {"type": "object", "required": ["message", "type", "param", "code"]}}, ("/",)),
@@ -83,15 +83,15 @@ def _routes() -> Iterator[tuple[str, str, str, t.JsonSchema | None, str]]:
         if form.kind:
             again = f"{form.path}/{{id}}"
             yield again, "get", "The rest of such an answer, or the whole of it", None, "text/event-stream"
-            yield again, "delete", "Nobody wants this answer any more", None, ""
+            yield again, "delete", "Cancel and delete this answer", None, ""
     for path, about in _TOLD.items():
         yield path, "get", about, None, "text/plain" if path == "/metrics" else ""
-    for path, (about, table) in _ASKED.items():
+    for path, (about, table) in _POSTED.items():
         yield path, "post", about, table, ""
     yield "/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""
 
 
-def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) -> t.JsonSchema:
+def _operation(path: str, method: str, body: t.JsonSchema | None, kind: str) -> t.JsonSchema:
     failure = [name for name, (_, begins) in _ERRORS.items() if path.startswith(begins)][-1]
     parameters = [_parameter(name, "path", _NAME) for name in ("id", "name") if f"{{{name}}}" in path]
     for end, more in _PARAMETERS.items():
@@ -111,16 +111,16 @@ def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) ->
         found["security"] = []
     elif path.startswith("/admin/"):
         found["security"] = [{"admin": []}]
-    if asked is not None:
-        found["requestBody"] = {"required": True, **_content(asked)}
+    if body is not None:
+        found["requestBody"] = {"required": True, **_content(body)}
     return found
 
 
 @cache
 def document() -> t.JsonSchema:
     paths: dict[str, t.JsonSchema] = {}
-    for path, method, summary, asked, kind in _routes():
-        paths.setdefault(path, {})[method] = {"summary": summary, **_operation(path, method, asked, kind)}
+    for path, method, summary, body, kind in _routes():
+        paths.setdefault(path, {})[method] = {"summary": summary, **_operation(path, method, body, kind)}
     return {
         "openapi": "3.1.0",
         "info": {

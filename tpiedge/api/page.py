@@ -1,7 +1,7 @@
 """The page for browsers: the files of the package's folder `page`.
 
-Addresses of all files but the first hold the digest of all files, so that browsers keep them for good. The policy lets
-the page load from and ask this server only, run no inline script, and be framed by no other page.
+Each address but the first file's contains the digest of all files, so that browsers keep them for good. The policy lets
+the page contact this server only, forbids inline scripts, and lets no other page frame it.
 """
 
 import hashlib

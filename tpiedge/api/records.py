@@ -1,11 +1,11 @@
 """The folder from which the next master resumes answers: a private file for each answer that is not delivered yet.
 
-Line 1 has the version and the id of the weights, line 2 the request, each further one the next event for the client (a
-token, scores of the prompt, a choice's end), or that another master took it up. The newest MOST_OTHERS files that
+Line 1 has the version and the id of the weights, line 2 the request. Each further line has the next event (a token,
+scores of the prompt, a choice's end), or says that a later master resumed the answer. The newest MOST_OTHERS files that
 cannot be resumed are kept.
 
-Law: what a kill leaves of a record reads as the record at an earlier instant, or as none. So each line has a checksum
-and an end: a line without an end does not count, and any other damage is found.
+Law: a record that a kill cut short reads as an earlier state of it, or as none. So each line has a checksum and an end:
+a line without an end does not count, and any other damage is found.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ import msgspec
 from msgspec import Meta
 
 from tpiedge.answers import record
-from tpiedge.api.asked import MAX_CHOICES, Choice, Reply
+from tpiedge.api.parsed import MAX_CHOICES, Choice, Reply
 from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_bytes, private_folder
-from tpiedge.master.journal import GUILTY
+from tpiedge.master.journal import POISON_AFTER
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
 from tpiedge.sanitise import RateLimitedLog
 from tpiedge.units import KIB, counted
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 RECORD_VERSION: Final = 6
 MOST_OTHERS: Final = 1000
 
-#: As much of a record as the system reads at a time. (A token with twenty scores has half a kilobyte.)
+#: The most bytes that the system reads at a time. (A token with twenty scores has half a kilobyte.)
 _MOST_BYTES: Final = (1 << 31) - 4097
 _SUFFIX: Final = ".answer"
 _SET_ASIDE: Final = ".aside"
@@ -64,12 +64,12 @@ class UnknownRecordVersion(Exception):
 
 
 class OtherModel(Exception):
-    """The record is of other weights, whose master reads the rest."""
+    """The record belongs to other weights, whose master reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request as accepted. `name`: the answer's; `prompts`: the first choice of each; `each`: choices of a prompt;
+    """A request as accepted. `name`: the answer's id; `prompts`: the first choice of each; `each`: choices per prompt;
     `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its API key, or ""."""
 
     name: Name
@@ -83,8 +83,8 @@ class AcceptedRequest:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Repeats each prompt's choice, named after the answer and numbered if there are several. Each repetition gets
-        the next seed, so that a seed gives the same answers again but not one answer `each` times."""
+        """All choices: each prompt's choice is repeated, with an id made of the answer's. Repetitions have consecutive
+        seeds: a seed gives the same answers again, but not `each` equal ones."""
         found: list[Choice] = []
         for choice in self.prompts:
             request = choice.request
@@ -99,7 +99,7 @@ class AcceptedRequest:
         return TextWriter(tokenizer, self.reply.stops, after, self.reply.speech.marks)
 
     def question(self, tokenizer: Tokenizer | None) -> record.Question:
-        """Makes what the answer's log needs."""
+        """Returns the request as the answer's log needs it."""
         choices, reply = self.choices, self.reply
         stops = [self.writer(one, tokenizer) for one in choices] if reply.stops else []
         requests = tuple([choice.request for choice in choices])
@@ -108,16 +108,16 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """Content of a file. `size`: bytes of its whole lines; `taken_up`: masters that took it up since the last event."""
+    """The content of a file. `size`: bytes of whole lines; `resubmissions`: by masters since the last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]
     size: int
-    taken_up: int = 0
+    resubmissions: int = 0
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates the memory from above, by bytes of a number, a pair, the stop strings of a choice, and a character."""
+    """Estimates the memory, rather too high, by numbers, pairs, choices and characters."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -135,19 +135,19 @@ def key_mark(key: bytes, salt: bytes | None = None) -> str:
 
 
 def marks(mark: str, key: bytes) -> bool:
-    """Whether `mark` is that of `key`, in constant time; an empty mark is that of every key."""
+    """Whether `mark` was made of `key`, in constant time; an empty mark fits every key."""
     return not mark or hmac.compare_digest(mark, key_mark(key, bytes.fromhex(mark)[:_SALT_BYTES]))
 
 
 def accepted_lines(accepted: AcceptedRequest) -> bytes:
-    """The beginning of a record."""
+    """Returns the first lines of a record."""
     head = record.line({"version": RECORD_VERSION, "pack": accepted.pack})
     return head + record.line(msgspec.to_builtins(accepted))
 
 
 def read_record(data: bytes, pack: str) -> AnswerRecord | None:
-    """Reads a file; None if its request is not whole, so that no client heard of it. `pack`: the id of the weights.
-    Raises DamagedRecord, UnknownRecordVersion, OtherModel."""
+    """Reads a file; returns None if its request is incomplete, so that no client heard of it. `pack`: the id of the
+    weights. Raises DamagedRecord, UnknownRecordVersion, OtherModel."""
     size = data.rfind(b"\n") + 1
     first, end, rest = data.partition(b"\n")
     if not end:
@@ -169,16 +169,16 @@ def read_record(data: bytes, pack: str) -> AnswerRecord | None:
     #: Request id and number of tokens of each choice.
     choices = [[choice.request.id, 0] for choice in accepted.choices]
     said: list[record.RecordedEvent] = []
-    taken_up = 0
+    resubmissions = 0
     for number, one in enumerate(lines[1:], 3):
         with _line_of_damage(number):
             value = _value(one)
-            if value == record.TAKEN_UP:
-                taken_up += 1
+            if value == record.RESUBMIT:
+                resubmissions += 1
                 continue
             said.append(_read_event(value, choices))
-        taken_up = 0
-    return AnswerRecord(accepted, tuple(said), size, taken_up)
+        resubmissions = 0
+    return AnswerRecord(accepted, tuple(said), size, resubmissions)
 
 
 def _read_event(value: Any, choices: list[list[Any]]) -> record.RecordedEvent:
@@ -203,7 +203,7 @@ def _message(kind: Any, fields: Any) -> Any:
 
 @contextlib.contextmanager
 def _line_of_damage(number: int) -> Iterator[None]:
-    """Raises DamagedRecord for a value of an unexpected kind."""
+    """Turns errors of reading a line into DamagedRecord."""
     try:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -227,14 +227,14 @@ class RecordFolder:
         self._lock = threading.Lock()
         chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._chores: SimpleQueue[Callable[[], None] | None] | None = chores  # until `close`
-        #: A daemon: a disk that hangs keeps no master from its end.
+        #: A daemon, so that a disk that hangs does not keep the master from ending.
         self._thread = threading.Thread(target=_work, args=(chores,), name="records", daemon=True)
-        self._found: dict[Path, int] = {}  # bytes of each record that this master goes on with
+        self._found: dict[Path, int] = {}  # bytes of each record that this master resumes
         #: Number of the next file: files are in the order of the requests.
         self._next = max(map(_number_of, records_in(folder)), default=0) + 1
 
     def close(self, limit_s: float) -> None:
-        """Waits for the chores, at most that long. Idempotent."""
+        """Waits for the chores, at most `limit_s`. Idempotent."""
         with self._lock:
             if self._chores is not None:
                 self._chores.put(None)
@@ -243,7 +243,7 @@ class RecordFolder:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Runs a chore in a thread that may wait for the disk; here after `close` or without a thread."""
+        """Runs a chore in a thread that may wait for the disk; in this one after `close` or without a thread."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._chores is not None:
                 if self._thread.ident is None:
@@ -253,8 +253,8 @@ class RecordFolder:
         chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
-        """Returns the unfinished answers of this model, by age; to be called first. Sets aside damaged records, and
-        records that GUILTY masters took up without a new event. Raises UserError for an unusable record."""
+        """Returns this model's undelivered answers by age. Call it first. Sets aside damaged records, and records that
+        POISON_AFTER masters resumed without a new event. Raises UserError for an unusable record."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):
@@ -269,8 +269,8 @@ class RecordFolder:
                     continue
                 if read is None:  # no client heard of it
                     path.unlink()
-                elif read.taken_up >= GUILTY:  # perhaps it ends masters
-                    _set_aside(path, f"{read.taken_up} masters went on with it, and ended before it did")
+                elif read.resubmissions >= POISON_AFTER:  # perhaps it kills masters
+                    _set_aside(path, f"{read.resubmissions} masters resumed it and ended first")
                 else:
                     os.truncate(path, read.size)
                     self._found[path] = read.size
@@ -284,19 +284,19 @@ class RecordFolder:
             with _usable(path):
                 path.unlink()
         if left := len({*others} - {*excess}):
-            words = "left in %s: %s of another model, of which a master of that model makes the rest"
+            words = "left in %s: %s of another model; a master of that model resumes them"
             _log.warning(words, self._folder, counted(left, "answer"))
         return found
 
     def ended_in_order(self) -> None:
-        """Drops TAKEN_UP lines that no event followed."""
+        """Drops this master's RESUBMIT lines that no event followed."""
         for path, size in self._found.items():
-            with contextlib.suppress(OSError):  # deleted; on a disk that fails it counts
-                if path.read_bytes()[size:] == record.line(record.TAKEN_UP):
+            with contextlib.suppress(OSError):  # it was deleted, or the disk fails and the line stays
+                if path.read_bytes()[size:] == record.line(record.RESUBMIT):
                     os.truncate(path, size)
 
-    def begin(self, accepted: AcceptedRequest) -> record.RecordFile:
-        """Makes a record with the request; on a full disk, only a warning."""
+    def create(self, accepted: AcceptedRequest) -> record.RecordFile:
+        """Creates a record with the request; only warns on a full disk."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
             self._next += 1
@@ -317,7 +317,7 @@ def _work(chores: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def records_in(folder: Path, suffix: str = _SUFFIX) -> list[Path]:
-    """Files of records, by their number; none without the folder."""
+    """Returns files of records by their number; none without the folder."""
     found = (path for path in folder.glob(f"*{suffix}") if re.match("[0-9]{12,}-", path.name))
     return sorted(found, key=_number_of)
 
@@ -328,7 +328,7 @@ def _number_of(path: Path) -> int:
 
 @contextlib.contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Raises UserError for errors of the system and unknown versions."""
+    """Turns OSError and UnknownRecordVersion into UserError."""
     try:
         yield
     except UnknownRecordVersion as error:

@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tpiedge.api import asked as a
 from tpiedge.api import fields as t
+from tpiedge.api import parsed as p
 from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerForm, AnswerFormat, Json, typed_event
 from tpiedge.api.messages import TEXT_PART, content_text
-from tpiedge.api.openai import asked_by_chat, function_call, function_tool, given
+from tpiedge.api.openai import function_call, function_tool, given, parse_as_chat
 from tpiedge.api.tools import FUNCTION, is_function
 from tpiedge.api.transcript import TextPiece, call_id
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
-from tpiedge.model.speech import SpokenText
+from tpiedge.model.output import OutputText
 
 _NAMES: Final = {
     "messages": "input",
@@ -44,7 +44,7 @@ _PARTS: Final = t.tagged(
     refusal=t.body(refusal=t.TEXT),
     input_file=t.body(filename=t.text(), file_data=t.text()),
 )
-_THOUGHTS: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), TEXT_PART))
+_REASONING: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), TEXT_PART))
 _CONTENT: Final = t.text_or(_PARTS)
 _CALL: Final[dict[str, t.JsonSchema]] = {"call_id": t.TEXT, "name": t.TEXT, "namespace": t.text()}
 _OUTPUT: Final = t.body(call_id=t.TEXT, output=_CONTENT)
@@ -67,22 +67,22 @@ _RESPONSES: Final = t.body(
     "model",
     "input",
     **FORM,
-    model=a.MODEL,
+    model=p.MODEL,
     **dict.fromkeys(("previous_response_id", "conversation", "prompt"), _NOT_STORED),
     background=t.unsupported(False),
     input=t.text_or(_ITEMS),
     instructions=t.text(),
-    max_output_tokens=a.LIMIT,
-    temperature=a.SAMPLING["temperature"],
-    top_p=a.SAMPLING["top_p"],
-    stream=a.STREAM,
+    max_output_tokens=p.LIMIT,
+    temperature=p.SAMPLING["temperature"],
+    top_p=p.SAMPLING["top_p"],
+    stream=p.STREAM,
     text=t.optional(t.body(format=t.OBJECT), "The form of the text."),
     reasoning=t.optional(t.body(), "Has no effect."),
-    tools=t.array(t.OBJECT, most=a.MAX_TOOLS),
+    tools=t.array(t.OBJECT, most=p.MAX_TOOLS),
     tool_choice=t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
     parallel_tool_calls=t.flag("Whether several tools may be called at once; true without."),
     include=t.array(t.TEXT, f"With `{_SCORES}`, probabilities are told."),
-    top_logprobs=a.TOP_LOGPROBS,
+    top_logprobs=p.TOP_LOGPROBS,
     truncation=t.word(
         "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
     ),
@@ -91,14 +91,14 @@ _DESCRIBED: Final = ("name", "schema", "strict", "description")
 _FORMAT: Final = t.body(type=t.TEXT, **{key: {} for key in _DESCRIBED})
 
 
-def _read_response(fields: t.BodyFields, service: Service) -> a.Asked:
+def _read_response(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
     if fields.get("truncation") == "auto":
-        fields.note("truncation")
+        fields.ignore("truncation")
     chat: Json = {"stream": fields.get("stream", False)}
     chat |= given(fields, "temperature", "top_p", "parallel_tool_calls", max_output_tokens="max_tokens")
     included, top = fields.get("include") or [], fields.get("top_logprobs")
     if any(one != _SCORES for one in included):
-        fields.note("include")
+        fields.ignore("include")
     if top or _SCORES in included:
         chat |= {"logprobs": True, "top_logprobs": top}
     text = fields.nested("text")
@@ -123,19 +123,19 @@ def _read_response(fields: t.BodyFields, service: Service) -> a.Asked:
     chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
     told = given(fields, instructions="content")
     chat["messages"] = [*([{"role": "system", **told}] if told else []), *_input(fields)]
-    asked = asked_by_chat(chat, fields, service, "response", _NAMES)
+    parsed = parse_as_chat(chat, fields, service, "response", _NAMES)
     echo: Json = {}
     for key in _ECHOED:
         more = {**echo, key: fields.values.get(key)}
         if more[key] is not None and len(json.dumps(more)) <= _MAX_ECHO:
             echo = more
-    return replace(asked, reply=replace(asked.reply, echo=json.dumps(echo), namespaces=namespaces))
+    return replace(parsed, reply=replace(parsed.reply, echo=json.dumps(echo), namespaces=namespaces))
 
 
 def _full_name(namespace: str | None, name: str) -> str:
-    """Returns the name with its namespace (an MCP server's, of Codex), unless that is too long."""
+    """Returns the name after its namespace (an MCP server's, of Codex), or alone if that is too long."""
     full = f"{_prefix(namespace)}{name}"
-    return full if len(full) <= a.MAX_TOOL_NAME else name
+    return full if len(full) <= p.MAX_TOOL_NAME else name
 
 
 def _prefix(namespace: str | None) -> str:
@@ -147,10 +147,10 @@ def _input(fields: t.BodyFields) -> list[Json]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     found: list[Json] = []
-    thoughts = ""
+    reasoning = ""
     for where, one in fields.entries("input"):
         if one.get("type") in _OF_SERVERS:
-            fields.note(f"{where}.{one['type']}")
+            fields.ignore(f"{where}.{one['type']}")
             continue
         kind, item = fields.kind(one, where, _ITEMS, usual="message")
         match kind:
@@ -165,14 +165,14 @@ def _input(fields: t.BodyFields) -> list[Json]:
                     found.append({"role": "assistant", "content": None})
                 found[-1].setdefault("tool_calls", []).append(call)
             case "reasoning":  # belongs to the assistant's next message
-                thoughts = content_text(item, "content", _THOUGHTS) if item.get("content") else ""
+                reasoning = content_text(item, "content", _REASONING) if item.get("content") else ""
                 continue
             case _:
                 output = content_text(item, "output", _PARTS)
                 found.append({"role": "tool", "tool_call_id": item.needed("call_id"), "content": output})
-        if thoughts and found[-1]["role"] == "assistant":
-            found[-1].setdefault("reasoning_content", thoughts)
-        thoughts = ""
+        if reasoning and found[-1]["role"] == "assistant":
+            found[-1].setdefault("reasoning_content", reasoning)
+        reasoning = ""
     if not found:
         raise fields.wrong("input", "is empty: give at least one message")
     return found
@@ -218,8 +218,8 @@ class ResponsesFormat(AnswerFormat):
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         self.scores.hear(piece)
         frames: list[bytes] = []
-        for said in self.speech[0].feed(piece.text, piece.last):
-            match said:
+        for part in self.parsers[0].feed(piece.text, piece.last):
+            match part:
                 case CallBegun(index=index, name=name):
                     namespace = self.reply.namespaces.get(name, "")
                     own = {"name": name.removeprefix(_prefix(namespace))}
@@ -231,8 +231,8 @@ class ResponsesFormat(AnswerFormat):
                 case CallEnded(broken=broken):
                     self.scores.tell()
                     frames += self._done("incomplete" if broken else "completed")
-                case SpokenText(text=text, thought=thought):
-                    kind = "reasoning" if thought else "message"
+                case OutputText(text=text, reasoning=reasoning):
+                    kind = "reasoning" if reasoning else "message"
                     frames += self._begun(kind) if self._open != kind else []
                     frames.append(self._delta(text))
         if piece.last is None:

@@ -1,4 +1,4 @@
-"""The HTTP application: routes behind the guard, one shape for every error; and its server, a thread with a loop."""
+"""The HTTP application, with its routes behind the guard; and its server, a thread with an event loop."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from tpiedge.api.admin import Admin
 from tpiedge.api.answering import Aborted, json_response
 from tpiedge.api.body import Disconnected, Receive, Send, discard
 from tpiedge.api.completions import Answers, name_usual_path
-from tpiedge.api.connection import FairTurns, HttpConnection, HttpListener
+from tpiedge.api.connection import HttpConnection, HttpListener, RoundRobin
 from tpiedge.api.errors import ApiError, error_body, of_exception
 from tpiedge.api.fields import IGNORED
 from tpiedge.api.formats import REQUEST_ID, RESUMABLE
@@ -42,7 +42,7 @@ from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 _ABORT_S = 5.0
 _CLOSE = (b"connection", b"close")
-#: Time to read why an answer fails: a browser drops what its page has not read when the connection breaks.
+#: Time to read why an answer fails: when the connection breaks, a browser drops what its page has not read.
 _HEARD_S = 0.5
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -77,7 +77,7 @@ class Api:
         self._router = Router(self.routes, redirect_slashes=False)
         self._for_pages = CORSMiddleware(
             self._answer,
-            allow_origin_regex=".*",  # the guard knows the pages
+            allow_origin_regex=".*",  # the guard checks the origin
             allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,
@@ -87,9 +87,9 @@ class Api:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        scope["app"] = self  # has the router raise its refusals
+        scope["app"] = self  # makes the router raise HTTPException
         name_usual_path(scope)
-        # Browsers send no key with a preflight, which is answered first.
+        # Browsers send no key with a preflight, so it is answered before keys are checked.
         headers = Headers(scope=scope)
         permitted = not is_admin(scope["path"]) and self._guard.permits(headers)
         if permitted and scope["method"] == "OPTIONS":
@@ -104,7 +104,7 @@ class Api:
         path, headers = scope["path"], Headers(scope=scope)
         try:
             self._guard.check_sender(path, headers)
-            if path in OPEN_PATHS and scope["method"] == "OPTIONS":  # as HAProxy asks, unless told otherwise
+            if path in OPEN_PATHS and scope["method"] == "OPTIONS":  # HAProxy's default check
                 scope["method"] = "GET"
             self._guard.check_key(path, headers)
             await self._router(scope, receive, send)
@@ -125,12 +125,12 @@ class Api:
             await response(scope, receive, send)
 
     def sweep(self) -> None:
-        """Forgets answers that no client came for, every second, on the event loop."""
+        """Drops answers that wait too long for a client, every second, on the event loop."""
         asyncio.get_running_loop().call_later(1.0, self.sweep)
         self._shelf.sweep()
 
     def close(self, limit_s: float) -> None:
-        """Leaves recorded answers to the next server; waits for threads, `limit_s` each. For use after the loop."""
+        """Leaves recorded answers to the next server; waits for threads, `limit_s` each. Call it after the loop."""
         self._shelf.close(limit_s)
         if self._records is not None:
             self._records.close(limit_s)
@@ -138,7 +138,7 @@ class Api:
         self._admin_intake.close()
 
     async def _ready(self, _request: Request) -> Response:
-        """Names no machines: no key is needed here."""
+        """Returns no names of machines, as no key is needed."""
         status = self._service.status()
         if status.ready:
             return JSONResponse({"ready": True})
@@ -155,7 +155,7 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """Wraps `send`: an answer given while the body still arrives is the last, and its connection lingers to be read."""
+    """Wraps `send`: an answer sent while the body arrives closes the connection, once it could be read."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
@@ -174,8 +174,8 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
 class ApiServer:
     """Listens from its construction on, answers from `start` to `close`. Owns its socket and threads, not the service.
 
-    `tls`: clients speak https; `records`: answers survive the server, and those of the previous one go on at once;
-    `grace_s`: how long their streams wait for readers. Raises UserError where it cannot listen or read the records."""
+    With `tls`, clients speak https. With `records`, answers survive the server, and the previous server's answers go on
+    at once; their streams wait `grace_s` for readers. Raises UserError if it cannot listen or read the records."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class ApiServer:
         self._socket = HttpListener(address, limits.connections, plain=tls is None)
         self._shelf = AnswerShelf(service, grace_s)
         try:
-            #: How many answers of the previous server go on.
+            #: How many answers of the previous server were resumed.
             self.recovered = 0 if records is None else self._shelf.recover(records.found(service.tokenizer))
         except BaseException:
             self._socket.close()
@@ -204,8 +204,8 @@ class ApiServer:
         self.url = f"{'http' if tls is None else 'https'}://{Address(own, self.address[1])}"
         config = uvicorn.Config(
             self._api,
-            # It is called as a class is.
-            http=functools.partial(HttpConnection, limits, FairTurns()),  # type: ignore[arg-type]
+            # uvicorn calls it like a class.
+            http=functools.partial(HttpConnection, limits, RoundRobin()),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=HEADERS_BYTES,
             ws="none",
             lifespan="off",
@@ -258,7 +258,7 @@ class ApiServer:
 
     async def _serve(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        # uvicorn has no setting for it, and asyncio lets a handshake take a minute.
+        # uvicorn has no setting for this timeout, and asyncio lets a handshake take a minute.
         within = functools.partial(loop.create_server, ssl_handshake_timeout=self._handshake_s)
         loop.create_server = within  # type: ignore[method-assign]
         serving = asyncio.create_task(self._server.serve([self._socket]))

@@ -1,7 +1,7 @@
 """Work of all machines in one step, on one axis of seconds. Pure.
 
 Clocks are not compared. An all-reduce ends on all machines at the same moment, but for a message's travel, so each
-machine's spans are moved until these ends are rank 0's, whose axis it is: rank 0 begins and ends the step.
+machine's spans are moved until its all-reduces end with rank 0's. The axis is rank 0's, which begins and ends the step.
 
 A machine waits in an all-reduce until the last machine has begun it; the rest is the network's. It also waits for rank
 0 before its first span and after its last one.
@@ -24,7 +24,7 @@ PARTS: Final = ("compute", "wait", "network", "disk")
 def shown_step(
     timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
 ) -> dict[str, Any] | None:
-    """Returns the step with the `nodes` of that epoch; None for another epoch's. Takes milliseconds for many layers."""
+    """Returns the step with the `nodes` of `epoch`; None if its epoch differs. Takes milliseconds for many layers."""
     if timeline is None or timeline.epoch != epoch:
         return None
     first = timeline.spans[0]
@@ -33,8 +33,8 @@ def shown_step(
     ] or [0]
     begun, ended = min(edges) * 1e-6, max(edges) * 1e-6
     moved = [_moved(first, one, begun, ended) for one in timeline.spans]
-    # When the last machine began each all-reduce, from the last all-reduce on: rank 0's first one announces the step
-    # and has no counterpart.
+    # The time at which the last machine began each all-reduce, counted from the last one: rank 0's first one announces
+    # the step and has no counterpart.
     reduces = zip(*(reversed(one["reduce"]) for one in moved), strict=False)
     latest = [max(start for start, _ in same) for same in reduces]
     parts = [_parts(one, latest, begun, ended, leads=rank == 0) for rank, one in enumerate(moved)]
@@ -64,7 +64,7 @@ def shown_step(
 
 
 def _moved(first: StepSpans, own: StepSpans, begun: float, ended: float) -> Mapping[str, _Spans]:
-    """Converts to seconds within the axis. A node may lie: a span that ends before it begins has no length."""
+    """Moves spans to the axis, in seconds. A node may lie: a span that ends before it begins has no length."""
     pairs = zip(reversed(first.reduce), reversed(own.reduce), strict=False)
     shift = median([there[1] - here[1] for there, here in pairs] or [0])
 

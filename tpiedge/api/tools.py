@@ -1,4 +1,4 @@
-"""The fields of tools that a model may call."""
+"""Reads the fields of tools that a model may call."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import check_schema, schema_of_grammar
-from tpiedge.api.asked import MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import GrammarSchema
+from tpiedge.api.parsed import MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.local.service import Service
 from tpiedge.model.call_reader import CallForm, ReadTool, call_form
 
@@ -51,9 +51,9 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
+class ParsedTools:
     """The tools that the model may call. `shown` is for its template; the answer must call one of `required` and may
-    make `several` calls; `field` of the request has the tools."""
+    make `several` calls; `field` is the name of the request's field."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()
@@ -66,8 +66,8 @@ class AskedTools:
         return tuple(ReadTool(one["name"], names) for one, names in zip(functions, texts, strict=True))
 
     def callable(self, names: _Names = ()) -> Mapping[str, Mapping[str, Any]]:
-        """Returns the tools with `names`, or all, with schemas of their arguments for a grammar, which are objects.
-        Definitions of different tools have different names."""
+        """Returns the tools with `names`, or all, each with a schema of its arguments for a grammar. Definitions of
+        different tools have different names."""
         return {
             one["name"]: GrammarSchema(dict(one["parameters"]), f"tool-{at}-").schema | {"type": "object"}
             for at, one in enumerate(tool["function"] for tool in self.shown)
@@ -75,7 +75,7 @@ class AskedTools:
         }
 
 
-def read_tools(fields: BodyFields) -> AskedTools:
+def read_tools(fields: BodyFields) -> ParsedTools:
     """Reads `tools`, or `functions`, OpenAI's older form with at most one call. Raises ApiError."""
     key, choice_key, several = "tools", "tool_choice", fields.get("parallel_tool_calls", True)
     if fields.get("functions") or fields.get("function_call") not in (None, "none", "auto"):
@@ -100,7 +100,7 @@ def read_tools(fields: BodyFields) -> AskedTools:
         if one["name"] in allowed:  # reports or refuses what no grammar holds
             schema_of_grammar(function, "parameters", one["parameters"], strict=function.get("strict", False))
             told.append({"type": "function", "function": one})
-    return AskedTools(tuple(told), tuple(required), several, key)
+    return ParsedTools(tuple(told), tuple(required), several, key)
 
 
 def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], known: str = "function") -> bool:
@@ -112,12 +112,12 @@ def is_function(fields: BodyFields, where: str, tool: Mapping[str, object], know
         raise fields.wrong_type(f"{where}.type", "a string", kind)
     if not kind:
         raise fields.wrong(f"{where}.type", f"is missing: of a function it is '{known}'")
-    fields.note(f"{where}.{kind}.{name}" if isinstance(name, str) else f"{where}.{kind}")
+    fields.ignore(f"{where}.{kind}.{name}" if isinstance(name, str) else f"{where}.{kind}")
     return False
 
 
-def tool_form(tools: AskedTools, service: Service) -> CallForm:
-    """Finds how the model writes calls; "" without tools. Raises ApiError if its template knows no tools."""
+def tool_form(tools: ParsedTools, service: Service) -> CallForm:
+    """Finds how the model writes calls; "" without tools. Raises ApiError if its template has no known form."""
     if not tools.shown:
         return ""
     template = service.template.source(tools=True) if service.template is not None else ""
@@ -160,14 +160,14 @@ def _shown(function: BodyFields) -> dict[str, Any]:
     found: dict[str, Any] = {"name": name, "description": function.get("description") or ""}
     value = function.get("parameters") or {"type": "object", "properties": {}}
     schema = check_schema(value, function.name("parameters"))
-    kind = schema.get("type", "object")  # as arguments are
+    kind = schema.get("type", "object")  # the type of arguments
     if "object" not in (kind if isinstance(kind, list) else [kind]):
         raise function.wrong("parameters", "must be a schema of 'type': 'object'")
     return found | {"parameters": schema}
 
 
 def _choice(fields: BodyFields, key: str, names: _Names, tools: str) -> tuple[_Names, _Names]:
-    """Returns the names that may be called and those of which one must be."""
+    """Returns the names that may be called, and the names of which one must be."""
     value = fields.get(key)
     if value in (None, "auto"):
         return names, ()

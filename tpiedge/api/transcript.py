@@ -13,7 +13,7 @@ from tpiedge.errors import Cancelled
 from tpiedge.master.journal import AnswerEvent, Paused, Resumed
 from tpiedge.master.request_times import Reading
 from tpiedge.model.call_reader import short_call_id
-from tpiedge.model.speech import Said, SpokenText
+from tpiedge.model.output import OutputPart, OutputText
 from tpiedge.model.tokenizer import Detokenizer, TextWriter, Tokenizer, unfinished
 from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 from tpiedge.wire.fields import MAX_PROMPT_TOKENS, U32
@@ -34,7 +34,7 @@ class EchoedPrompt:
         text = prompt if isinstance(prompt, str) else ""
         if tokenizer is None:
             return cls(text, (0,) * len(ids))
-        if not isinstance(prompt, str):  # the answer has the rest of an unfinished character
+        if not isinstance(prompt, str):  # the answer shows an unfinished character
             text = tokenizer.decode(ids[: len(ids) - unfinished(tokenizer, ids)], skip_special=False)
         writer, begins, parts, length = Detokenizer(tokenizer, shown=tokenizer.special_ids), [], [], 0
         for token in ids:
@@ -87,11 +87,11 @@ class Transcript:
         self.reading = ""
         self.pauses = 0
         self.paused_s = 0.0
-        """Without the pause that lasts."""
+        """Seconds of pauses that are over."""
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
         """Yields the echoed prompt before the first token or the end, in short pieces. A token has the scores of the
-        likeliest ones, then its own."""
+        likeliest tokens, then its own."""
         if self._echo is None or not isinstance(event, Token | Finished):
             return
         (echo, ids), self._echo = (self._echo, self._echoed_ids), None
@@ -118,7 +118,7 @@ class Transcript:
                 self.first_s = time.monotonic() if self.first_s is None else self.first_s
                 before = self.writer.length
                 text, stopped = self.writer.push(token)
-                self._held.append((event, self._begin(token, before) if logprobs else before))
+                self._held.append((event, self._text_start(token, before) if logprobs else before))
                 if stopped:
                     return self._piece(text, "stop")
                 return self._piece(text, None) if text or self._tokenizer is None else None
@@ -127,7 +127,7 @@ class Transcript:
             case Paused(why=why):
                 self.paused, self.reading = why, ""
             case Reading():
-                # `page/answer.js` and `cli/reach.py` know these words.
+                # `page/answer.js` and `cli/reach.py` parse these words.
                 self.reading = f"reading {event.done_tokens} of {event.of_tokens} tokens"
                 if event.left_s is not None:
                     self.reading += f", {math.ceil(event.left_s)} s left"
@@ -143,7 +143,7 @@ class Transcript:
                 return self._piece(text, "stop" if stopped else reason)
         return None
 
-    def _begin(self, token: int, before: int) -> int:
+    def _text_start(self, token: int, before: int) -> int:
         """Returns where the token's text begins; `before` is the text's length without it."""
         after = self.writer.length
         if self._tokenizer is None or after == before:
@@ -164,13 +164,13 @@ def call_id(answer: str, choice: int, call: int) -> str:
     return short_call_id(f"{answer}/{choice}/{call}")
 
 
-def joined(said: Sequence[Said], *, thought: bool) -> str:
-    return "".join(one.text for one in said if isinstance(one, SpokenText) and one.thought == thought)
+def joined(parts: Sequence[OutputPart], *, reasoning: bool) -> str:
+    return "".join(one.text for one in parts if isinstance(one, OutputText) and one.reasoning == reasoning)
 
 
 class TokenScores:
-    """Writes the scores of one answer, with those of the `logprobs` likeliest tokens; None writes no scores.
-    `without_bytes` stands for the bytes of a token without any."""
+    """Writes the scores of one answer, with those of the `logprobs` likeliest tokens; None writes no scores. A token
+    without bytes has `without_bytes`."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None

@@ -38,7 +38,7 @@ def config() -> None:
 @json_option
 @click.pass_context
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path | None) -> None:
-    """Every value of VERB, or of all verbs, and where it comes from."""
+    """Show every value of VERB, or of all verbs, and where it comes from."""
     root = ctx.find_root().command
     verbs = verbs_of(root, words[:1] or None)
     chosen = {table: verb for table, verb in verbs.items() if tuple(table.split("."))[: len(words)] == words}
@@ -83,7 +83,7 @@ def check(ctx: click.Context, file: Path) -> None:
         click.echo(f"tpiedge: {line}", err=True)
     if found:
         raise UserError(found[-1])
-    click.echo(f"{file} is in order")
+    click.echo(f"{file} is valid")
 
 
 def _shown(value: Any) -> str:

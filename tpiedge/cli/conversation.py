@@ -21,12 +21,12 @@ from tpiedge.wire.fields import Range
 ANSWER_TOKENS = 2048  # the usual limit of an answer: some models never stop
 
 _HELP = """\
-Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one message.
-Ctrl-R looks for an earlier message: Enter takes it, Enter again sends it, Ctrl-G gives up.
-/clear          forget the conversation
-/system TEXT    what the model is told first; without TEXT: nothing more
+Enter sends a message, Alt-Enter starts a new line; pasted text is one message.
+Ctrl-R searches earlier messages: Enter takes one, Enter again sends it, Ctrl-G cancels.
+/clear          clear the conversation
+/system TEXT    set the system prompt; without TEXT: remove it
 /set NAME VALUE {names}
-/set            what is set
+/set            show the settings
 /save FILE      write the conversation as JSON
 /bye            end (Ctrl-D); Ctrl-C stops an answer"""
 
@@ -39,15 +39,15 @@ SETTINGS: Mapping[str, tuple[Range, float]] = {
     "seed": (Range(0, MAX_SEED), 7),
     "max_tokens": (Range(1, 2**32 - 1), 500),
 }
-"""What /set changes: its range and an example, an int where only whole numbers are allowed."""
+"""Settings that /set changes: range and example, an int if only whole numbers are allowed."""
 
 ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
 
 
 @dataclass
-class Spoken:
-    """An answer. `thinking`: the text shown last was reasoning, which is no part of it."""
+class ChatAnswer:
+    """An answer. While `thinking`, the text shown last is reasoning, which is not part of the answer."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -55,14 +55,14 @@ class Spoken:
     thinking: bool = False
 
 
-class Speaker(Protocol):
-    """A model that answers. `settings`: from flags, or the model's defaults where they are known here."""
+class ChatBackend(Protocol):
+    """A model that answers. `settings` are from flags, or the model's defaults if known."""
 
     name: str
     settings: Settings
 
-    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
-        """The answer to the last message; blocks. `show` gets it piece by piece. Raises UserError, PeerError."""
+    def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
+        """Answers the last message; blocks. `show` gets the answer piece by piece. Raises UserError, PeerError."""
 
 
 def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -71,16 +71,16 @@ def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> li
     return [*([] if system is None else [_message("system", system)]), *messages]
 
 
-def converse(speaker: Speaker, system: str | None) -> None:
+def converse(backend: ChatBackend, system: str | None) -> None:
     keys: Pipe | Terminal = Terminal() if sys.stdin.isatty() else Pipe()
     if keys.interactive:
         click.echo(
-            f"talking to {sanitised(speaker.name)}; /help lists commands, /bye or Ctrl-D ends", err=True
+            f"talking to {sanitised(backend.name)}; /help lists commands, /bye or Ctrl-D ends", err=True
         )
-    conversation = Conversation(speaker, keys, system)
+    conversation = Conversation(backend, keys, system)
     while (text := keys.read()) is not None:
         try:
-            if not conversation.take(text):
+            if not conversation.handle(text):
                 return
         except KeyboardInterrupt:  # at a terminal, Ctrl-C ends the answer, not the conversation
             if not keys.interactive:
@@ -91,14 +91,14 @@ def converse(speaker: Speaker, system: str | None) -> None:
 class Conversation:
     """The messages so far. A message whose answer failed is dropped; an answer that the user stopped stays."""
 
-    _speaker: Speaker
+    _backend: ChatBackend
     _keys: "Pipe | Terminal"
     _system: str | None
     _messages: list[ChatMessage] = field(default_factory=list)
     _settings: dict[str, float] = field(default_factory=dict)
 
-    def take(self, text: str) -> bool:
-        """Handles a message or a command; returns False where it ends the conversation."""
+    def handle(self, text: str) -> bool:
+        """Handles a message or a command; returns False if it ends the conversation."""
         command = re.fullmatch(r"/([a-z?]+)(?:\s+(.*))?", text.strip(), re.DOTALL | re.IGNORECASE)
         if command is None:
             if text.strip():
@@ -119,10 +119,10 @@ class Conversation:
                 click.echo(_HELP.format(names=", ".join(SETTINGS)), err=True)
             case "clear":
                 self._messages.clear()
-                self._confirm("the conversation is forgotten")
+                self._confirm("conversation cleared")
             case "system":
                 self._system = rest or None
-                self._confirm(f"the model is told {'this' if rest else 'nothing'} first from now on")
+                self._confirm(f"system prompt {'set' if rest else 'removed'}")
             case "set":
                 self._set(rest)
             case "save":
@@ -136,8 +136,8 @@ class Conversation:
             key = name.replace("-", "_")
             self._settings[key] = _parsed(key, value.strip())
             self._confirm(f"{key} {self._settings[key]}, from the next answer on")
-        elif not (found := {**self._speaker.settings, **self._settings}):
-            _tell("nothing is set: all is as usual for the model")
+        elif not (found := {**self._backend.settings, **self._settings}):
+            _tell("nothing is set: the model's defaults apply")
         else:
             _tell(", ".join(f"{one} {value}" for one, value in found.items()))
 
@@ -148,12 +148,12 @@ class Conversation:
     def _save(self, name: str) -> None:
         if not name:
             raise UserError("/save needs the name of a file, like /save chat.json")
-        record = {"model": self._speaker.name, "messages": messages_of(self._system, self._messages)}
+        record = {"model": self._backend.name, "messages": messages_of(self._system, self._messages)}
         try:
             with open(Path(name).expanduser(), "x", encoding="utf-8") as file:
                 json.dump(record, file, indent=1, ensure_ascii=False)
         except FileExistsError:
-            raise UserError(f"{name} is there already: give another name") from None
+            raise UserError(f"{name} exists already: give another name") from None
         except (OSError, ValueError) as error:
             raise UserError(f"cannot write {name}: {getattr(error, 'strerror', None) or error}") from None
         _tell(f"saved {len(self._messages)} messages to {name}")
@@ -169,7 +169,7 @@ class Conversation:
 
         try:
             with self._keys.waiting():
-                spoken = self._speaker.speak(messages, self._settings, show)
+                answer = self._backend.ask(messages, self._settings, show)
         except KeyboardInterrupt:
             if not self._keys.interactive:
                 raise
@@ -185,9 +185,9 @@ class Conversation:
             _tell(f"tpiedge: {error}")
             return
         click.echo()
-        if spoken.finish_reason == "length" and self._keys.interactive:
-            _tell("[cut: the answer has as many tokens as it may; /set max_tokens allows more]")
-        self._keep(text, spoken.text)
+        if answer.finish_reason == "length" and self._keys.interactive:
+            _tell("[cut off at max tokens; /set max_tokens N allows more]")
+        self._keep(text, answer.text)
 
     def _keep(self, text: str, answer: str) -> None:
         self._messages += [_message("user", text), _message("assistant", answer)]
@@ -280,7 +280,7 @@ class Pipe:
 
 
 class Terminal:
-    """Lines with editing and history; pasted text is one message. Its library takes a tenth of a second to import."""
+    """Reads lines with editing and history; pasted text is one message. The library takes 0.1 s to import."""
 
     interactive = True
 
@@ -301,7 +301,7 @@ class Terminal:
         def _break_line(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
-        # What was found (Ctrl-R) is the line from now on.
+        # A line that Ctrl-R found becomes the edited line.
         for key in ("enter", "right", "left", "home", "end"):
             keys.add(key, filter=is_searching)(accept_search)
 
@@ -327,11 +327,11 @@ class Terminal:
                 if interrupts > 1:
                     return None
                 if interrupts:
-                    click.echo("Ctrl-C again, or /bye, ends", err=True)
+                    click.echo("press Ctrl-C again, or type /bye, to end", err=True)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Keeps what is typed during an answer for the next line, and does not echo it."""
+        """Keeps text typed during an answer for the next line, without an echo."""
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
         quiet = termios.tcgetattr(fd)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -19,21 +19,23 @@ from tpiedge.host.addresses import CONTROL_PORT, parse_address
 
 
 @click.command()
-@click.option("--connect", metavar="HOST[:PORT]", help="Also check the way to this master.")
+@click.option("--connect", metavar="HOST[:PORT]", help="Also check the connection to this master.")
 @json_option
 @cache_option
 def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
     findings = computer.examine(_checks(connect, cache or user_cache_path("tpiedge")), 9.0)
     if as_json:
-        worst = max((finding.verdict for finding in findings), key=get_args(CheckResult).index)
-        click.echo(json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}))
+        worst = max((finding.result for finding in findings), key=get_args(CheckResult).index)
+        keys = ("check", "found", "advice", "verdict")  # in the order of Finding's fields
+        rows = [dict(zip(keys, astuple(finding), strict=True)) for finding in findings]
+        click.echo(json.dumps({"verdict": worst, "findings": rows}))
     else:
         width = max(len(finding.check) for finding in findings)
         for finding in findings:
-            click.echo(f"{finding.verdict:<4}  {finding.check:<{width}}  {finding.found}")
+            click.echo(f"{finding.result:<4}  {finding.check:<{width}}  {finding.found}")
             if finding.advice:
                 click.echo(f"{'':<4}  {'':<{width}}  -> {finding.advice}")
-    failed = [finding.check for finding in findings if finding.verdict == "fail"]
+    failed = [finding.check for finding in findings if finding.result == "fail"]
     if failed:
         raise ResourceError(f"tpiedge cannot work here as it is: {', '.join(failed)}")
 

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def open_standard_files() -> None:
-    """Opens /dev/null for closed standard files; else children would use other files as theirs."""
+    """Opens /dev/null for closed standard files; else children would take other files for theirs."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -47,7 +47,7 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
     if number is None:
         sys.__unraisablehook__(lost)
         return
-    # Later: now is still in the same callback.
+    # Later, because this still runs in the same callback.
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
     signal.setitimer(signal.ITIMER_REAL, 0.001)
 
@@ -67,7 +67,7 @@ def honour_signals() -> None:
 
 @contextmanager
 def interrupt_says(words: str) -> Iterator[None]:
-    """Sets the words with which Ctrl-C ends the command; an inner block's count first."""
+    """Sets the words with which Ctrl-C ends the command; an inner block's words win."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

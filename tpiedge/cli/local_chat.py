@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken
+from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatAnswer, ChatMessage, Settings
 from tpiedge.cli.options import is_default
 from tpiedge.cli.sampling_flags import new_seed
 from tpiedge.errors import ContextFull, UserError
@@ -26,7 +26,7 @@ _COUNTERS = (
 
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
-    """Positions of prompt and answer, within --context and the model's limit. Raises UserError."""
+    """Returns positions of prompt and answer, within --context and the model's limit. Raises UserError."""
     limit = model.context_tokens if context is None else check_context(model, context)
     tokens = len(prompt_ids)
     if not tokens:
@@ -94,7 +94,7 @@ def tell_summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None
 
 
 @dataclass(eq=False)
-class LocalSpeaker:
+class LocalBackend:
     _cluster: LocalCluster
     _model: PreparedModel
     _capacity: int
@@ -112,14 +112,14 @@ class LocalSpeaker:
         }
         self._turns = count(1)
 
-    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
+    def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
         prompt = self._model.message_ids(messages)
         if len(prompt) >= self._capacity:
             raise ContextFull(
                 f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "
                 "again with a larger --context"
             )
-        # Flags, then what /set changed.
+        # Flags come first, then the values of /set.
         values = {"seed": new_seed(), **self.settings, **settings}
         tokens = int(values.pop("max_tokens"))
         sampling = replace(self._sampling, **values)  # type: ignore[arg-type]  # /set keeps whole numbers whole
@@ -133,4 +133,4 @@ class LocalSpeaker:
             keep_prefix=True,
         )
         answer = collect(self._cluster, request, self._model.tokenizer, self._flags["stop"], show)
-        return Spoken(answer.text, answer.finish_reason)
+        return ChatAnswer(answer.text, answer.finish_reason)

@@ -22,50 +22,50 @@ from tpiedge.host.process import LEAST, check_address_space, raise_limits
 
 VERBS = {
     "run": ("cli.run:run", "Answer a prompt with a cluster of local processes."),
-    "demo": ("cli.run:demo", "Watch three nodes of unequal shares answer together with the bundled model."),
-    "pack": ("cli.pack:pack", "Write MODEL (or a random model of a real shape) in the form that nodes read."),
+    "demo": ("cli.run:demo", "Watch three nodes with different shares answer with the bundled model."),
+    "pack": ("cli.pack:pack", "Convert MODEL (or random weights) to a pack, the format that nodes read."),
     "unpack": (
         "cli.pack:unpack",
         "Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32.",
     ),
     "import-gguf": (
         "cli.pack:import_gguf",
-        "Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.",
+        "Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.",
     ),
     "bench": ("lab.verbs.bench:bench", "Measure this computer."),
     "eval": ("lab.verbs.eval:evaluate", "Measure a model's quality with a text."),
     "doctor": (
         "cli.doctor:doctor",
-        "Check this computer and its network, within ten seconds; nothing is changed.",
+        "Check this computer and its network within ten seconds; changes nothing.",
     ),
     "config": ("cli.config:config", "Show and check settings."),
-    "completion": ("cli.main:completion", "Print what SHELL needs: `source <(tpiedge completion bash)`."),
+    "completion": ("cli.main:completion", "Print completions: `source <(tpiedge completion bash)`."),
     "pull": (
         "cli.models:pull",
         "Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).",
     ),
     "ls": (
         "cli.models:ls",
-        "List the models that were pulled and the packs in the cache, by the names that every verb takes.",
+        "List pulled models and cached packs, by the names that every verb takes.",
     ),
-    "show": ("cli.models:show", "Say what is known of MODEL: shape, size, terms, where it lies."),
-    "rm": ("cli.models:rm", "Delete MODEL from the cache: what was pulled, and its packs."),
+    "show": ("cli.models:show", "Show MODEL: its shape, size, licence and location."),
+    "rm": ("cli.models:rm", "Delete MODEL and its packs from the cache."),
     "shards": (
         "cli.models:shards",
-        "The parts of models that this computer keeps as a worker: list, remove, limit.",
+        "Manage the shards that this computer keeps as a worker: list, remove, limit.",
     ),
-    "token": ("cli.token:token", "Let new workers in: make, list and revoke tokens."),
+    "token": ("cli.token:token", "Make, list and revoke tokens, with which new workers join."),
     "master": ("cli.master:master", "Serve MODEL with this machine and the workers that join it."),
     "worker": ("cli.worker:worker", "Join a master and compute a share of its model."),
     "chat": ("cli.chat_client:chat", "Talk to a running master."),
     "nodes": (
         "cli.nodes:nodes",
-        "Show who has which share of the model, and why; let workers in, drain them, try them again, shut them out.",
+        "Show which node has which share, and why; approve, drain, retry and revoke workers.",
     ),
-    "top": ("cli.top:top", "Show what the machines of the running master do, anew every second."),
+    "top": ("cli.top:top", "Watch the running cluster, updated every second."),
     "trace": (
         "lab.verbs.trace:trace",
-        "Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.",
+        "Show what each node did when, from a FILE of `tpiedge run --trace FILE`.",
     ),
     "testbed": (
         "lab.verbs.testbed:testbed",
@@ -82,7 +82,7 @@ def cli() -> None:
 
 
 for _name, (_path, _line) in VERBS.items():
-    cli.add_late(_name, f"tpiedge.{_path}", _line)
+    cli.add_lazy(_name, f"tpiedge.{_path}", _line)
 
 
 @click.command()
@@ -126,12 +126,12 @@ def _run() -> int:
 
 def _system_failure(error: OSError) -> int:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        words = "no space left where the output goes: free some, or write elsewhere"
+        words = "no space left for the output: free some, or write elsewhere"
         if error.filename is not None:
             words = str(DiskFull.at(Path(os.fsdecode(error.filename))))
         return _fail(words, DiskFull.exit_code)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
-        words = f"cannot use {error.filename}: {error.strerror}: change who may, or give another path"
+        words = f"cannot use {error.filename}: {error.strerror}: change its permissions, or give another path"
         return _fail(words, UserError.exit_code)
     return _defect(error)
 

@@ -12,13 +12,13 @@ from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.records import records_in
 from tpiedge.cli import master_lines, options
+from tpiedge.cli.log_writer import serving_until_stopped
 from tpiedge.cli.master_parts import ANYWHERE, RECORDS, check_ports, master_parts, only_master
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.nearby import announcing, check_announcing
 from tpiedge.cli.options import Location, Number, option
-from tpiedge.cli.scribe import serving_until_stopped
 from tpiedge.errors import UserError
-from tpiedge.host.addresses import CONTROL_PORT, outgoing_host, own_names, parse_address, resolve
+from tpiedge.host.addresses import CONTROL_PORT, HTTP_PORT, outgoing_host, own_names, parse_address, resolve
 from tpiedge.host.certificate import own_certificate, read_certificate
 from tpiedge.host.device import MemoryLimits, default_threads
 from tpiedge.host.private_file import master_state
@@ -29,10 +29,8 @@ from tpiedge.local.layout import chosen_kv_tokens
 from tpiedge.local.prepare import prepare
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.supervision import Supervisor
-from tpiedge.units import counted
 from tpiedge.wire.fields import MAX_SEQUENCES
 
-_HTTP_PORT = 8080
 _THIS_COMPUTER = "127.0.0.1"
 
 
@@ -58,113 +56,113 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 @option(
     "--http",
     "HOST:PORT of the API.",
-    default=f"{_THIS_COMPUTER}:{_HTTP_PORT}",
-    callback=_as(parse_address, _HTTP_PORT, _THIS_COMPUTER),
+    default=f"{_THIS_COMPUTER}:{HTTP_PORT}",
+    callback=_as(parse_address, HTTP_PORT, _THIS_COMPUTER),
 )
-@option("--min-workers", None, click.IntRange(0, 126), 0)
-@option("--shares", "Relative weights: the master's, then the workers' as they join.")
+@option("--min-workers", "Workers to wait for, and to use even if slower.", click.IntRange(0, 126), 0)
+@option("--shares", "Relative shares (3,1,2): the master's, then the workers' as they join.")
 @options.own_memory_option
 @options.keeping_options
-@option("--threads", "Of this machine's node.  [default: the cores]", click.IntRange(1, 1024))
+@option("--threads", "Threads of this machine's node.  [default: the cores]", click.IntRange(1, 1024))
 @options.arithmetic_options
 @options.kv_option
 @option(
-    "--context", "Tokens of a prompt and its answer.  [default: the model's own, where memory allows]", int
+    "--context", "Tokens of a prompt with its answer.  [default: the model's own, where memory allows]", int
 )
 @option(
-    "--parallel", "Requests that are answered at once; others wait.", click.IntRange(1, MAX_SEQUENCES), 16
+    "--parallel", "Requests answered at the same time; others wait.", click.IntRange(1, MAX_SEQUENCES), 16
 )
 @option(
     "--kv-tokens",
-    "Positions of the KV cache for all answers together, at least the context.  [default: the context]",
+    "Tokens of the KV cache, for all requests together.  [default: the context]",
     int,
 )
 @options.speculate_option
 @options.collective_option
 @options.wire_option
-@option("--api-key", "Clients must send it; repeatable.", name="api_keys", multiple=True)
+@option("--api-key", "Key that clients must send; repeatable.", name="api_keys", multiple=True)
 @option(
     "--api-key-file",
-    "Keys for clients, one a line, with a name before it if you like (phone: KEY); read again when it changes.",
+    "API keys, one per line, each with an optional name (phone: KEY); read again when it changes.",
     Location(dir_okay=False),
 )
 @option(
     "--tls-cert",
-    "PEM file with the API's certificate, and those up to its CA's: clients speak https.",
+    "PEM file with the certificate chain of the API, which then speaks https.",
     Location(dir_okay=False),
 )
-@option("--tls-key", "PEM file with its key, for its owner alone.", Location(dir_okay=False))
+@option("--tls-key", "PEM file with its key, readable only by its owner.", Location(dir_okay=False))
 @option(
     "--tls-self-signed",
-    "https with a certificate that is made once, in the state folder; clients compare its fingerprint.",
+    "https with a self-signed certificate, made once; clients compare its fingerprint.",
     is_flag=True,
 )
 @option(
     "--cors-origin",
-    "Web pages that may use the API; repeatable.",
+    "Origin of web pages that may use the API; repeatable.",
     name="origins",
     multiple=True,
 )
 @option(
     "--public-name",
-    "What clients may call this server, too, as behind a proxy; repeatable.",
+    "Another host name of this server, such as its proxy's; repeatable.",
     name="public_names",
     metavar="NAME[:PORT]",
     multiple=True,
 )
 @option(
     "--trusted-proxy",
-    "A proxy whose X-Forwarded-For says who asks; repeatable.",
+    "Proxy whose X-Forwarded-For names the client; repeatable.",
     name="proxies",
     metavar="ADDRESS[/BITS]",
     multiple=True,
 )
 @option(
     "--share-prefixes",
-    "Beginnings of prompts that were computed for one client are used for all: they can find out each other's.",
+    "Share the prefix cache between clients, who can then detect each other's prompts.",
     is_flag=True,
 )
 @option(
     "--alias",
-    "What clients may call the model, too; repeatable.",
+    "Another name of the model; repeatable.",
     name="aliases",
     multiple=True,
     callback=_as(_aliases),
 )
 @option("--insecure", "Serve other machines without an API key.", is_flag=True)
 @option(
-    "--token-file", "Keep there, while it runs, a token for any number of workers.", Location(dir_okay=False)
+    "--token-file", "Keep a token for any number of workers there, while it runs.", Location(dir_okay=False)
 )
 @option(
     "--answer-limit",
-    "Seconds that an answer may take, its time in the queue included.  [default: as long as there is progress]",
+    "Seconds that a request may take, queueing included.  [default: no limit while it progresses]",
     Number(1, 1e9),
     name="answer_s",
 )
 @option(
     "--recovery-grace",
-    "Seconds that requests wait for lost machines to return, where the others are too few.",
+    "Seconds that requests wait for lost machines if the others cannot serve the model.",
     Number(0, 1e9),
     RECOVERY_GRACE_S,
     "recovery_grace_s",
 )
 @option(
     "--spare",
-    "What else workers fetch to their disks while nobody asks: what they need once another machine is lost.",
+    "Whether idle workers fetch the weights that they need if another machine is lost.",
     click.Choice(["auto", "off"]),
     "auto",
 )
 @option(
     "--journal",
-    "Record requests and answers under way in the state folder: the next master goes on with them.",
+    "Record running requests in the state folder, so that a restarted master resumes them.",
     is_flag=True,
 )
 @option(
     "--announce",
-    "Let workers of the local network find this master (mDNS): its name, port and protocol are told.",
+    "Announce this master's name, port and protocol by mDNS, so that workers find it.",
     is_flag=True,
 )
-@option("--drain", "Seconds.", Number(0, 3600), 10.0, "drain_s")
+@option("--drain", "Seconds to finish running requests at the end.", Number(0, 3600), 10.0, "drain_s")
 @options.state_option
 @options.cache_option
 def master(model_name: str, **given: Any) -> None:
@@ -202,10 +200,10 @@ def master(model_name: str, **given: Any) -> None:
     folder = master_state(flags.state)
     with (
         only_master(folder),
-        serving_until_stopped("workers that are left running join the next start") as scribe,
+        serving_until_stopped("running workers join again at the next start") as writer,
     ):
         if shortfall := limits.shortfall(flags.offer.offered_bytes):
-            scribe.say(shortfall)
+            writer.say(shortfall)
         check_ports(flags.listen, flags.http)
         certificate = None
         if flags.tls_cert is not None:
@@ -218,28 +216,18 @@ def master(model_name: str, **given: Any) -> None:
         with (
             Supervisor() as supervisor,
             master_parts(flags, model, keys, folder, supervisor, certificate) as (running, api, pairing),
-            master_lines.workers_invited(flags.listen, keys, folder, flags.token_file, scribe.say),
-            announcing(master_lines.lan_address(resolve(flags.listen)), keys.public, scribe.say)
+            master_lines.workers_invited(flags.listen, keys, folder, flags.token_file, writer.say),
+            announcing(master_lines.lan_address(resolve(flags.listen)), keys.public, writer.say)
             if flags.announce
             else nullcontext(),
         ):
-            scribe.say(
-                f"serving {model.public_name} at {master_lines.url_for_others(flags.http, api.url)}/v1"
-            )
-            for line in master_lines.page_lines(flags.http, api.url, master_lines.terminal_columns()):
-                scribe.say(line)
-            if certificate is not None:
-                scribe.say(f"the certificate has the SHA-256 fingerprint {certificate.shown}")
-            if api.recovered:
-                scribe.say(f"going on with {counted(api.recovered, 'answer')} of the master before")
-            if not flags.journal and (left := records_in(folder / RECORDS)):
-                scribe.say(
-                    f"left in {left[0].parent}: {counted(len(left), 'answer')}; --journal goes on with them"
-                )
+            left = [] if flags.journal else records_in(folder / RECORDS)
+            for line in master_lines.start_lines(model.public_name, flags.http, api, certificate, left):
+                writer.say(line)
             try:
-                master_lines.watch(running, supervisor, pairing.pending, scribe.say)
+                master_lines.watch(running, supervisor, pairing.pending, writer.say)
             finally:
                 running.drain()
                 if not running.requests.idle:
-                    scribe.say(f"finishing what is under way (up to {flags.drain_s:.0f} s)")
+                    writer.say(f"finishing running requests (up to {flags.drain_s:.0f} s)")
                 api.close(flags.drain_s)

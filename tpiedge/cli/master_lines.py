@@ -13,8 +13,10 @@ from typing import Final, Literal
 
 import segno
 
+from tpiedge.api.server import ApiServer
 from tpiedge.cli.token import invitation, offered
 from tpiedge.host.addresses import Address, outgoing_host
+from tpiedge.host.certificate import Certificate
 from tpiedge.host.process import FreedMemory
 from tpiedge.joining.pairing import Pending
 from tpiedge.joining.tokens import JoinToken
@@ -37,7 +39,7 @@ _SPARE = {
 
 
 def lan_address(listen: Address) -> Address:
-    """The likeliest address for others to reach `listen`; loopback without a network."""
+    """Returns the likeliest address for others to reach `listen`; loopback without a network."""
     if listen.host not in _ANYWHERE:
         return listen
     return Address(outgoing_host() or "127.0.0.1", listen.port)
@@ -65,19 +67,33 @@ def workers_invited(
         yield
 
 
+def start_lines(
+    name: str, http: Address, api: ApiServer, certificate: Certificate | None, left: Sequence[Path]
+) -> Iterator[str]:
+    """Says how to reach the served model. `left` are recorded answers that this master does not resume."""
+    yield f"serving {name} at {url_for_others(http, api.url)}/v1"
+    yield from page_lines(http, api.url, terminal_columns())
+    if certificate is not None:
+        yield f"the certificate has the SHA-256 fingerprint {certificate.shown}"
+    if api.recovered:
+        yield f"resuming {counted(api.recovered, 'answer')} of the previous master"
+    if left:
+        yield f"unfinished in {left[0].parent}: {counted(len(left), 'answer')}; --journal resumes them"
+
+
 def page_lines(http: Address, url: str, columns: int) -> list[str]:
-    """The page's address, with a QR code if `columns` suffice and other devices reach it."""
+    """Returns the page's address, with a QR code if `columns` suffice and other devices reach it."""
     page = f"{url_for_others(http, url)}/"
     if lan_address(http).host in ("127.0.0.1", "::1", "localhost"):
         return [
-            f"its page, for a browser of this computer:  {page}",
-            f"phones and other computers reach it with:  --http 0.0.0.0:{http.port} --api-key-file FILE",
+            f"open in a browser of this computer:  {page}",
+            f"for phones and other computers, start with:  --http 0.0.0.0:{http.port} --api-key-file FILE",
         ]
-    return [f"its page, for a browser of any device here:  {page}", *qr_lines(page, columns)]
+    return [f"open in any browser of this network:  {page}", *qr_lines(page, columns)]
 
 
 def qr_lines(text: str, columns: int) -> list[str]:
-    """A QR code in half blocks, two rows of squares per line; empty if wider than `columns`."""
+    """Draws a QR code in half blocks, two rows of squares per line; empty if wider than `columns`."""
     code = segno.make_qr(text, error="l")
     if code.symbol_size(border=2)[0] > columns:
         return []
@@ -88,7 +104,7 @@ def qr_lines(text: str, columns: int) -> list[str]:
 
 
 def terminal_columns() -> int:
-    """Columns of standard error; 0 unless it is a terminal with half blocks and colours."""
+    """Returns columns of standard error; 0 unless it is a terminal with half blocks and colours."""
     shows = sys.stderr.isatty() and sys.stderr.encoding.lower() == "utf-8"
     if not shows or os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR"):
         return 0
@@ -127,8 +143,8 @@ class Callers:
             self._due = now + 10.0
             self._known |= {new[0].name}
             self._say(
-                f"{new[0].address} waits to join: type 'tpiedge nodes approve CODE' with the code on its screen "
-                f"(it says that it is {quote(new[0].host)})"
+                f"{new[0].address} waits to join and calls itself {quote(new[0].host)}: run 'tpiedge nodes approve "
+                "CODE' with the code on its screen"
             )
 
 
@@ -136,7 +152,7 @@ class Callers:
 class Changes:
     _say: Callable[[str], None]
     _last: str = ""
-    #: By machine of the last snapshot, why the plan has no part for it.
+    #: The reason why the plan has no part for a machine of the last snapshot.
     _spare: dict[str, SpareKind | Literal[""]] = field(default_factory=dict)
 
     def __call__(self, status: ClusterStatus) -> None:
@@ -148,7 +164,7 @@ class Changes:
         for node in status.nodes:
             # No plan: the summary says so.
             if node.spare != said.get(node.name, "") and node.spare not in ("", "no plan"):
-                what = _SPARE.get(node.spare, "waits as a spare")
+                what = _SPARE.get(node.spare, "is a spare")
                 self._say(f"{_called(node, status)} {what}: {sanitised_line(node.why)}")
 
 
@@ -162,9 +178,9 @@ def _summary(status: ClusterStatus) -> str:
     if not status.ready:
         fetching = [node for node in status.nodes if node.fetched_bytes < node.fetch_total_bytes]
         return f"not ready: {status.reason}" + "".join(
-            f"; {_called(node, status)} fetches" for node in fetching
+            f"; {_called(node, status)} fetches weights" for node in fetching
         )
     parts = [node for node in status.nodes if node.rank is not None]
     names = ", ".join(_called(node, status) for node in parts)
-    way = f", {collective_names(status.collective, status.bulk_collective)}" if status.collective else ""
-    return f"ready: {counted(len(parts), 'node')} ({names}){way}"
+    ways = collective_names(status.collective, status.bulk_collective)
+    return f"ready: {counted(len(parts), 'node')} ({names})" + (f", all-reduce {ways}" if ways else "")

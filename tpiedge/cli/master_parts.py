@@ -18,16 +18,17 @@ from tpiedge.host.addresses import (
     DATA_OFFSET,
     FILES_OFFSET,
     PAIRING_OFFSET,
+    PURPOSES,
     Address,
     holder,
     port_state,
     resolve,
 )
 from tpiedge.host.certificate import Certificate
-from tpiedge.host.private_file import LOCKER, private_folder, replace_private
+from tpiedge.host.private_file import SNAPSHOTS, private_folder, replace_private
 from tpiedge.joining.connecting import MASTER
-from tpiedge.joining.front_door import FrontDoor, guest_policy
 from tpiedge.joining.pairing_link import PairingHub
+from tpiedge.joining.registrar import Registrar, unknown_peer_policy
 from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
 from tpiedge.local.layout import Layout, chosen_context, chosen_kv_tokens, model_facts_of
@@ -68,16 +69,15 @@ def only_master(folder: Path) -> Iterator[None]:
             raise cannot_write(lock.path, error, words) from None
         if not alone:
             raise UserError(
-                f"a master runs already (process {holder_of(lock.path)}) with the state in {folder.parent}: stop it, "
-                "or give this one a --state of its own, and other ports with --listen and --http"
+                f"a master already runs (process {holder_of(lock.path)}) with the state in {folder.parent}: stop it, "
+                "or give this one its own --state, --listen and --http"
             )
         yield
 
 
 def check_ports(listen: Address, http: Address) -> None:
     """Raises UserError if a port is taken. Called before the model is prepared, which takes long."""
-    purposes = {0: "workers", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
-    ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in purposes.items()]
+    ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in PURPOSES.items()]
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
         if port_state(address.port, address.host) == "in use":
             raise UserError(
@@ -104,24 +104,24 @@ def master_parts(
         own = Address("127.0.0.1", listen.port) if listen.host == ANYWHERE else listen
         data, unset = listen.beside(DATA_OFFSET).zmq, CurveKeys("", "")
         threads = flags.node_threads
-        bootstrap = NodeBootstrap(
+        template = NodeBootstrap(
             0, 0, own.zmq, keys.public, unset, timing, data, str(model.pack.path.absolute())
         )
         rank_zero = RankZero(
-            threads, flags.offer, flags.usable_bytes, clock, locker=folder / LOCKER, bootstrap=bootstrap
+            threads, flags.offer, flags.usable_bytes, clock, snapshots=folder / SNAPSHOTS, bootstrap=template
         )
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker joins before the master can answer.
         placement = _placement(flags, model, rank_zero, kv_tokens, folder)
         hub = stack.enter_context(
-            ZmqHub(listen.zmq, keys, MASTER, {}, plane=CONTROL, guests=guest_policy(folder))
+            ZmqHub(listen.zmq, keys, MASTER, {}, plane=CONTROL, unknown=unknown_peer_policy(folder))
         )
         files_hub = stack.enter_context(
             ZmqHub(listen.beside(FILES_OFFSET).zmq, keys, FILES_HUB, {}, plane=FILES, io_threads=2)
         )
-        door = FrontDoor(hub, keys.public, folder, beside=[files_hub])
-        stack.callback(door.close)
-        pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, door.admit, clock)
+        registrar = Registrar(hub, keys.public, folder, beside=[files_hub])
+        stack.callback(registrar.close)
+        pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, registrar.admit, clock)
         stack.callback(pairing.close)
         files = ShipServer(files_hub, [model.pack], clock)
         files.start()
@@ -151,11 +151,11 @@ def master_parts(
             served,
             placement,
             rank_zero,
-            door,
+            registrar,
             timing=timing,
-            known=[member.name for member in door.journal.table.members],
+            known=[member.name for member in registrar.journal.table.members],
             recovery_grace_s=flags.recovery_grace_s,
-            stock=flags.spare == "auto",
+            prefetch=flags.spare == "auto",
         )
         records = RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None
 
@@ -165,7 +165,7 @@ def master_parts(
             if records is not None and failed is None and kind in (KeyboardInterrupt, Terminated):
                 records.ended_in_order()
 
-        service = Service(running, door, pairing, model, flags.aliases, context, supervisor, placement)
+        service = Service(running, registrar, pairing, model, flags.aliases, context, supervisor, placement)
         api = ApiServer(
             service,
             flags.guard,

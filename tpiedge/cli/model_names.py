@@ -15,7 +15,7 @@ from tpiedge.local.catalogue import stored_packs
 from tpiedge.model.presets import aliases
 from tpiedge.model.source import DEMO, HubCache, cache_folder
 
-_HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
+_HELP = "'demo', a name from `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
 _T = TypeVar("_T")
 
 

@@ -35,7 +35,7 @@ _usual_options = together(json_option, cache_option)
 
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
-    """The facts of a model as JSON values; `path` is None for an alias that is not here. Raises UserError."""
+    """Returns facts of a model as JSON values; `path` is None for an alias that is not here. Raises UserError."""
     hub_name = parse_hub_name(name)
     known = [one for one in aliases().values() if hub_name and one.repo == hub_name.repo]
     alias = aliases().get(name) or next(iter(known), None)
@@ -97,7 +97,7 @@ def _card_lines(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if card["note"]:
         yield "note", card["note"]
     yield "layers", "{num_layers}, {hidden_size} wide, FFN {intermediate_size}".format_map(card)
-    yield "heads", "{num_heads}, KV heads {num_kv_heads}, {head_dim} numbers each".format_map(card)
+    yield "heads", "{num_heads}, KV heads {num_kv_heads}, head size {head_dim}".format_map(card)
     yield "vocabulary", str(card["vocab_size"])
     yield "context", f"{card['context_tokens']} tokens"
     count = card["parameters"]
@@ -118,7 +118,7 @@ def _numbers(blob: BlobSpec) -> int:
 
 
 def _nbytes(blob: BlobSpec, precision: Precision) -> int:
-    """Bytes of the numbers and their scales, without padding."""
+    """Returns bytes of numbers and scales, without padding."""
     vectors = sum(vector.length for vector in blob.vectors)
     weights = _numbers(blob) - vectors
     scales = weights // GROUP * 16 if precision.quantised else 0
@@ -126,7 +126,7 @@ def _nbytes(blob: BlobSpec, precision: Precision) -> int:
 
 
 @click.command()
-@click.option("--all", "with_aliases", is_flag=True, help="Also the aliases of models that can be pulled.")
+@click.option("--all", "with_aliases", is_flag=True, help="Also list aliases that can be pulled.")
 @_usual_options
 def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
     pulled, packs = HubCache(cache).pulled(), catalogue.stored_packs(cache)
@@ -159,7 +159,7 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
     if rows:
         print_table(["name", "precision", "size", "source", "last use"], rows)
     else:
-        click.echo("no models yet: tpiedge ls --all lists what tpiedge pull knows by name", err=True)
+        click.echo("no models yet: 'tpiedge ls --all' lists models to pull", err=True)
 
 
 @click.command()
@@ -178,11 +178,11 @@ def show(model_name: str, as_json: bool, cache: Path | None) -> None:
 
 @click.command()
 @click.argument("model_name", metavar="MODEL", type=MODEL)
-@click.option("--packs-only", is_flag=True, help="Keep the checkpoint that was pulled.")
+@click.option("--packs-only", is_flag=True, help="Keep the pulled checkpoint.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @cache_option
 def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None:
-    """Delete MODEL from the cache: what was pulled, and its packs. A folder of your own is never deleted."""
+    """Delete MODEL and its packs from the cache. Your own folders are never deleted."""
     hub_name, hub = parse_hub_name(model_name), HubCache(cache)
     packs = catalogue.packs_of(model_name, cache)
     for pack in packs:
@@ -202,7 +202,7 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
         click.echo(err=True)
         if sys.stdin.isatty():
             raise
-        raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
+        raise UserError("standard input is closed: give --yes to delete without asking") from None
     remove_packs(packs)  # first: it refuses packs in use
     if entry is not None and repo is not None:
         hub.remove(repo)
@@ -214,15 +214,15 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
 def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).
 
-    Only safetensors weights, configs, tokenizers and chat templates are fetched. A pull that broke off resumes.
+    Only safetensors weights, configs, tokenizers and chat templates are fetched. An interrupted pull resumes.
     HF_TOKEN is for gated models, HF_ENDPOINT names another hub.
     """
     name = parse_hub_name(model_name)
     if name is None:
         raise UserError(
-            f"{quote(model_name)} is no name of a model on the hub: give org/name or an alias (`tpiedge ls --all`)"
+            f"{quote(model_name)} is not a model on the hub: give org/name or an alias (`tpiedge ls --all`)"
         )
-    # Late: it imports an HTTP client that other verbs do not need.
+    # Imported late: it needs an HTTP client, unlike other verbs.
     from tpiedge.model.hub import pull as pull_model
 
     progress = ByteProgress(f"pulling {name}")
@@ -244,13 +244,13 @@ def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
 
 @click.group(cls=ListingGroup)
 def shards() -> None:
-    """The parts of models that this computer keeps as a worker: list, remove, limit."""
+    """Manage the shards that this computer keeps as a worker: list, remove, limit."""
 
 
 @shards.command("ls")
 @_usual_options
 def shards_ls(as_json: bool, cache: Path | None) -> None:
-    """List the packs of which parts are here, and what they take."""
+    """List the packs with shards here, and their size."""
     usage = ShardStore(catalogue.shards_folder(cache)).usage()
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(usage)))
@@ -264,14 +264,14 @@ def shards_ls(as_json: bool, cache: Path | None) -> None:
     if rows:
         print_table(["pack", "layers", "precision", "here", "of", "last used"], rows)
     of = "" if usage.limit_bytes is None else f" of {format_bytes(usage.limit_bytes)}"
-    click.echo(f"{format_bytes(usage.held_bytes)}{of} taken", err=True)
+    click.echo(f"{format_bytes(usage.held_bytes)}{of} used", err=True)
 
 
 @shards.command("rm")
 @click.argument("name", metavar="PACK")
 @cache_option
 def shards_rm(name: str, cache: Path | None) -> None:
-    """Remove PACK (the beginning of its id) from this computer; a worker fetches it again when it needs it."""
+    """Remove PACK (the start of its id) from this computer; a worker fetches it again if needed."""
     removed = ShardStore(catalogue.shards_folder(cache)).remove(name)
     click.echo(f"removed {removed[:12]}")
 
@@ -280,8 +280,8 @@ def shards_rm(name: str, cache: Path | None) -> None:
 @click.argument("size")
 @cache_option
 def shards_limit(size: str, cache: Path | None) -> None:
-    """Let the parts take at most SIZE (like 20GB), or "none": the pack used longest ago leaves first."""
+    """Limit the shards to SIZE (like 20GB), or "none"; the least recently used pack is removed first."""
     most = None if size == "none" else parse_bytes(size)
     write_limit(catalogue.shards_folder(cache), most)
     words = "all that the disk has" if most is None else f"at most {format_bytes(most)}"
-    click.echo(f"the parts may take {words}", err=True)
+    click.echo(f"shards may take {words}", err=True)

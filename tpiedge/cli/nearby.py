@@ -28,7 +28,7 @@ def check_announcing(address: Address) -> None:
     host = address.host
     if not host.replace(".", "").isdecimal() or host.startswith("127."):  # a name, or IPv6
         raise UserError(
-            f"--announce: no other machine hears of {address}: --listen at an IPv4 address of the local network"
+            f"--announce: other machines cannot reach {address}: --listen at an IPv4 address of the local network"
         )
 
 
@@ -69,14 +69,12 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Finds the master to join, and its key if known. `known`: keys by address, the best first, which win. Without them
-    a worker joins the only announced master, or asks the user. Raises UserError, PeerError."""
+    """Finds the master to join, and its key if known. `known` has keys by address, the best first; they win. Without
+    them a worker joins the only announced master, or asks the user. Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
-        say(f"joining the master that this machine knows at {found[0]}; --connect HOST names another one")
+        say(f"joining the known master at {found[0]}; --connect HOST names another one")
         return found
-    _check_installed(
-        "say whom to join: --connect HOST, or --token with what the master printed; looking for one"
-    )
+    _check_installed("name the master: --connect HOST, or --token with what it printed; finding one")
     from tpiedge.joining.mdns import masters_nearby
 
     say(f"looking for masters in this network ({_LOOK_S:.0f} s); --connect HOST names one")
@@ -87,7 +85,7 @@ def master_nearby(
             (one.address, clusters[one.cluster]) for one in announced.values() if one.cluster in clusters
         ]
         if (own := _first(claims)) is not None:
-            say(f"joining {announced[own[0]].words(PROTOCOL)}, which this machine knows")
+            say(f"joining {announced[own[0]].words(PROTOCOL)}, a known master")
             return own
         asks = sys.stdin.isatty() and sys.stderr.isatty()
         if announced and (asks or not known):
@@ -104,9 +102,7 @@ def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "
     if alone and len(found) == 1:
         return found[0]
     if not asks:
-        raise UserError(
-            f"{len(found)} masters announce themselves: say which with --connect HOST:PORT ({_list(found)})"
-        )
+        raise UserError(f"{len(found)} masters found: choose one with --connect HOST:PORT ({_list(found)})")
     for number, one in enumerate(found, 1):
         click.echo(f"{number}  {one.words(PROTOCOL)}", err=True)
     chosen: int = click.prompt("Which one", type=click.IntRange(1, len(found)), err=True)
@@ -114,7 +110,7 @@ def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "
 
 
 def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
-    """The first address where the master with that key answers, else the first where somebody does."""
+    """Returns the first address where the master with that key answers, else the first where anything does."""
     may_be, threads = None, ThreadPoolExecutor(8)
     try:
         answers = threads.map(lambda one: who_is_at(*one), tries)
@@ -131,12 +127,12 @@ def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
 def _nobody(announced: "Sequence[AnnouncedMaster]", known: Mapping[Address, str]) -> str:
     if not known:
         return (
-            f"no master announced itself within {_LOOK_S:.0f} s: start one with --announce, or say whom to join: "
-            "--connect HOST, or --token with what the master printed"
+            f"no master found within {_LOOK_S:.0f} s: start one with --announce, or name it: --connect HOST, or "
+            "--token with what it printed"
         )
-    others = f", and others announce themselves ({_list(announced)})" if announced else ""
+    others = f"; others found: {_list(announced)}" if announced else ""
     places = ", ".join(map(str, known))
-    return f"no master that this machine knows is there ({places}){others}: --connect HOST joins another one"
+    return f"no known master answers ({places}){others}: --connect HOST joins another one"
 
 
 def _list(found: "Sequence[AnnouncedMaster]") -> str:

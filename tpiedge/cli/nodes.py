@@ -28,7 +28,7 @@ _usual_options = together(json_option, state_option)
 @click.group(cls=ListingGroup, invoke_without_command=True)
 @option(
     "--all",
-    "Also workers that have been away for a minute or more, and those that were revoked.",
+    "Also list workers away for over a minute, and revoked ones.",
     name="everybody",
     is_flag=True,
 )
@@ -43,16 +43,16 @@ def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | 
 @click.argument("code")
 @_usual_options
 def approve(code: str, as_json: bool, state: Path | None) -> None:
-    """Let the worker in that shows CODE on its screen."""
-    _order(as_json, state, "approve", {"code": code}, "{} may join from now on")
+    """Approve the worker that shows CODE on its screen."""
+    _order(as_json, state, "approve", {"code": code}, "{} is approved")
 
 
 @nodes.command()
 @_usual_options
 def key(as_json: bool, state: Path | None) -> None:
-    """Print the administrator's key of the running master, for the page's view of the cluster.
+    """Print the admin key of the running master, for the page's view Cluster.
 
-    Who has it may let machines in and shut them out. The next start of the master makes another one.
+    With it machines can be approved and revoked. Each start of the master makes a new key.
     """
     with admin_of(state) as master:
         found = str(master.key)
@@ -63,31 +63,29 @@ def key(as_json: bool, state: Path | None) -> None:
 @click.argument("name")
 @_usual_options
 def revoke(name: str, as_json: bool, state: Path | None) -> None:
-    """Shut the node NAME out for good."""
-    _order(as_json, state, "revoke", {"name": name}, "{} is shut out")
+    """Revoke the worker NAME for good."""
+    _order(as_json, state, "revoke", {"name": name}, "{} is revoked")
 
 
 @nodes.command()
 @click.argument("name")
-@click.option("--undo", is_flag=True, help="Let plans have the worker again.")
-@option(
-    "--timeout", "Seconds to wait until it has no part. It stays drained.", Number(0, 1e6), 600.0, "limit_s"
-)
+@click.option("--undo", is_flag=True, help="Use the worker again.")
+@option("--timeout", "Seconds to wait; the drain goes on afterwards.", Number(0, 1e6), 600.0, "limit_s")
 @_usual_options
 def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None) -> None:
     """Take the worker NAME out of the plan, so that its machine can be switched off.
 
-    The others prepare for its part meanwhile, then answers that run pause and go on without it. That is refused where
-    they cannot serve the model. It lasts until the worker is started anew, or --undo.
+    Others take over its part while answers pause; the drain is refused if they cannot serve. It lasts until the
+    worker restarts, or --undo.
     """
     if undo:
-        _order(as_json, state, "undrain", {"name": name}, "{} may have a part again")
+        _order(as_json, state, "undrain", {"name": name}, "{} is back in use")
         return
     with admin_of(state) as master:
         peer = str(master.post("/admin/nodes/drain", {"name": name}).get("name"))
         node = _wait_until_drained(master, peer, named(peer, name), limit_s)
     record = {"name": peer, "host": node["host"], "state": node["state"]}
-    words = f"{title(node)} has no part any more: it may be switched off"
+    words = f"{title(node)} is drained and may be switched off"
     click.echo(json.dumps(record) if as_json else words)
 
 
@@ -95,11 +93,11 @@ def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | No
 @click.argument("name")
 @_usual_options
 def clear(name: str, as_json: bool, state: Path | None) -> None:
-    """Try the worker NAME again now, which is left out for a while after failures or breaches.
+    """Retry the worker NAME now, which is left out for a while after failures.
 
     If it fails again, it is left out for longer.
     """
-    _order(as_json, state, "clear", {"name": name}, "{} is left out no longer")
+    _order(as_json, state, "clear", {"name": name}, "{} is no longer left out")
 
 
 def _order(as_json: bool, state: Path | None, what: str, body: dict[str, str], words: str) -> None:
@@ -119,21 +117,21 @@ def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: f
                 node = next((node for node in nodes if node["name"] == peer), None)
                 if node is None or node["state"] not in ("draining", "drained", "lost"):
                     raise PeerError(
-                        f"{called} is not drained any more: it was started anew, or somebody undid it"
+                        f"{called} is no longer drained: it was restarted, or the drain was undone"
                     )
                 if node["state"] != "draining":
                     return node
-                waits = sanitised(status["reason"]) or "they prepare"
+                waits = sanitised(status["reason"]) or "preparing"
                 for one in nodes:
                     if (done := one["fetched_bytes"]) < (total := one["fetch_total_bytes"]):
                         waits = f"{title(one)} has {done / total:.0%} of {format_bytes(total)} of weights"
                         break
                 if time.monotonic() >= deadline:
                     raise PeerError(
-                        f"{called} still has its part after {format_seconds(limit_s)} ({waits}); the next plan is "
-                        "without it: type the same again to wait on, or add --undo"
+                        f"{called} is still in use after {format_seconds(limit_s)} ({waits}); the next plan is "
+                        "without it: run this again to keep waiting, or add --undo"
                     )
-                progress.tell(f"{called} has its part until the others are ready: {waits}")
+                progress.tell(f"{called} stays in use until the others are ready: {waits}")
                 time.sleep(0.2)
     finally:
         progress.finish()
@@ -169,18 +167,18 @@ def _print(status: dict[str, Any], away: int) -> None:
             click.echo(f"{title(node)}: {sanitised(node['why'])}")
         if node["not_stocked"]:
             why = sanitised(node["not_stocked"])
-            click.echo(f"{title(node)} lacks what it would need after another's loss: {why}")
+            click.echo(f"{title(node)} is not ready for failover: {why}")
     reason, why = (
         f": {sanitised(status[name])}" if status[name] else "" for name in ("reason", "collective_why")
     )
     click.echo(f"{'ready' if status['ready'] else 'not ready'}{reason}")
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
-        click.echo(f"all-reduces: {ways}{why}")
+        click.echo(f"all-reduce: {ways}{why}")
     if status["ready"]:
         shows = sanitised(status["split_shows"])
-        other = f"their last bits may depend on who computes them, because of {shows}"
-        click.echo(f"answers: {other if shows else 'the same to the last bit, whoever computes them'}")
+        other = f"last bits may depend on the split, because of {shows}"
+        click.echo(f"answers: {other if shows else 'bit-identical for any split'}")
     click.echo(f"{status['running']} running, {status['queued']} queued")
     for line in waiting_lines(status["pending"]):
         click.echo(line)

@@ -40,7 +40,7 @@ def option(
     name: str | None = None,
     **more: Any,
 ) -> Decorator[Any]:
-    """click's option; shows its default if there is one. `name` is the parameter's."""
+    """Makes click's option, which shows its default, if any. `name` is the parameter's."""
     if default is not None:
         more |= {"default": default, "show_default": True}
     return click.option(flag, *([] if name is None else [name]), type=kind, help=says, **more)
@@ -82,7 +82,7 @@ class CompletedName(click.types.StringParamType):
             with suppress(Exception):  # a traceback would spoil the line
                 found += source(ctx)
         names = [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
-        # Paths first: bash forgets what came before.
+        # Paths first: bash forgets names that come before.
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
 
 
@@ -121,7 +121,7 @@ def _window(text: str) -> tuple[int, int]:
 
 
 def _speculate(text: str) -> int:
-    """`Assign.speculate`. With the token before them, 15 drafts fill a small batch of the kernels."""
+    """Reads `Assign.speculate`. With the token before them, 15 drafts fill a small batch of the kernels."""
     words = {"auto": SPECULATE_AUTO, "off": 0} | {str(number): number for number in range(1, 16)}
     if text not in words:
         raise UserError(f"{text[:20]!r} is none of 'auto', 'off' or a number from 1 to 15")
@@ -133,7 +133,7 @@ MEMORY = Parsed("SIZE", _memory)
 
 
 def usage_words(error: click.ClickException) -> str:
-    """The line for `error`, with a flag's range, the most similar flag, or a hint at --help."""
+    """Returns the line for `error`, with a flag's range, the most similar flag, or a hint at --help."""
     alike = getattr(error, "possibilities", None)
     if isinstance(error, click.NoSuchOption) and alike:
         return f"{error.message} Did you mean {alike[0]!r}?"
@@ -142,7 +142,7 @@ def usage_words(error: click.ClickException) -> str:
         return value_words(words, error)
     if error.ctx is None:
         return words
-    return f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' shows what there is"
+    return f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' lists what there is"
 
 
 def value_words(words: str, error: click.ClickException) -> str:
@@ -165,7 +165,7 @@ def is_default(name: str) -> bool:
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """A folder, refused if other users may change `within` it; `usual` is its default."""
+    """Makes an option for a folder, refused if other users may change `within` it; `usual` is its default."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion
@@ -192,53 +192,55 @@ state_option = _folder_option(
 arithmetic_options = together(
     option(
         "--precision",
-        "Storage; q8 and q4 are quantised, 8 and 4 bits a weight.  [default: the checkpoint's]",
+        "Precision of stored weights; q8 and q4 are quantised.  [default: the checkpoint's]",
         click.Choice([one.value for one in Precision]),
     ),
     option(
-        "--compute", "Arithmetic.  [default: int8 for q8 and q4, else f32]", click.Choice(get_args(Compute))
+        "--compute",
+        "Precision of arithmetic.  [default: int8 for q8 and q4, else f32]",
+        click.Choice(get_args(Compute)),
     ),
 )
 kv_option = option(
     "--kv-precision",
-    "How keys and values are kept; q8 and q4 are quantised.  [default: f32 for f32 arithmetic, else bf16]",
+    "Precision of the KV cache; q8 and q4 are quantised.  [default: f32 for f32 arithmetic, else bf16]",
     click.Choice(get_args(KVPrecision)),
     name="kv",
 )
 own_memory_option = option(
     "--memory",
-    "Of this machine's memory; weights that do not fit stream from disk.  [default: most of what is free]",
+    "Memory to use here; weights that do not fit stream from disk.  [default: most of what is free]",
     MEMORY,
 )
 keeping_options = together(
     option(
         "--window",
-        "Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
+        "Buffer for streamed weights: 4 (blocks) or 500MB.  [default: two blocks]",
         Parsed("BLOCKS|SIZE", _window),
     ),
     option(
         "--pin",
-        "Weights that stay in memory: none, as many as fit, or all (refused where they do not fit).",
+        "Weights to keep in memory: none, as many as fit, or all (refused if they do not fit).",
         click.Choice(["none", "auto", "all"]),
         "auto",
     ),
-    option("--io", "Read past the page cache or through it.", click.Choice(["direct", "buffered"]), "direct"),
+    option("--io", "Read without or with the page cache.", click.Choice(["direct", "buffered"]), "direct"),
 )
 collective_option = option(
     "--collective",
-    "How nodes add up their parts; auto: what is fastest over the measured links.",
+    "All-reduce algorithm; auto: the fastest over the measured links.",
     click.Choice(get_args(CollectiveChoice)),
     "auto",
 )
 wire_option = option(
     "--wire",
-    "How parts travel between nodes; all but f32 are rounded.",
+    "Precision of all-reduce messages; all but f32 are rounded.",
     click.Choice(get_args(WirePrecision)),
     "f32",
 )
 speculate_option = option(
     "--speculate",
-    "Tokens that a step guesses from the text so far and checks at once; no answer changes.",
+    "Tokens drafted per step from the text so far (prompt lookup); no answer changes.",
     Parsed("auto|off|N", _speculate),
     "auto",
     metavar="[auto|off|N]",

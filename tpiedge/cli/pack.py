@@ -35,7 +35,7 @@ from tpiedge.units import format_bytes
 _precision = click.Choice([precision.value for precision in Precision])
 _result_options = together(
     option("--out", "Folder to write.  [default: in the cache]", Location()),
-    option("--name", "What the pack is called: every verb takes it.  [default: made of the model's name]"),
+    option("--name", "Name of the pack for every verb.  [default: made of the model's name]"),
     option("--verify", "Read everything back and compare with the hashes.", is_flag=True),
     json_option,
     cache_option,
@@ -46,14 +46,16 @@ _result_options = together(
 @click.argument("model_name", metavar="[MODEL]", required=False, type=MODEL)
 @option("--random", f"Random weights: {', '.join(sorted(PRESETS))}.", name="preset_name", metavar="PRESET")
 @option("--distinct-layers", "Store K layers and repeat them (with --random).", int, metavar="K")
-@option("--seed", "Of the random weights.", click.IntRange(0, MAX_SEED), 0)
+@option("--seed", "Seed of the random weights.", click.IntRange(0, MAX_SEED), 0)
 @option(
-    "--precision", "Storage; q8 and q4 quantise the layers.  [default: the checkpoint's; bf16]", _precision
+    "--precision",
+    "Precision of stored weights; q8 and q4 quantise the layers.  [default: the checkpoint's; bf16]",
+    _precision,
 )
-@option("--embedding-precision", "Of the embedding, with q8 or q4.  [default: bf16]", _precision)
+@option("--embedding-precision", "Precision of the embedding, with q8 or q4.  [default: bf16]", _precision)
 @option(
     "--head-precision",
-    "Of the output matrix, with q8 or q4; a tied embedding's, too.  [default: q8]",
+    "Precision of the LM head, with q8 or q4; a tied embedding has the same.  [default: q8]",
     _precision,
 )
 @click.option(
@@ -136,16 +138,16 @@ def _pack_preset(
 
 @click.command("import-gguf")
 @click.argument("file", type=Location())
-@option("--precision", "Of the layers.  [default: what holds the file's weights as they are; q8]", _precision)
+@option("--precision", "Precision of the layers.  [default: exact for the file's weights, or q8]", _precision)
 @_result_options
 def import_gguf(
     file: Path, out: Path | None, precision: str | None, name: str | None, cache: Path | None, **flags: bool
 ) -> None:
-    """Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.
+    """Convert a Llama or Qwen model in a GGUF FILE to a pack, with its tokenizer.
 
-    A file of one type stays as it is where that is Q4_0, Q8_0, BF16, F16 or F32, unless --precision says otherwise.
-    Other types, and others beside that of most layers, may be rounded, which is told. Norms and biases never are.
-    `run` and `master` take the FILE itself, too: `tpiedge run FILE` imports it into the cache the first time.
+    A file of one type, Q4_0, Q8_0, BF16, F16 or F32, stays exact unless --precision says otherwise. Other types, and
+    types beside that of most layers, may be rounded; the command says so. Norms and biases are never rounded. `run`
+    and `master` also take the FILE itself: `tpiedge run FILE` imports it into the cache the first time.
     """
     _check_name(name, out)
     model = GgufModel.open(file)
@@ -172,9 +174,7 @@ def unpack(model_name: str, out: Path, cache: Path | None) -> None:
     found = Pack.open(path)
     files = export_safetensors(found, out)
     if found.precision.quantised:
-        click.echo(
-            "note: quantised weights come back in f32 as they are used, not as they were before", err=True
-        )
+        click.echo("note: quantised weights are exported in f32 with their rounding", err=True)
     text = path / TEXT_FOLDER
     if text.is_dir():
         keep_text_files(text, out)

@@ -38,7 +38,7 @@ class HttpRefusal(Exception):
 
     @property
     def starting(self) -> bool:
-        """Returns whether a later request may succeed: the master ends or has too many connections."""
+        """Whether a later request may succeed: the master ends or has too many connections."""
         soon = b'"shutting_down"' in self.data or b'"too_many_connections"' in self.data
         return self.status == 429 or (self.status == 503 and soon)
 
@@ -53,12 +53,12 @@ class AnswerStream:
     _note: _Tell
     _progress: _Tell
     begun: bool = False  # whether the head of the answer came
-    _request: str = ""  # its id; none where the master does not record it
+    _request: str = ""  # its id; empty if the master does not record it
     _last: int = 0  # the number of the last event that came
     _deadline: float | None = None  # while the connection is broken, and nothing has come since
 
     def events(self) -> Generator[str, None, None]:
-        """Events without [DONE]. Raises HttpRefusal, PeerError, and httpx's errors."""
+        """Yields events without [DONE]. Raises HttpRefusal, PeerError, and httpx's errors."""
         try:
             while True:
                 try:
@@ -68,7 +68,7 @@ class AnswerStream:
                 except HttpRefusal as refusal:
                     if self.begun and refusal.status == httpx.codes.NOT_FOUND:
                         raise PeerError(
-                            "the master has the rest of this answer no longer: ask again"
+                            "the master no longer has the rest of this answer: ask again"
                         ) from None
                     if not self.begun or not refusal.starting or self._given_up():
                         raise
@@ -78,7 +78,7 @@ class AnswerStream:
                 time.sleep(_RETRY_S)
         except BaseException as error:
             if self._request and not isinstance(error, Exception):
-                # The reader stopped (Ctrl-C): else the master would wait for it.
+                # The reader stopped (Ctrl-C), so the master must not wait for it.
                 with contextlib.suppress(httpx.HTTPError):
                     self._http.delete(f"{self._path}/{self._request}", timeout=2.0)
             raise
@@ -94,7 +94,7 @@ class AnswerStream:
             if answer.status_code != httpx.codes.OK:
                 raise HttpRefusal(answer.status_code, answer.read())
             if self.begun:
-                self._note("connected again, the answer goes on")
+                self._note("reconnected")
             elif "x-resumable" in answer.headers:
                 self._request = answer.headers.get("x-request-id", "")
             self.begun = True
@@ -104,7 +104,7 @@ class AnswerStream:
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + RECOVERY_GRACE_S
-            self._note(f"the connection broke; trying again for {RECOVERY_GRACE_S:.0f} s")
+            self._note(f"connection lost, reconnecting for up to {RECOVERY_GRACE_S:.0f} s")
         return now > self._deadline
 
     def _read(self, answer: httpx.Response) -> Iterator[str]:
@@ -113,12 +113,12 @@ class AnswerStream:
             kind, _, value = line.partition(": ")
             if line == "data: [DONE]":
                 return
-            if kind in ("", "data"):  # a ping, too: it is connected
+            if kind in ("", "data"):  # a ping, too, shows a connection
                 self._deadline = None
             if kind == "" and _READING.fullmatch(value):
                 self._progress(value)
             elif kind == "" and value not in ("", "ping"):
-                self._note(f"the answer pauses: {sanitised(value)}")
+                self._note(f"paused: {sanitised(value)}")
             elif kind == "id":
                 if not (value.isascii() and value.isdecimal() and len(value) < 19):
                     raise PeerError("the master sent an event without a number")
@@ -141,7 +141,7 @@ class MasterClient:
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust`: None for this computer's CAs. `own`: a ResourceError of the master is this computer's."""
+        """`trust` is None for this computer's CAs. With `own` a ResourceError of the master is this computer's."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
@@ -161,7 +161,7 @@ class MasterClient:
                 verify=trust or True,
             )
         except (httpx.InvalidURL, UnicodeEncodeError, ValueError):
-            raise UserError("the URL or the API key holds characters that neither can have") from None
+            raise UserError("the URL or the API key has invalid characters") from None
 
     def __enter__(self) -> "MasterClient":
         return self
@@ -190,7 +190,7 @@ class MasterClient:
                 raise HttpRefusal(answer.status_code, answer.content)
         value = _json(answer.content)
         if not isinstance(value, dict):
-            raise UserError("the answer is not JSON: is that a master of tpiedge?")
+            raise UserError("the answer is not JSON: is it a tpiedge master?")
         return value
 
     @contextlib.contextmanager
@@ -209,8 +209,8 @@ class MasterClient:
         except (httpx.RemoteProtocolError, httpx.NetworkError):
             if answer is not None and answer.begun:
                 raise PeerError(
-                    f"the master at {self._url} ended in the middle of the answer: ask again, once it runs; answers "
-                    "outlive a master that was started with --journal"
+                    f"the master at {self._url} ended during the answer: ask again once it runs; with --journal a "
+                    "restarted master resumes its answers"
                 ) from None
             raise PeerError(f"the master at {self._url} ended the connection early{advice}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -218,13 +218,13 @@ class MasterClient:
 
     def _error_of(self, refusal: HttpRefusal) -> TpiedgeError:
         if refusal.status == httpx.codes.UNAUTHORIZED:
-            wants = "does not know this key" if "Authorization" in self._http.headers else "wants a key"
+            wants = "refuses this API key" if "Authorization" in self._http.headers else "needs an API key"
             return UserError(f"the master {wants}: give --api-key, or set TPIEDGE_API_KEY")
         body = _json(refusal.data)
         error = body.get("error") if isinstance(body, dict) else None
         message, code = (error.get("message"), error.get("code")) if isinstance(error, dict) else (None, None)
         text = sanitised(
-            str(message or f"HTTP status {refusal.status} without a word: is that a master of tpiedge?")
+            str(message or f"HTTP status {refusal.status} without a message: is it a tpiedge master?")
         )
         if code == "context_length_exceeded":
             return ContextFull(text)
@@ -236,7 +236,7 @@ class MasterClient:
 def master_at(
     url: str | None, state: Path | None, key: str | None, trust: ssl.SSLContext | None
 ) -> MasterClient:
-    """The API at --url, else of this computer's master, else at the default. Raises UserError."""
+    """Finds the API at --url, else of this computer's master, else at the default. Raises UserError."""
     if url is None:
         own, _, certificate = _read_admin(state) or (_DEFAULT_URL, "", None)
         return MasterClient(own, key, trust or certificate)
@@ -246,7 +246,7 @@ def master_at(
 
 
 def admin_of(state: Path | None) -> MasterClient:
-    """The administration of this computer's master. Raises UserError if none runs."""
+    """Finds the administration of this computer's master. Raises UserError if none runs."""
     admin = _read_admin(state)
     if admin is None:
         raise UserError(
@@ -297,9 +297,9 @@ def _by_fingerprint(text: str) -> ssl.SSLContext:
 
 
 def trust_of(ca: Path | None, fingerprint: str | None) -> ssl.SSLContext | None:
-    """The context for --tls-ca or --tls-fingerprint; None without both. Raises UserError."""
+    """Returns the context for --tls-ca or --tls-fingerprint; None without both. Raises UserError."""
     if ca is not None and fingerprint is not None:
-        raise UserError("--tls-ca and --tls-fingerprint say whom to trust in two ways: give one")
+        raise UserError("give either --tls-ca or --tls-fingerprint")
     if fingerprint is not None:
         return _by_fingerprint(fingerprint)
     try:
@@ -319,7 +319,7 @@ def _tls_refusal(error: BaseException, url: str) -> UserError | None:
                 "at its start, or its CA's certificate with --tls-ca"
             )
         if isinstance(cause, ssl.SSLError):
-            return UserError(f"no TLS with {url} ({cause.reason or cause.strerror}): does it want http:// ?")
+            return UserError(f"no TLS with {url} ({cause.reason or cause.strerror}): does it need http:// ?")
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -330,7 +330,7 @@ tls_ca_option = option(
     Location(dir_okay=False),
 )
 tls_fingerprint_option = option(
-    "--tls-fingerprint", "SHA-256 of the master's certificate, as it prints it at its start."
+    "--tls-fingerprint", "SHA-256 of the master's certificate, which it prints at its start."
 )
 
 

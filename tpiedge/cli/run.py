@@ -12,7 +12,7 @@ import click
 from tpiedge.cli import options
 from tpiedge.cli.conversation import ANSWER_TOKENS, Screen, converse, messages_of
 from tpiedge.cli.listing import json_option, print_table
-from tpiedge.cli.local_chat import LocalSpeaker, answer_json, positions, tell_summary
+from tpiedge.cli.local_chat import LocalBackend, answer_json, positions, tell_summary
 from tpiedge.cli.model_names import TESTBED, model_option
 from tpiedge.cli.options import Location, is_default, option
 from tpiedge.cli.sampling_flags import TOKEN_IDS, sampling_of, sampling_options, token_ids, with_usual
@@ -46,7 +46,7 @@ _testbed_option = option(
 @_testbed_option
 @options.collective_option
 @options.wire_option
-@option("--shares", "Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
+@option("--shares", "Relative shares, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
 @option("--threads", "Threads per node.  [default: the cores divided by the nodes]", int)
 @options.arithmetic_options
 @options.kv_option
@@ -54,28 +54,28 @@ _testbed_option = option(
 @options.keeping_options
 @option(
     "--context",
-    "Positions of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
+    "Tokens of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
     int,
 )
 @options.speculate_option
 @option(
     "--prompt",
-    "One message to the model, or, where it has no chat template, text to continue. Without it, a chat begins.",
+    "One message, or text to continue if the model has no chat template. Without it, a chat starts.",
 )
-@option("--raw", "--prompt is text to continue, also for a model with a chat template.", is_flag=True)
-@option("--system", "What the model is told first, in a chat.")
+@option("--raw", "Continue the text of --prompt, without the chat template.", is_flag=True)
+@option("--system", "System prompt of a chat.")
 @option("--prompt-ids", "Token ids to continue: 1,2,3.")
 @option(
     "--max-tokens",
-    f"Of an answer.  [default: {_CONTINUED_TOKENS} of continued text, {ANSWER_TOKENS} of a chat]",
+    f"Limit per answer.  [default: {_CONTINUED_TOKENS} of continued text, {ANSWER_TOKENS} of a chat]",
     int,
 )
-@option("--stop", "End before this text; repeatable.", multiple=True)
-@option("--ignore-eos", "Go on after the end-of-text token.", is_flag=True)
+@option("--stop", "Stop before this text; repeatable.", multiple=True)
+@option("--ignore-eos", "Continue after the end-of-text token.", is_flag=True)
 @option("--prompt-logprobs", "Report the prompt's own log probabilities (--json).", is_flag=True)
 @option(
     "--trace",
-    "Write what every node did when, for 'tpiedge trace' and ui.perfetto.dev.",
+    "Write a trace of all nodes, for 'tpiedge trace' and ui.perfetto.dev.",
     Location(dir_okay=False),
     metavar="FILE",
 )
@@ -85,14 +85,14 @@ _testbed_option = option(
 def run(
     model_name: str, nodes: int, prompt: str | None, system: str | None, as_json: bool, **flags: Any
 ) -> None:
-    # Before packing, which may take long.
+    # Checked before packing, which may take long.
     given = flags["prompt_ids"]
     ids = None if given is None else token_ids(given)
     chats = prompt is None and ids is None
     if prompt is not None and ids is not None:
         raise UserError("give either --prompt or --prompt-ids, not both")
     if flags["raw"] and prompt is None:
-        raise UserError("--raw says how --prompt is meant: give one")
+        raise UserError("--raw needs --prompt")
     if system is not None and (flags["raw"] or ids is not None):
         raise UserError("--system goes before a message: not with --raw or --prompt-ids")
     if as_json and chats:
@@ -126,7 +126,7 @@ def run(
             capacity = chosen_context(model, layout, flags["context"])
             plan = plan_cluster(model, layout, capacity)
             with launch(model, layout, plan, capacity, traces) as cluster:
-                converse(LocalSpeaker(cluster, model, capacity, sampling, flags), system)
+                converse(LocalBackend(cluster, model, capacity, sampling, flags), system)
             return
         is_message = bool(prompt) and not flags["raw"] and model.has_template
         if is_message:
@@ -174,7 +174,7 @@ def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
 
 
 def _emulated(given: str | None, nodes: int | None) -> Devices | None:
-    """The first `nodes` devices of a testbed, all by default; None without a testbed. Raises UserError."""
+    """Returns the first `nodes` devices of a testbed, by default all; None without a testbed. Raises UserError."""
     found: Devices | None = None
     if given is not None:
         found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
@@ -183,7 +183,7 @@ def _emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Yields trace files by rank and joins them at the end. An error of the block goes before UserError, DiskFull."""
+    """Yields trace files by rank and joins them at the end. An error of the block wins over UserError, DiskFull."""
     if path is None:
         yield ()
         return

@@ -33,8 +33,8 @@ def _sampling(name: str, kind: type, says: str | None = None) -> Decorator[Any]:
 sampling_options = together(
     _sampling("temperature", float, "0 is greedy."),
     _sampling("top_k", int, "Keep the K likeliest tokens; 0 keeps all."),
-    _sampling("top_p", float, "Keep the likeliest mass P."),
-    _sampling("min_p", float, "Drop tokens below P x the likeliest."),
+    _sampling("top_p", float, "Keep the likeliest tokens up to probability P."),
+    _sampling("min_p", float, "Drop tokens below P times the likeliest."),
     _sampling("repetition_penalty", float),
     _sampling("presence_penalty", float),
     _sampling("frequency_penalty", float),
@@ -44,7 +44,7 @@ sampling_options = together(
         Parsed("ID:BIAS", _logit_bias),
         multiple=True,
     ),
-    click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
+    click.option("--seed", type=int, help="The same seed gives the same answer.  [default: random]"),
     _sampling("logprobs", int, "Report the K likeliest tokens (--json)."),
 )
 
@@ -64,12 +64,12 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
 
 
 def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """The model's own sampling where neither the command line nor settings say."""
+    """Takes the model's own sampling where neither the command line nor settings say."""
     return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
 
 
 def token_ids(text: str) -> tuple[int, ...]:
-    """'1,2,3' -> (1, 2, 3). Raises UserError."""
+    """Parses '1,2,3' as (1, 2, 3). Raises UserError."""
     try:
         ids = tuple(int(item) for item in text.split(","))
     except ValueError:

@@ -51,7 +51,7 @@ class SettingsFile:
     text: str
 
     def place(self, table: str, key: str = "") -> str:
-        """'/etc/tpiedge.toml:3'; without the line if it is not found."""
+        """Returns '/etc/tpiedge.toml:3', without the line if it is not found."""
         here, wanted = "", _bare(table, key)
         for number, line in enumerate(self.text.splitlines(), 1):
             name = line.partition("=")[0]
@@ -66,7 +66,7 @@ def _bare(table: str, key: str) -> str:
     return re.sub(r"[\s\"']", "", f"{table}.{key}").strip(".")
 
 
-class _Late(click.Command):
+class _LazyCommand(click.Command):
     def __init__(self, name: str, path: str, line: str) -> None:
         super().__init__(name, help=line)
         self.path = path
@@ -75,16 +75,16 @@ class _Late(click.Command):
 class ConfiguredGroup(ListingGroup):
     """Imports a verb when it runs, adds --config and --log-level, and tells the origin of refused values."""
 
-    def add_late(self, name: str, path: str, line: str) -> None:
+    def add_lazy(self, name: str, path: str, line: str) -> None:
         """Adds the command at MODULE:COMMAND; `line` is its short help, and its help if it has none."""
-        super().add_command(_Late(name, path, line))
+        super().add_command(_LazyCommand(name, path, line))
 
     def load(self, *names: str) -> None:
         for name in names or tuple(self.commands):
-            late = self.commands.get(name)
-            if isinstance(late, _Late):
-                command: click.Command = pkgutil.resolve_name(late.path)
-                command.help = command.help or late.help
+            lazy = self.commands.get(name)
+            if isinstance(lazy, _LazyCommand):
+                command: click.Command = pkgutil.resolve_name(lazy.path)
+                command.help = command.help or lazy.help
                 self.add_command(command, name)
 
     def resolve_command(
@@ -176,7 +176,7 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """The commands that can be set, by table. `names`: only these of the root's commands; None imports all."""
+    """Returns the commands that can be set, by table: the root's `names`; None imports all."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))
@@ -200,7 +200,7 @@ def _leaves(command: click.Command, table: str) -> Iterator[tuple[str, click.Com
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """Options that settings can set, by key: 'min-workers' is --min-workers."""
+    """Returns the options that settings can set, by key: 'min-workers' is --min-workers."""
     options = (param for param in command.params if isinstance(param, click.Option) and not param.is_eager)
     return {
         next((name for name in one.opts if name.startswith("--")), one.opts[0]).lstrip("-"): one
@@ -209,7 +209,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def variables_of(table: str, key: str) -> tuple[str, ...]:
-    """Environment variables of a flag; the first that is set counts."""
+    """Returns the environment variables of a flag; the first that is set counts."""
     own = _variable(table, key)
     return (own, _variable(key)) if key in COMMON else (own,)
 
@@ -219,7 +219,7 @@ def _variable(*words: str) -> str:
 
 
 def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like a verb's but set nothing, with the most similar real one, or "" (another program's)."""
+    """Finds variables that look like a verb's but set nothing, with the most similar real one, or ""."""
     known = [
         name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
     ]
@@ -236,7 +236,7 @@ def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, 
 def resolve(
     table: str, command: click.Command, environment: Mapping[str, str], file: SettingsFile | None
 ) -> dict[str, Setting]:
-    """The settings of a verb by key, unchecked. Raises UserError for a variable that is no list."""
+    """Returns the settings of a verb by key, unchecked. Raises UserError for a variable that is no list."""
     found: dict[str, Setting] = {}
     for key, option in options_of(command).items():
         several = option.multiple or option.nargs != 1
@@ -264,7 +264,7 @@ def _listed(name: str, text: str) -> list[str]:
 def effective(
     root: click.Command, table: str, command: click.Command, given: Path | None
 ) -> dict[str, Setting]:
-    """The checked settings of a command by key. Raises UserError with the first bad one's origin."""
+    """Returns the checked settings of a command by key. Raises UserError with the first bad one's origin."""
     file = find_settings(given, os.environ)
     if file is not None:
         named = {name.partition(".")[0] for name in (table, *file.tables)}
@@ -277,8 +277,8 @@ def effective(
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
-    """The file of --config, of TPIEDGE_CONFIG or the user's own, or None. Never in the current folder: a download must
-    not change what a command does. Raises UserError."""
+    """Reads the file of --config, of TPIEDGE_CONFIG or the user's own; None without one. A file in the current folder
+    never counts: a download must not change what a command does. Raises UserError."""
     if given is not None:
         return read_settings(given)
     if named := environment.get("TPIEDGE_CONFIG"):
@@ -312,7 +312,7 @@ def read_settings(path: Path) -> SettingsFile:
 
 
 def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """(table, key, value); an empty table has one row without a key."""
+    """Yields (table, key, value); an empty table has one row without a key."""
     if table and not content:
         yield table, "", None
     for key, value in content.items():

@@ -25,14 +25,14 @@ _NOTE = "offered.json"
 
 @click.group(cls=ListingGroup)
 def token() -> None:
-    """Let new workers in: make, list and revoke tokens."""
+    """Make, list and revoke tokens, with which new workers join."""
 
 
 @token.command()
-@click.option("--expires", default="24h", show_default=True, help="How long it works: 30m, 24h, 7d.")
+@click.option("--expires", default="24h", show_default=True, help="Lifetime: 30m, 24h, 7d.")
 @click.option("--uses", default="1", show_default=True, help="How many workers it lets in, or 'any'.")
 @click.option(
-    "--host", metavar="HOST[:PORT]", help="Where workers reach this master.  [default: this computer]"
+    "--host", metavar="HOST[:PORT]", help="The master's address for workers.  [default: this computer]"
 )
 @state_option
 def create(expires: str, uses: str, host: str | None, state: Path | None) -> None:
@@ -60,10 +60,10 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
 
 
 @token.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @state_option
 def ls(as_json: bool, state: Path | None) -> None:
-    """Show the tokens there are (their secrets are nowhere kept)."""
+    """List the tokens; their secrets are not stored."""
     records, rows = [], []
     for one, outcome in TokenStore(_master_folder(state)).list():
         usable, left = "usable" if outcome == "ok" else outcome, "any" if one.left is None else str(one.left)
@@ -80,9 +80,9 @@ def ls(as_json: bool, state: Path | None) -> None:
 @click.argument("token_id", metavar="ID")
 @state_option
 def revoke(token_id: str, state: Path | None) -> None:
-    """Make a token void; workers that joined with it stay ('tpiedge nodes revoke' is for those)."""
+    """Revoke a token; workers that joined with it stay ('tpiedge nodes revoke' removes them)."""
     TokenStore(_master_folder(state)).revoke(token_id)
-    click.echo(f"token {token_id} is void")
+    click.echo(f"token {token_id} is revoked")
 
 
 def _master_folder(state: Path | None) -> Path:
@@ -141,7 +141,7 @@ def _withdraw(folder: Path) -> None:
 
 
 def await_token(path: Path, limit_s: float) -> str:
-    """The file's content, once there is any. Raises UserError after `limit_s`."""
+    """Returns the file's content, once there is any. Raises UserError after `limit_s`."""
     deadline, waiting = time.monotonic() + limit_s, False
     while True:
         try:

@@ -1,5 +1,5 @@
-"""`tpiedge top`: the running cluster, every second. Functions of its JSON raise KeyError, TypeError or ValueError for
-bad forms."""
+"""`tpiedge top`: the running cluster, every second. Functions that read its JSON raise KeyError, TypeError or
+ValueError if it is malformed."""
 
 import contextlib
 import json
@@ -40,26 +40,26 @@ _EVENTS: Final = {
     "left": "left",
     "lost": "was lost",
     "drained": "was drained",
-    "undrained": "may have a part again",
-    "cleared": "is tried again",
-    "revoked": "was shut out",
-    "planned": "a new plan begins",
-    "serving": "the plan serves",
-    "recovered": "answers go on",
-    "interrupted": "answers pause",
-    "plan failed": "the new plan failed",
+    "undrained": "is back in use",
+    "cleared": "is retried",
+    "revoked": "was revoked",
+    "planned": "new plan",
+    "serving": "serving",
+    "recovered": "answers resumed",
+    "interrupted": "answers paused",
+    "plan failed": "new plan failed",
     "no plan": "no plan",
 }
 
 
 @click.command()
-@option("--once", "Print plain lines once; so it is where the output is no terminal.", is_flag=True)
+@option("--once", "Print plain lines once, the default if the output is no terminal.", is_flag=True)
 @json_option
 @state_option
 def top(once: bool, as_json: bool, state: Path | None) -> None:
-    """Show what the machines of the running master do, anew every second.
+    """Watch the running cluster, updated every second.
 
-    Memory, the parts of a step's time, links, requests and what happened last. Ends with q or Ctrl-C.
+    Shows memory, the parts of a step's time, links, requests and events. q or Ctrl-C quits.
     """
     if not (as_json or once) and sys.stdout.isatty():
         with contextlib.suppress(KeyboardInterrupt):
@@ -86,7 +86,7 @@ def well_formed() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError("the master answers in another form: is it of another version?") from None
+        raise UserError("cannot read what the master sent: does it have another version?") from None
 
 
 def _watch(state: Path | None) -> None:
@@ -95,7 +95,7 @@ def _watch(state: Path | None) -> None:
     with well_formed(), _full_screen(bool(keys)):
         while True:
             lines = screen_lines(picture, problem, shutil.get_terminal_size())
-            click.echo("\x1b[H" + "".join(f"{line}\x1b[K\r\n" for line in lines) + "q ends\x1b[J", nl=False)
+            click.echo("\x1b[H" + "".join(f"{line}\x1b[K\r\n" for line in lines) + "q quits\x1b[J", nl=False)
             if select.select(keys, [], [], _LOOK_S)[0]:
                 typed = os.read(sys.stdin.fileno(), 64)
                 if not typed or b"q" in typed:
@@ -122,7 +122,7 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """Lines for a terminal of `size` (columns, lines), less one. `problem`: the reason for an old picture."""
+    """Returns lines for a terminal of `size` (columns, lines), one fewer. `problem` says why the picture is old."""
     width, height = size
     first, *others = picture_lines(picture, date.today())
     lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
@@ -158,7 +158,7 @@ def summary(picture: PictureJson) -> str:
         parts.append(f"{totals['tokens_per_s']:.1f} tokens/s")
     if totals["drafted"]:
         part = totals["accepted"] / totals["drafted"]
-        parts.append(f"{part:.0%} of {counted(totals['drafted'], 'guess', 'guesses')} came true")
+        parts.append(f"{part:.0%} of {counted(totals['drafted'], 'draft')} accepted")
     if totals["kv_pages"]:
         parts.append(f"KV cache {totals['kv_pages_used']:d} of {counted(totals['kv_pages'], 'page')}")
     return "; ".join(parts)
@@ -193,7 +193,7 @@ def request_row(request: PictureJson) -> tuple[str, ...]:
     name = "-"
     if sender is not None:
         gone = sender["kind"] == "former key"
-        name = "a key that is gone" if gone else sanitised(sender["name"]) or "a key without a name"
+        name = "removed key" if gone else sanitised(sender["name"]) or "unnamed key"
     if reading is not None:
         left = "" if reading["left_s"] is None else f", {format_seconds(reading['left_s'])} left"
         prompt = f"{reading['done_tokens']:d} of {reading['of_tokens']:d}{left}"
@@ -219,7 +219,7 @@ def timeline_lines(timeline: PictureJson) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """`width` letters of equal time: the longest part of each, blank for idle."""
+    """Draws `width` letters of equal time: the longest part of each, blank for idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:
@@ -237,14 +237,14 @@ def notes(picture: PictureJson) -> Iterator[str]:
             yield f"{title(one)}: {sanitised(one['why'])}"
     for one in picture["requests"]:
         if one["why"]:
-            yield f"{sanitised(one['id'])} pauses for {format_seconds(one['paused_s'])}: {sanitised(one['why'])}"
+            yield f"{sanitised(one['id'])} paused for {format_seconds(one['paused_s'])}: {sanitised(one['why'])}"
     yield from waiting_lines(picture["waiting"])
 
 
 def waiting_lines(waiting: list[PictureJson]) -> Iterator[str]:
     for join in waiting:
         place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
-        yield f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE"
+        yield f"{place} waits to join: tpiedge nodes approve CODE, with the code on its screen"
 
 
 def event_line(event: PictureJson, today: date) -> str:
@@ -256,7 +256,7 @@ def event_line(event: PictureJson, today: date) -> str:
 
 
 def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
-    """Round trips between workers, in tables of at most `columns`, which fit 80 letters."""
+    """Yields round trips between workers, in tables of at most `columns`, which fit 80 letters."""
     workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
     trips = {
         (one["name"], other["name"]): format_seconds(other["round_trip_s"])

@@ -14,15 +14,15 @@ import click
 
 from tpiedge.cli import options
 from tpiedge.cli.entry import interrupt_says
+from tpiedge.cli.log_writer import serving_until_stopped
 from tpiedge.cli.nearby import master_nearby
 from tpiedge.cli.options import Location, Number, option
-from tpiedge.cli.scribe import serving_until_stopped
 from tpiedge.cli.token import await_token
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address
 from tpiedge.host.device import MemoryLimits, default_threads, free_disk_bytes
-from tpiedge.host.private_file import LOCKER, private_folder, worker_state
+from tpiedge.host.private_file import SNAPSHOTS, private_folder, worker_state
 from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import load_or_create_keys, peer_name
@@ -38,16 +38,16 @@ from tpiedge.supervision import Supervisor
 from tpiedge.transport.endpoint import FILES
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.worker.agent import Agent, AgentSettings, MasterMoved
-from tpiedge.worker.masters import TrustedMasters, look_for_master
+from tpiedge.worker.masters import TrustedMasters, probe_path
 
 _RETRY_S = 1.0
-_BEFORE = "this machine had not joined: the same command tries again, with another code where it showed one"
-_MEMBER = "stopped; what was fetched is kept: start it again with --connect, no token is needed"
+_BEFORE = "this machine has not joined: the same command tries again (with a new code, if it showed one)"
+_MEMBER = "stopped; fetched weights are kept: start it again with --connect, without a token"
 
 
 @dataclass(frozen=True)
 class _Master:
-    """The master to join. `key`: None until a code is confirmed. `found`: it was reached before."""
+    """The master to join. `key` is None until a code is confirmed. A `found` one was reached before."""
 
     address: Address
     key: str | None
@@ -74,7 +74,7 @@ class _Joining:
             say(shortfall)
 
     def master(self, connect: str | None, token: str | None, wait_s: float) -> _Master:
-        """The master to join, found on the network if none is named. Raises UserError, PeerError."""
+        """Returns the master to join, found on the network if none is named. Raises UserError, PeerError."""
         if token is not None:
             parsed = parse_token(token)
             address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)
@@ -105,12 +105,12 @@ class _Joining:
             # Imports torch, and perhaps measures, while this process joins.
             measurements = Measurements(self._folder, self._threads)
             clock, usable = MonotonicClock(), self._limits.usable_bytes
-            slot = NodeSlot(self._threads, self._memory, usable, clock, self._say, self._folder / LOCKER)
+            slot = NodeSlot(self._threads, self._memory, usable, clock, self._say, self._folder / SNAPSHOTS)
             stack.callback(slot.close)
             slot.warm(measure=measurements.recall() is None)
             spoke, key, address = self.joined(master, deadline, stack)
             self._book.remember(master.address, key)
-            look = partial(look_for_master, master.address, address, key)
+            probe = partial(probe_path, master.address, address, key)
             name = peer_name(self._keys.public)
             settings = AgentSettings(
                 control_address=address.zmq,
@@ -131,7 +131,7 @@ class _Joining:
                 plane=FILES,
             )
             provision = Provision(connect, self._store, clock, self._packs)
-            agent = Agent(settings, spoke, provision, clock, self._say, measurements, look, slot)
+            agent = Agent(settings, spoke, provision, clock, self._say, measurements, probe, slot)
             with interrupt_says(_MEMBER), Supervisor(lambda _: agent.stop()) as supervisor:
                 agent.run()
             supervisor.check()
@@ -146,7 +146,7 @@ class _Joining:
                     raise
                 if not waiting:
                     waiting = True
-                    self._say(f"{error} (trying again)")
+                    self._say(f"{error} (retrying)")
                 time.sleep(_RETRY_S)
 
     def _join(self, master: _Master, stack: ExitStack) -> tuple[ZmqSpoke, str, Address]:
@@ -160,7 +160,7 @@ class _Joining:
                 link = open_link(master.address, key, self._keys, name, secret=master.secret)
                 spoke = attempt.enter_context(link)
             except UserError as error:
-                # At the start a wrong name or a stranger there is final; later the master may come back.
+                # At the start a wrong name or another program is final; later the master may come back.
                 raise (PeerError(str(error)) if master.found else error) from None
             enrolled = enrol(spoke, self._host, master.secret)
             stack.push(attempt.pop_all())
@@ -171,23 +171,23 @@ class _Joining:
 @click.command()
 @option(
     "--connect",
-    f"The master's HOST or HOST:PORT. Without it and a token: the one joined last, or one with --announce.  "
+    f"The master's HOST or HOST:PORT. Without it and a token: the last one joined, or an announced one.  "
     f"[default port: {CONTROL_PORT}]",
 )
-@option("--token", "What the master printed. Without one, a code is shown and confirmed there.")
-@option("--token-file", "A file that holds the token, or will within --wait.", Location(dir_okay=False))
+@option("--token", "The token that the master printed. Without one, a code is shown to approve there.")
+@option("--token-file", "File with the token; --wait waits for it.", Location(dir_okay=False))
 @options.own_memory_option
 @options.keeping_options
-@option("--threads", "[default: the cores]", click.IntRange(1, 1024))
-@option("--name", "What the master calls this machine.  [default: its host name]")
+@option("--threads", "Threads of this machine's node.  [default: the cores]", click.IntRange(1, 1024))
+@option("--name", "Name of this machine at the master.  [default: its host name]")
 @option(
     "--model-dir",
-    "A pack on this machine, whose weights need no transfer; repeatable.",
+    "Pack on this machine, whose weights are not fetched; repeatable.",
     Location(file_okay=False, exists=True),
     multiple=True,
 )
-@option("--cache-limit", "Of the shards that are kept.  [default: the disk]", options.BYTES)
-@option("--wait", "Seconds to wait for a master that is not there yet.", Number(0, 86400), 0.0, "wait_s")
+@option("--cache-limit", "Size limit of the kept shards.  [default: the disk]", options.BYTES)
+@option("--wait", "Seconds to wait for a master that does not run yet.", Number(0, 86400), 0.0, "wait_s")
 @options.state_option
 @options.cache_option
 def worker(
@@ -195,8 +195,8 @@ def worker(
 ) -> None:
     check_descriptors()
     check_address_space(LEAST_TO_COMPUTE)
-    with serving_until_stopped(_BEFORE) as scribe:
+    with serving_until_stopped(_BEFORE) as writer:
         if token is None and token_file is not None:
             token = await_token(token_file, wait_s)
-        own = _Joining(private_folder(worker_state(given["state"])), given, scribe.say)
+        own = _Joining(private_folder(worker_state(given["state"])), given, writer.say)
         own.serve(own.master(connect, token, wait_s), wait_s)

@@ -11,13 +11,11 @@ import torch
 
 from tpiedge.clock import Clock
 from tpiedge.errors import InternalError, PeerLost
-from tpiedge.wire.data import LeavePages, StepPlan
+from tpiedge.wire.data import SavePages, StepPlan
 from tpiedge.wire.fields import CollectiveName, WirePrecision
 
 
 class Tag(NamedTuple):
-    """The place of a collective in a step."""
-
     step: int
     block: int
     chunk: int
@@ -71,12 +69,12 @@ class Communicator:
         self._cancelled_step = 0
         self._begun: dict[Tag, torch.Tensor] = {}
 
-    def announce(self, _plan: StepPlan | LeavePages) -> None:
+    def announce(self, _plan: StepPlan | SavePages) -> None:
         """Begins a step on rank 0: sends the plan to the others. Clears `cancelled`. Steps count upwards."""
         self.cancelled = False
         self._begun.clear()
 
-    def next_plan(self) -> StepPlan | LeavePages:
+    def next_plan(self) -> StepPlan | SavePages:
         """Waits, perhaps for long, for the next plan. Drops messages of earlier steps. Clears `cancelled`."""
         raise InternalError("rank 0 makes the plans")
 
@@ -118,7 +116,7 @@ class Communicator:
 
 
 class DeadlineLiveness:
-    """Gives every wait `timeout_s`; a wait is known by its rank and its words."""
+    """Gives every wait `timeout_s`; a new `waiting_for` begins a new wait."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
         self._clock = clock

@@ -25,8 +25,8 @@ class AllReduce:
     """One all-reduce under way. All ranks call the same methods in the same order; each raises PeerLost, ProtocolError.
 
     `own`: this rank's part, not rounded, None without one; it must not change meanwhile. `cancel`: on rank 0 whether to
-    send the flag, elsewhere whether it was sent. `sent`: how many peers, in order, have this rank's first message (at
-    the root of a star its answer, then `total`). `total`: what is known of the sum.
+    send the flag, elsewhere whether it was sent. `sent`: how many peers, in order, have this rank's first message
+    (a star's root: its answer, `total`). `total`: the sum as far as it is known.
     """
 
     channel: PeerChannel
@@ -43,12 +43,12 @@ class AllReduce:
     def what(self) -> Doing:
         return Doing("all-reduce", self.tag)
 
-    def begin(self) -> None:
-        """Sends what needs no other rank's part."""
+    def start(self) -> None:
+        """Sends the messages that need no other rank's part."""
         raise NotImplementedError
 
     def advance(self) -> None:
-        """Waits, on the first call, for what others sent in `begin`, and sends what follows."""
+        """Waits, on the first call, for the messages of the others' `start`, and sends the next ones."""
         if not self.advanced:
             self._advance()
             self.advanced = True
@@ -64,7 +64,7 @@ class AllReduce:
         return np.empty(self.shape, np.int32 if self.wire == "i32" else np.float32)
 
     def _send(self, part: Summable | None, to: Sequence[int], hop: int | None = None) -> Buffer:
-        """Sends this rank's part, or a slice in its hop; None without one. Returns its bytes."""
+        """Sends this rank's part (None without one), or a slice in its hop. Returns its bytes."""
         header = None if part is None else header_of(self.wire, part.shape, part.itemsize)
         encoded = None if part is None else encode_array(self.wire, part)
         rank, place = self.channel.rank, (self.channel.epoch, *self.tag, CANCEL if self.cancel else 0)
@@ -92,7 +92,7 @@ class AllReduce:
 
 
 class Star(AllReduce):
-    def begin(self) -> None:
+    def start(self) -> None:
         if self.channel.rank != 0:
             self._send(self.own, (0,))
 
@@ -117,19 +117,19 @@ class Star(AllReduce):
             Reduced, self.tag, (0,), self.what, self.shape, self.wire
         )
         assert isinstance(message, Reduced)
-        assert total is not None  # only a part may come without
+        assert total is not None  # only a part may come without a tensor
         self.cancel = bool(message.flags & CANCEL)
         return total
 
 
 class Mesh(AllReduce):
-    def begin(self) -> None:
+    def start(self) -> None:
         encoded = self._send(self.own, self.channel.peers)
         if self.own is not None and self.wire not in EXACT:
             self.own = decode_array(self.wire, encoded, self.shape)
 
     def finish(self) -> Summable:
-        # Of three nodes, the blamed one may only have forwarded another's fault. And only rank 0 is believed.
+        # Among three nodes, the blamed one may only have forwarded another's fault. And only rank 0 is believed.
         blames = self.channel.rank == 0 and self.channel.size == 2
         return rounded(self.wire, self._sum(Partial, self.own, self._room(), blames))
 
@@ -159,7 +159,7 @@ _PARTS, _SUMS = 0, 1
 
 
 class TwoShot(AllReduce):
-    def begin(self) -> None:
+    def start(self) -> None:
         channel = self.channel
         if self.own is None:
             self._send(None, channel.peers, _PARTS)

@@ -18,7 +18,7 @@ from tpiedge.wire.codec import PLACE, encode
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.fields import CollectiveName, SummandPrecision
 
-# A rank without a share never sends a part of a kind: leaving off every time costs more than going step by step.
+# A rank without a share of a kind never sends such a part: leaving off every time costs more than single steps.
 _MOST_LEFT_OFF: Final = 3
 _PAUSE: Final = 64
 # f32 and narrow integers; wide ones are rare.
@@ -28,8 +28,8 @@ _Byte = ctypes.c_char
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Per kind of block (even: attention, odd: FFN; a rank may lack a share of one): how many calls in a row have
-    `left_off`, and how many all-reduces go step by step (`pause`) before the next call."""
+    """A native call. Per kind of block (even: attention, odd: FFN; a rank may lack a share of one): how many calls in a
+    row have `left_off`, and how many all-reduces go step by step (`pause`) before the next call."""
 
     reduce: Reduce
     #: The sum, once a star's root has begun to send it.
@@ -39,7 +39,7 @@ class _Prepared:
 
 
 class FastPath:
-    """Tries all-reduces of one rank; the collective goes on where a call left off."""
+    """Tries one rank's all-reduces in native calls; the collective goes on where a call stopped."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._rank = channel.rank
@@ -48,8 +48,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Returns how many peers got this rank's first message, and the sum: `own`, in place, if all is done; else
-        None, or at a star's root the sum that these peers have, not rounded yet."""
+        """Returns (0, `own` with the sum) if all is done; else how many peers got this rank's first message, and None,
+        or the unrounded sum if a star's root has sent it to some."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, wire, own.shape)
@@ -59,7 +59,7 @@ class FastPath:
         if prepared.pause[kind]:
             prepared.pause[kind] -= 1
             return 0, None
-        # Half the time of `own.ctypes.data`.
+        # Takes half the time of `own.ctypes.data`.
         address = ctypes.addressof(_Byte.from_buffer(own))  # type: ignore[arg-type]
         sent = prepared.reduce(PLACE.pack(tag.step, tag.block, tag.chunk), address)
         if sent == DONE:

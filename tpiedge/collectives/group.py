@@ -1,4 +1,4 @@
-"""The communicator of several ranks; the plan names the collective, all else goes over rank 0's links."""
+"""The communicator of several ranks. The plan names the collective; all other messages go over rank 0's links."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -16,7 +16,7 @@ from tpiedge.collectives.summation import SUMMABLE, Summable, array_of
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire import fields
-from tpiedge.wire.data import Gathered, Hidden, LeavePages, StepPlan
+from tpiedge.wire.data import Gathered, Hidden, SavePages, StepPlan
 
 COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh, "two-shot": TwoShot}
 
@@ -45,19 +45,19 @@ class Group(Communicator):
         self._fast = FastPath(self._channel)
         self._plan = StepPlan(epoch, 0, (), 1, 1)
         self._jobs: dict[Tag, AllReduce] = {}
-        self._rely(COLLECTIVES.keys())  # until the first plan tells
+        self._rely(COLLECTIVES.keys())  # until the first plan names its own
 
     @property
     def dropped(self) -> int:
-        """Messages that came too late."""
+        """The number of messages that came too late."""
         return self._channel.dropped
 
-    def announce(self, plan: StepPlan | LeavePages) -> None:
+    def announce(self, plan: StepPlan | SavePages) -> None:
         self._begin(plan)
-        self._channel.begin(plan.step)
+        self._channel.start_step(plan.step)
         self._channel.send(plan, None, self._channel.peers, Doing("plan", f"step {plan.step}"))
 
-    def next_plan(self) -> StepPlan | LeavePages:
+    def next_plan(self) -> StepPlan | SavePages:
         plan = self._channel.next_plan()
         self._begin(plan)
         return plan
@@ -73,11 +73,11 @@ class Group(Communicator):
         by_star = not self._linked or collectives == {"star"}
         self._channel.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
-    def _begin(self, plan: StepPlan | LeavePages) -> None:
+    def _begin(self, plan: StepPlan | SavePages) -> None:
         self.cancelled = False
         # A cancelled step's all-reduces end here: their messages are too late.
         self._jobs.clear()
-        if isinstance(plan, LeavePages):
+        if isinstance(plan, SavePages):
             return  # nothing is summed
         self._plan = plan
         collectives = {plan.collective, plan.bulk_collective}
@@ -94,11 +94,11 @@ class Group(Communicator):
         if contributes and not self._cancel_requested and not self._channel.holds and not self._jobs:
             job.sent, job.total = self._fast.reduce(name, job.wire, own, tag)
             if job.total is own:
-                # No message of this kind has a flag.
+                # No message of the native call has a flag.
                 self.cancelled = False
                 self.counts[name] += 1
                 return partial
-        # What was sent has no flag: a later cancel goes with the next all-reduce.
+        # Messages already sent have no flag: a later cancel goes with the next all-reduce.
         job.cancel = self._cancel_requested and not job.sent
         self._start(name, job)
         return self._result(tag, partial if contributes else None)
@@ -123,8 +123,8 @@ class Group(Communicator):
         return name, COLLECTIVES[name](self._channel, tag, own.shape, own if contributes else None, wire)
 
     def _start(self, name: fields.CollectiveName, job: AllReduce) -> None:
-        job.begin()
-        # Earlier ones had a computation's time for their messages.
+        job.start()
+        # The messages of earlier all-reduces had the time of a computation to arrive.
         for earlier in self._jobs.values():
             earlier.advance()
         self._jobs[job.tag] = job
@@ -172,5 +172,5 @@ class Group(Communicator):
 
     def _received(self, kind: type, tag: Tag, rank: int, what: Doing, shaped: torch.Tensor) -> torch.Tensor:
         ((_, rows, _),) = self._channel.collect(kind, tag, (rank,), what, tuple(shaped.shape))
-        assert rows is not None  # only a part may come without
+        assert rows is not None  # only a part may come without a tensor
         return torch.from_numpy(rows.copy())

@@ -21,18 +21,18 @@ from tpiedge.transport.endpoint import (
     frame_of,
 )
 from tpiedge.units import MIB
-from tpiedge.wire.data import Gathered, Hidden, LeavePages, Partial, Reduced, Slice, StepPlan
+from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, SavePages, Slice, StepPlan
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.fields import Message, SummandPrecision
 
-#: For each rank. The protocol lets it be ahead by the all-reduces under way.
+#: Messages held of each rank, at most. The protocol lets a rank be ahead by the all-reduces under way.
 MAX_HELD: Final = 64
 MAX_HELD_BYTES: Final = 32 * MIB
 _SLICE_S: Final = 0.05
 # Messages taken in at once.
 _BURST: Final = 4096
 
-DataMessage = StepPlan | LeavePages | Hidden | Partial | Reduced | Gathered | Slice
+DataMessage = StepPlan | SavePages | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
 """Kind, step, block, chunk, hop, rank of the sender."""
 
@@ -42,7 +42,7 @@ def node_name(rank: int) -> str:
 
 
 class PeerChannel:
-    """One rank of `size` in one epoch. `endpoint` stays the caller's, who closes it."""
+    """One rank of `size` in one epoch. The caller closes `endpoint`."""
 
     def __init__(self, endpoint: Endpoint, liveness: Liveness, *, epoch: int, rank: int, size: int) -> None:
         self.rank: Final = rank
@@ -65,7 +65,7 @@ class PeerChannel:
     def send(
         self, message: Message, tensor: Buffer | None, ranks: Sequence[int], what: Doing, sent: int = 0
     ) -> None:
-        """Sends to `ranks` in this order, but for the first `sent`. Raises PeerLost, ProtocolError."""
+        """Sends to `ranks` in this order, without the first `sent`. Raises PeerLost, ProtocolError."""
         waiting = ranks[sent:]
         if not waiting:
             return
@@ -78,10 +78,10 @@ class PeerChannel:
             except Unreachable as error:
                 done = names.index(error.peer)
                 self._liveness.check(waiting[done], str(what))
-                # Earlier ones have the message.
+                # The ranks before it have the message.
                 names, waiting = names[done:], waiting[done:]
 
-    def begin(self, step: int) -> None:
+    def start_step(self, step: int) -> None:
         self._step = step
         late = [key for key in self._held if key[1] < step]
         self.dropped += len(late)
@@ -112,15 +112,15 @@ class PeerChannel:
                 for rank in sorted(missing.values()):
                     self._liveness.check(rank, str(what))
 
-    def next_plan(self) -> StepPlan | LeavePages:
+    def next_plan(self) -> StepPlan | SavePages:
         """Waits for rank 0's next plan, however long it is idle."""
         what = f"the plan of the step after {self._step}"
         while True:
-            plans = [key for key in self._held if key[0] in (StepPlan, LeavePages) and key[1] > self._step]
+            plans = [key for key in self._held if key[0] in (StepPlan, SavePages) and key[1] > self._step]
             if plans:
                 plan = self._held.pop(min(plans, key=lambda key: key[1])).message
-                assert isinstance(plan, StepPlan | LeavePages)
-                self.begin(plan.step)
+                assert isinstance(plan, StepPlan | SavePages)
+                self.start_step(plan.step)
                 return plan
             if not self._receive(what):
                 for peer in sorted(self.needed):
@@ -135,7 +135,7 @@ class PeerChannel:
     def _receive(
         self, what: object, awaited: Container[_Key] = (), timeout_s: float = _SLICE_S
     ) -> bool | None:
-        """Holds one message; False if it is too late, None without one or if a link broke that no step needs."""
+        """Holds one message. Returns False if it is late, None without one or if a link broke that no step needs."""
         try:
             envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:
@@ -159,7 +159,7 @@ class PeerChannel:
         return True
 
     def _key(self, envelope: Envelope) -> _Key | None:
-        """Returns None, and counts, if the message is too late."""
+        """Returns the message's key; counts a late message, and returns None."""
         rank = self._rank(envelope.sender)
         message = envelope.message
         if isinstance(message, Probe | Echo):
@@ -172,7 +172,7 @@ class PeerChannel:
             return None
         if getattr(message, "sender", rank) != rank:
             raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
-        if (rank != 0 and isinstance(message, StepPlan | LeavePages | Hidden)) or (
+        if (rank != 0 and isinstance(message, StepPlan | SavePages | Hidden)) or (
             self.rank == 0 and isinstance(message, Reduced)
         ):
             raise Misconduct(rank, f"node {rank} sent {type(message).__name__}, which only node 0 may send")

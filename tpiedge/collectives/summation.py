@@ -28,7 +28,7 @@ _TAKES: Final = "a collective takes contiguous f32 matrices, an all-reduce those
 
 
 def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> NDArray[Any]:
-    """The tensor's own memory. Raises InternalError unless it is a contiguous matrix of `kinds`."""
+    """Returns the tensor's own memory. Raises InternalError unless it is a contiguous matrix of `kinds`."""
     try:
         array: NDArray[Any] = tensor.numpy()
     except (TypeError, RuntimeError) as error:
@@ -40,12 +40,12 @@ def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> ND
 
 
 def widened(total: Summable, values: Summable) -> Summable:
-    """`total` itself, or a copy of int64 where `values` are and it is not."""
+    """Returns `total`, or an int64 copy of it if only `values` are int64."""
     return total if values.itemsize <= total.itemsize else total.astype(values.dtype)
 
 
 def is_finite(array: Summable, *, part: bool = False) -> bool:
-    """Whether all values are finite; of integers: of a `part`, or of a sum whose parts were marked."""
+    """Whether all values are finite. Integers are a `part`, or a sum whose parts were marked."""
     if array.dtype.kind == "f":
         # A sum is cheaper than testing every element; if it overflows the elements decide.
         return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
@@ -78,8 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises Misconduct for a rank that sent what is not finite, if the sum is not finite. Raises ProtocolError
-    if all ranks sent one, if none did (an overflow), or where the rank `adds`, which is no witness, adds it up."""
+    """Raises Misconduct for a rank that sent a non-finite part, if the sum is not finite. Raises ProtocolError if all
+    ranks sent one, if none did (an overflow), or if the rank `adds`, which is no witness, adds it up."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}
@@ -93,6 +93,6 @@ def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = No
             "is not finite; run it with --collective star to learn which node is at fault"
         )
     if faulty[0] == 0 and len(faulty) == len(given) > 1:
-        # Rank 0 is trusted: what it computed from had such values already.
+        # Rank 0 is trusted: its inputs had such values already.
         raise ProtocolError(f"every node contributed a value that is not finite to {what}")
     raise Misconduct(faulty[0], f"node {faulty[0]} contributed a value that is not finite to {what}")

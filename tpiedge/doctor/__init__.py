@@ -1,5 +1,5 @@
-"""`tpiedge doctor`: what this computer and its network would make difficult. Looks only; changes nothing.
+"""`tpiedge doctor`: problems of this computer and its network. Looks only; changes nothing.
 
-`computer` has what a check says and those of the machine and its software, `network` those of the network and of a
+`computer` has findings and the checks of the machine and its software, `network` the checks of the network and of a
 master.
 """

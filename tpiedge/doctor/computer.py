@@ -27,7 +27,7 @@ from tpiedge.units import GIB, MIB, counted, format_bytes
 
 CheckResult = Literal["skip", "ok", "warn", "fail"]
 
-#: In a process of its own: a build of torch for another processor is killed.
+#: Runs in its own process: the system kills a build of torch for another processor.
 _ARITHMETIC = """
 import json, torch
 from tpiedge.kernels.shared_library import kernel_library
@@ -41,26 +41,26 @@ class Finding:
     check: str
     found: str
     advice: str = ""
-    verdict: CheckResult = "ok"
+    result: CheckResult = "ok"
 
 
 Check = Callable[[], Sequence[Finding]]
-skip = partial(Finding, verdict="skip")
-ok = partial(Finding, verdict="ok")
-warn = partial(Finding, verdict="warn")
-fail = partial(Finding, verdict="fail")
+skip = partial(Finding, result="skip")
+ok = partial(Finding, result="ok")
+warn = partial(Finding, result="warn")
+fail = partial(Finding, result="fail")
 
 
 def examine(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
     """Returns all findings in the order of `checks`. A check may hang on a dead file system: after `limit_s` its thread
-    is left."""
+    is abandoned."""
     found: dict[str, Sequence[Finding]] = {}
 
     def run(name: str, check: Check) -> None:
         try:
             found[name] = check()
-        except Exception as error:  # a broken check is a finding
-            found[name] = [warn(name, f"cannot be told: {type(error).__name__}: {error}", "look yourself")]
+        except Exception as error:  # a check that fails is a finding
+            found[name] = [warn(name, f"unknown: {type(error).__name__}: {error}", "check it yourself")]
 
     threads = [threading.Thread(target=run, args=check, daemon=True) for check in checks.items()]
     deadline = time.monotonic() + limit_s
@@ -82,14 +82,14 @@ def check_processor() -> Sequence[Finding]:
     flags = proc_field(
         "/proc/cpuinfo", "flags", "Features"
     )  # "" without /proc: the kernels ask the processor
-    features = judge_features(platform.machine(), frozenset(flags.split()))
+    features = features_finding(platform.machine(), frozenset(flags.split()))
     if quotas and min(quotas) < 1:
         advice = "raise the container's CPU quota (docker: --cpus): every node waits for the slowest"
         return [features, warn("cores", f"{cores}, a quota of {min(quotas):.2g}", advice)]
     return [features, ok("cores", cores)]
 
 
-def judge_features(machine: str, features: frozenset[str]) -> Finding:
+def features_finding(machine: str, features: frozenset[str]) -> Finding:
     wanted = ("avx2", "fma")
     also = ("avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "sve", "bf16", "asimddp")
     known = [feature for feature in (*wanted, *also) if feature in features]
@@ -102,13 +102,13 @@ def judge_features(machine: str, features: frozenset[str]) -> Finding:
 def check_memory() -> Sequence[Finding]:
     swap, free = psutil.swap_memory(), psutil.virtual_memory().available
     room = min(device.Cgroups.own().memory_room(), default=None)
-    memory = judge_memory(device.available_memory_bytes(), free, room)
-    return [memory, judge_swap(swap.total, swap.used), judge_address_space(address_limit())]
+    memory = memory_finding(device.available_memory_bytes(), free, room)
+    return [memory, swap_finding(swap.total, swap.used), address_space_finding(address_limit())]
 
 
-def judge_memory(available: int, free: int, room: int | None) -> Finding:
-    """`room`: bytes that a control group leaves; None without a limit."""
-    found = f"{format_bytes(available)} can be taken"
+def memory_finding(available: int, free: int, room: int | None) -> Finding:
+    """Checks memory. `room`: bytes that a control group leaves; None without a limit."""
+    found = f"{format_bytes(available)} available"
     if room is not None and room < free:
         found += f" (a limit on this process; the computer has {format_bytes(free)})"
     if available < 256 * MIB:
@@ -118,7 +118,7 @@ def judge_memory(available: int, free: int, room: int | None) -> Finding:
     return ok("memory", found)
 
 
-def judge_swap(total: int, used: int) -> Finding:
+def swap_finding(total: int, used: int) -> Finding:
     if not total:
         return ok("swap", "none")
     found = f"{format_bytes(used)} of {format_bytes(total)} used"
@@ -127,12 +127,12 @@ def judge_swap(total: int, used: int) -> Finding:
     return ok("swap", found)
 
 
-def judge_address_space(limit: int | None) -> Finding:
+def address_space_finding(limit: int | None) -> Finding:
     if limit is None:
         return ok("address space", "no limit")
-    verdict = fail if limit < LEAST_TO_COMPUTE else warn
+    finding = fail if limit < LEAST_TO_COMPUTE else warn
     advice = "lift the limit (ulimit -v unlimited): most of what is mapped takes no memory"
-    return verdict("address space", f"a process may map {format_bytes(limit)}", advice)
+    return finding("address space", f"a process may map {format_bytes(limit)}", advice)
 
 
 def check_disk(cache: Path, most_bytes: int = 64 * MIB) -> Sequence[Finding]:
@@ -147,10 +147,10 @@ def check_disk(cache: Path, most_bytes: int = 64 * MIB) -> Sequence[Finding]:
             lacking = "has no inodes left (df -i)" if DiskFull.of_inodes(folder) else "is full"
             return [fail("disk", f"{folder} {lacking}", "delete files there, or choose another --cache")]
         return [fail("disk", f"{folder}: {error.strerror}", "choose a --cache that can be written")]
-    return [judge_disk(folder, free, speed)]
+    return [disk_finding(folder, free, speed)]
 
 
-def judge_disk(folder: Path, free: int, speed: DiskSpeed | None) -> Finding:
+def disk_finding(folder: Path, free: int, speed: DiskSpeed | None) -> Finding:
     found = f"{format_bytes(free)} free in {folder}"
     if speed is not None:
         how = "" if speed.is_direct else " through the page cache (no O_DIRECT)"
@@ -166,7 +166,7 @@ def judge_disk(folder: Path, free: int, speed: DiskSpeed | None) -> Finding:
 
 
 def check_clock(now: datetime | None = None) -> Sequence[Finding]:
-    """Checks the year: tokens expire, and the hub's certificates are checked."""
+    """Checks the year, on which tokens and the hub's certificates depend."""
     now = now or datetime.now(UTC)
     found = f"{now:%Y-%m-%d %H:%M} UTC"
     if now.year < 2025:
@@ -197,10 +197,10 @@ def check_arithmetic(limit_s: float) -> Sequence[Finding]:
     except subprocess.TimeoutExpired:
         return [warn("torch", f"not loaded within {limit_s:g} s", "a node starts as slowly: check the disk")]
     switch = os.environ.get("TPIEDGE_NATIVE", "")
-    return judge_arithmetic(ended.returncode, ended.stdout, ended.stderr, switch)
+    return arithmetic_findings(ended.returncode, ended.stdout, ended.stderr, switch)
 
 
-def judge_arithmetic(status: int, out: str, err: str, wanted: str) -> Sequence[Finding]:
+def arithmetic_findings(status: int, out: str, err: str, wanted: str) -> Sequence[Finding]:
     if status < 0:
         name = signal.Signals(-status).name
         advice = "install a build of torch for this processor (or free memory, if it was SIGKILL)"

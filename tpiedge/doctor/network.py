@@ -1,4 +1,4 @@
-"""Checks of this computer's network and of the way to a master."""
+"""Checks of this computer's network and of the path to a master."""
 
 import http.client
 import shutil
@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 
 from tpiedge.doctor.computer import Finding, fail, ok, skip, warn
-from tpiedge.host.addresses import Address, holder, port_state
+from tpiedge.host.addresses import CONTROL_PORT, HTTP_PORT, PURPOSES, Address, holder, port_state
 from tpiedge.transport.probe import passes_large_packets
 from tpiedge.units import format_seconds
 
-PORTS = {7070: "control", 7071: "tensors", 7072: "files", 7073: "pairing", 8080: "HTTP"}
+PORTS = {**{CONTROL_PORT + offset: what for offset, what in PURPOSES.items()}, HTTP_PORT: "HTTP"}
 _NO_SUCH_HOST = "the host is not known here"
 _CONNECT_S = 2.0
 
@@ -33,7 +33,7 @@ def _port(port: int, purpose: str) -> Finding:
         return ok(name, f"free ({purpose})")
     if state == "in use":
         having = holder(port)
-        if having.startswith("another tpiedge master,"):  # as when the doctor is asked beside it
+        if having.startswith("another tpiedge master,"):  # the doctor runs beside it
             return ok(name, f"in use ({purpose}), by the master that runs here")
         advice = f"{having} has it: a master here needs another --listen or --http"
         return warn(name, f"in use ({purpose})", advice)
@@ -49,11 +49,11 @@ def check_firewall() -> Sequence[Finding]:
             [program, "list", "ruleset"], capture_output=True, text=True, timeout=2, check=False
         )
         rules = ended.stdout if ended.returncode == 0 else None
-    return [judge_firewall(ufw.read_text() if ufw.exists() else None, firewalld, rules)]
+    return [firewall_finding(ufw.read_text() if ufw.exists() else None, firewalld, rules)]
 
 
-def judge_firewall(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
-    """`ufw` is its configuration, `rules` those of nftables; None if unreadable."""
+def firewall_finding(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
+    """Checks the firewall. `ufw`: its configuration, None if absent; `rules`: nftables', None if unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
         advice = "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
@@ -61,7 +61,7 @@ def judge_firewall(ufw: str | None, firewalld: bool, rules: str | None) -> Findi
         advice = "on a master: firewall-cmd --permanent --add-port=7070-7073/tcp --add-port=8080/tcp, then --reload"
         return warn("firewall", "firewalld is active", advice)
     if rules is None:
-        return ok("firewall", "none of ufw and firewalld; nftables' rules are for root to read")
+        return ok("firewall", "no ufw or firewalld; only root can read nftables' rules")
     if "hook input" in rules and ("policy drop" in rules or "reject" in rules):
         advice = "on a master: let TCP 7070-7073 and 8080 in"
         return warn("firewall", "nftables refuses some connections", advice)
@@ -80,17 +80,17 @@ def check_addresses() -> Sequence[Finding]:
         resolved = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
     except OSError:
         resolved = set()
-    return judge_addresses(name, addresses, resolved)
+    return address_findings(name, addresses, resolved)
 
 
-def judge_addresses(name: str, addresses: Iterable[str], resolved: Iterable[str]) -> Sequence[Finding]:
+def address_findings(name: str, addresses: Iterable[str], resolved: Iterable[str]) -> Sequence[Finding]:
     parsed = {address: ip_address(address) for address in addresses}
     lan = sorted(
         address
         for address, ip in parsed.items()
         if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)
     )
-    found = warn("addresses", "only this computer itself", "connect it to a network")
+    found = warn("addresses", "loopback only", "connect it to a network")
     if lan:
         found = ok("addresses", ", ".join(lan))
     targets = sorted(set(resolved))
@@ -101,11 +101,11 @@ def judge_addresses(name: str, addresses: Iterable[str], resolved: Iterable[str]
 
 
 def check_mtu() -> Sequence[Finding]:
-    return [judge_mtu({name: stats.mtu for name, stats in psutil.net_if_stats().items() if stats.isup})]
+    return [mtu_finding({name: stats.mtu for name, stats in psutil.net_if_stats().items() if stats.isup})]
 
 
-def judge_mtu(sizes: Mapping[str, int]) -> Finding:
-    """`sizes`: bytes per active interface; 0 if unknown."""
+def mtu_finding(sizes: Mapping[str, int]) -> Finding:
+    """Checks MTUs. `sizes`: bytes per active interface; 0 if unknown."""
     small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < 1280}
     found = ", ".join(f"{name} {mtu}" for name, mtu in (small or sizes).items())
     if small:
@@ -114,7 +114,7 @@ def judge_mtu(sizes: Mapping[str, int]) -> Finding:
 
 
 def check_reach(master: Address) -> Sequence[Finding]:
-    """Connects to the master's ports; the port of tensors opens when needed."""
+    """Connects to the master's ports; the port of tensors is open only when needed."""
     control, name = _connect(master), f"master {master}"
     if isinstance(control, str):
         running = "is the master running, its --listen reachable from here, and its firewall open?"
@@ -134,13 +134,13 @@ def _other(control: Address, address: Address, purpose: str) -> Finding:
     if isinstance(result, float):
         return ok(name, f"{purpose}, connected in {format_seconds(result)}")
     if result == "refused" and purpose == "tensors":
-        return ok(name, f"{purpose}, nobody listens now (the way is free)")
-    verdict = fail if purpose == "files" else warn  # who has a token needs no pairing
-    way = f"let TCP {address.port} through the master's firewall"
+        return ok(name, f"{purpose}, nothing listens now, but the port can be reached")
+    finding = fail if purpose == "files" else warn  # a worker with a token needs no pairing
+    fix = f"let TCP {address.port} through the master's firewall"
     if result != "refused":
-        return verdict(name, f"{purpose}, {result}", way)
-    advice = f"is port {control.port} that of its --listen? or {way}"
-    return verdict(name, f"{purpose}, nobody listens, as a master does", advice)
+        return finding(name, f"{purpose}, {result}", fix)
+    advice = f"is port {control.port} that of its --listen? or {fix}"
+    return finding(name, f"{purpose}, nothing listens, though a master would", advice)
 
 
 def _connect(address: Address) -> float | str:
@@ -161,21 +161,21 @@ def _connect(address: Address) -> float | str:
 
 
 def check_large_packets(master: Address) -> Sequence[Finding]:
-    return [judge_packets(passes_large_packets(master.host, master.port, _CONNECT_S))]
+    return [packets_finding(passes_large_packets(master.host, master.port, _CONNECT_S))]
 
 
-def judge_packets(passed: bool | None) -> Finding:
+def packets_finding(passed: bool | None) -> Finding:
     name = "large packets"
     if passed is None:
-        return skip(name, "not tried: no connection to the master, or the system does not tell")
+        return skip(name, "not tested: no connection to the master, or the system does not tell")
     if passed:
         return ok(name, "they reach the master")
-    found = "they vanish on the way to the master, small ones pass: a smaller MTU is in between"
-    advice = "give this computer's interface a smaller one (ip link set DEVICE mtu 1280), or mend the way"
+    found = "lost on the way to the master, small ones arrive: a smaller MTU is in between"
+    advice = "give this computer's interface a smaller one (ip link set DEVICE mtu 1280), or fix the network in between"
     return fail(name, found, advice)
 
 
-def check_master_clock(host: str, port: int = 8080) -> Sequence[Finding]:
+def check_master_clock(host: str, port: int = HTTP_PORT) -> Sequence[Finding]:
     connection = http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
     try:
         connection.request("HEAD", "/")
@@ -184,14 +184,14 @@ def check_master_clock(host: str, port: int = 8080) -> Sequence[Finding]:
         return [skip("master's clock", f"not compared: no HTTP at {host}:{port}")]
     finally:
         connection.close()
-    return [judge_skew(date, datetime.now(UTC), f"{host}:{port}")]
+    return [skew_finding(date, datetime.now(UTC), f"{host}:{port}")]
 
 
-def judge_skew(date: str | None, now: datetime, server: str) -> Finding:
+def skew_finding(date: str | None, now: datetime, server: str) -> Finding:
     try:
         skew_s = (now - parsedate_to_datetime(date or "")).total_seconds()
     except (TypeError, ValueError):
-        return skip("master's clock", f"not compared: the HTTP server at {server} tells no date")
+        return skip("master's clock", f"not compared: the HTTP server at {server} sends no date")
     if abs(skew_s) <= 60.0:
         return ok("master's clock", f"agrees with HTTP at {server}")
     found = f"differs by {format_seconds(abs(skew_s))} from HTTP at {server}"

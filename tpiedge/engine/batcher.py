@@ -1,10 +1,10 @@
 """Plans steps: which tokens of which sequences. Pure: without tensors, sockets or clock.
 
-1. Sequences begin in order of arrival, when a slot and pages for all their tokens are free; one whose next page another
-   is computing lets later ones go first.
-2. Without a free page the youngest sequence is preempted: it waits in front, and lost pages are computed anew.
-3. Beside decoding, prompts may make a step `_PATIENCE` times as long; prompts alone may take `_STEP_S` or twice the
-   least step. The oldest prompt has a share, the rest goes to the one nearest to its first token.
+1. Sequences begin in order of arrival, when a slot and pages for all their tokens are free. A sequence is
+   passed over while another computes the next page that it can share.
+2. If no page is free, the youngest sequence is preempted: it waits in front, and its lost pages are computed anew.
+3. Prompts may make a decode step `_MAX_SLOWDOWN` times as long; prompts alone may take `_STEP_S`, or twice the least
+   step. The oldest prompt gets a share, prompts nearest to their first tokens the rest.
 4. A page is published when all its tokens are decided and computed.
 """
 
@@ -15,26 +15,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from tpiedge.engine.drafting import NO_GUESS, Guess, PromptLookup, allot
-from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
+from tpiedge.engine.sequence import RunningSequence, SavedSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import PagePool
 from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
-#: Guesses for one sequence in a step: with the row before them as many as a native call takes.
+#: Most guesses for one sequence in a step: a native call takes no more, with the row before them.
 MAX_DRAFTED: Final = 15
-_PATIENCE: Final = 4.8
+_MAX_SLOWDOWN: Final = 4.8
 _STEP_S: Final = 1.0
-#: Prompt tokens that join answers at unknown cost; least tokens beside answers; least tokens of a step without answers.
-_UNKNOWN_TOKENS: Final = 64
-_LEAST_TOKENS: Final = 16
-_ROOMY_TOKENS: Final = 256
-#: The oldest prompt's share of a step's prompt tokens: one in so many.
+_UNKNOWN_TOKENS: Final = 64  # most prompt tokens beside answers while costs are unknown
+_LEAST_TOKENS: Final = 16  # least prompt tokens allowed beside answers
+_ROOMY_TOKENS: Final = 256  # least prompt tokens allowed in a step without answers
+#: The oldest prompt gets one in so many of a step's prompt tokens.
 _OLDEST_PART: Final = 4
 #: Rows of answers and guesses in a step.
 _MOST_ROWS: Final = 64
-#: New pages of one step: half of what its plan can name.
+#: Most new pages of one step: half of the pages that its plan can name.
 _MOST_PAGES: Final = MAX_PAGES // 2
 
 
@@ -58,7 +57,8 @@ class Batch:
 
 
 class Batcher:
-    """Plans steps of at most `step_tokens` of `sequences`, `speculate` of each drafted. The caller measures `cost`."""
+    """Plans steps of `step_tokens` tokens, `sequences` sequences and `speculate` guesses for each, at most. The caller
+    measures `cost`."""
 
     def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
         self._pool, self.cost = pool, StepCost()
@@ -67,8 +67,8 @@ class Batcher:
         self._running: list[RunningSequence] = []
         self._slots = list(range(sequences))  # a heap
         self._short = False  # a running sequence lacked pages in the last step
-        #: Pages of an earlier epoch by request; and whether other sequences must not find them.
-        self._carried: dict[str, CarriedSequence] = {}
+        #: Restored sequences by request; and whether other sequences must not find their pages.
+        self._restored: dict[str, SavedSequence] = {}
         self._private = False
 
     @property
@@ -86,19 +86,19 @@ class Batcher:
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
         if self._speculate:
             sequence.lookup = PromptLookup()
-        carried = self._carried.pop(request.id, None)
-        if carried is not None and carried.begins(request, sequence.ids):
-            sequence.carried = carried
-        elif carried is not None:
-            self._pool.give_back(carried.pages)
+        restored = self._restored.pop(request.id, None)
+        if restored is not None and restored.matches(request, sequence.ids):
+            sequence.restored = restored
+        elif restored is not None:
+            self._pool.give_back(restored.pages)
         self._waiting.append(sequence)
         return sequence
 
-    def leave(self, most_pages: int) -> tuple[tuple[int, ...], tuple[CarriedSequence, ...]]:
-        """Returns pages, at most `most_pages`, of running sequences, oldest first, and who has which. A scanned prompt
-        is left out: its hidden states would be missing."""
+    def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
+        """Returns at most `most_pages` pages of running sequences, oldest first, and the sequences. Skips scanned
+        prompts: their hidden states would be missing."""
         places: dict[int, int] = {}
-        left: list[CarriedSequence] = []
+        saved: list[SavedSequence] = []
         for one in self._running:
             if not one.done or one.scanned:
                 continue
@@ -108,28 +108,28 @@ class Batcher:
                 break
             places |= {page: len(places) + at for at, page in enumerate(new)}
             had = tuple(places[page] for page in pages)
-            left.append(CarriedSequence.of(one.request, one.ids[: one.done], had))
-        return tuple(places), tuple(left)
+            saved.append(SavedSequence.of(one.request, one.ids[: one.done], had))
+        return tuple(places), tuple(saved)
 
-    def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
-        """Takes over the first `pages` pages, which an earlier epoch filled, for `add` to find. `private`: other
-        sequences must not share them."""
+    def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
+        """Holds the first `pages` pages, restored from a snapshot, for `add` to find. `private`: other sequences must
+        not share them."""
         self._private = private
-        self._carried = {one.request: one for one in sequences}
-        taken = [self._pool.take() for _ in range(pages)]
+        self._restored = {one.request: one for one in sequences}
+        allocated = [self._pool.allocate() for _ in range(pages)]
         for one in sequences:
             for page in one.pages:
                 self._pool.share(page)
-        self._pool.give_back(taken)
+        self._pool.give_back(allocated)
 
-    def forget(self, *, claimed: bool = False) -> bool:
-        """Gives back adopted pages of requests that did not come, or (`claimed`) have not begun. Returns whether there
+    def free_restored(self, *, claimed: bool = False) -> bool:
+        """Frees restored pages of requests that did not come or, with `claimed`, did not start. Returns whether there
         were any."""
-        found, self._carried = list(self._carried.values()), {}
+        found, self._restored = list(self._restored.values()), {}
         for sequence in self._waiting if claimed else ():
-            if sequence.carried is not None:
-                found.append(sequence.carried)
-                sequence.carried = None
+            if sequence.restored is not None:
+                found.append(sequence.restored)
+                sequence.restored = None
         for one in found:
             self._pool.give_back(one.pages)
         return bool(found)
@@ -137,8 +137,8 @@ class Batcher:
     def end(self, sequence: RunningSequence) -> None:
         if sequence.slot < 0:
             self._waiting.remove(sequence)
-            if sequence.carried is not None:
-                self._pool.give_back(sequence.carried.pages)
+            if sequence.restored is not None:
+                self._pool.give_back(sequence.restored.pages)
         else:
             self._running.remove(sequence)
             self._release(sequence)
@@ -157,14 +157,14 @@ class Batcher:
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
     def undrawn(self, piece: StepPiece) -> None:
-        """Notes that the piece lacks its mask: the sequence sits out until `decided` or preempted."""
+        """Notes that the piece lacks its mask: the sequence pauses until it is `decided` or preempted."""
         sequence = piece.sequence
         sequence.undrawn = True
         sequence.done = piece.stop - piece.drafted - 1
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Notes the tokens drawn after a piece: one more than drafts came true; none within a prompt."""
+        """Notes the tokens drawn after a piece: one more than its accepted guesses; none within a prompt."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
@@ -187,7 +187,7 @@ class Batcher:
             if pages and pages + len(found) > _MOST_PAGES:
                 break
             if not self._fits(sequence, found):
-                if self._running or not self.forget(claimed=True):
+                if self._running or not self.free_restored(claimed=True):
                     break
                 continue
             pages += len(found)
@@ -195,9 +195,9 @@ class Batcher:
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """Finds pages with which it can begin; None while another sequence is computing the next one."""
-        if sequence.carried is not None:
-            return list(sequence.carried.pages)
+        """Finds pages with which the sequence can begin; None while another one computes the next page."""
+        if sequence.restored is not None:
+            return list(sequence.restored.pages)
         if not self._shares(sequence):
             return []
         scope = sequence.request.scope
@@ -221,9 +221,9 @@ class Batcher:
         return needed + promised <= self._pool.available - self._pool.idle_among(found)
 
     def _begin(self, sequence: RunningSequence, found: list[int]) -> None:
-        if sequence.carried is not None:
-            sequence.pages, sequence.done, sequence.private = found, sequence.carried.done, self._private
-            sequence.carried = None
+        if sequence.restored is not None:
+            sequence.pages, sequence.done, sequence.private = found, sequence.restored.done, self._private
+            sequence.restored = None
             self._publish(sequence)
         else:
             for page in found:
@@ -270,7 +270,7 @@ class Batcher:
         rows = sum(len(piece.ids) for piece in pieces)
         prompts = [sequence for sequence in able if not sequence.decodes]
         for sequence, tokens in self._allotted(prompts, rows):
-            # An earlier prompt may have preempted the sequence, or lack of pages does.
+            # An earlier prompt may have preempted the sequence, or `_secure` does.
             if sequence.slot >= 0 and not self._secure(sequence, sequence.done + tokens, pieces):
                 tokens = len(sequence.pages) * self._pool.positions - sequence.done
             if sequence.slot >= 0 and tokens > 0:
@@ -279,7 +279,7 @@ class Batcher:
         return pieces
 
     def _with_drafts(self, pieces: Sequence[StepPiece]) -> list[StepPiece]:
-        """Adds as many guesses as pay; no sequence is preempted for them."""
+        """Adds as many guesses as are worth their time; preempts no sequence for them."""
         if not pieces or not self._speculate:
             return list(pieces)
         bids = [(piece.sequence.drafting, self._guess(piece.sequence)) for piece in pieces]
@@ -300,20 +300,20 @@ class Batcher:
 
     def _drafted(self, sequence: RunningSequence, guess: Guess, count: int) -> StepPiece:
         while len(sequence.pages) < self._pool.pages_of(sequence.done + 1 + count) and self._pool.available:
-            sequence.pages.append(self._pool.take())
+            sequence.pages.append(self._pool.allocate())
         count = min(count, len(sequence.pages) * self._pool.positions - sequence.done - 1)
         ids = [sequence.ids[-1], *guess.ids[:count]]
         return StepPiece(sequence, sequence.done, ids, len(ids), count, guess)
 
     def _secure(self, sequence: RunningSequence, positions: int, pieces: Sequence[StepPiece]) -> bool:
-        """Gets pages for `positions`, preempting younger sequences that are not in the step yet. If it returns False,
-        the sequence has as many as there are, or was preempted itself."""
+        """Gets pages for `positions`, preempting younger sequences that are not in the step yet. Returns False if pages
+        are missing, or the sequence was preempted itself."""
         planned = {piece.sequence.slot for piece in pieces}
         while len(sequence.pages) < self._pool.pages_of(positions):
             if self._pool.available:
-                sequence.pages.append(self._pool.take())
+                sequence.pages.append(self._pool.allocate())
                 continue
-            if self.forget(claimed=True):
+            if self.free_restored(claimed=True):
                 continue
             self._short = True
             youngest = self._running[-1]
@@ -349,8 +349,8 @@ class Batcher:
         alone_s = self.cost.seconds(max(1, rows))
         if alone_s is None:
             return min(most, _UNKNOWN_TOKENS) if rows else most
-        # Where weights stream, the least step takes long, and a prompt is computed beside it.
-        allowed_s = _PATIENCE * alone_s if rows else max(_STEP_S, 2 * alone_s)
+        # When weights stream, even the least step takes long, and prompts are computed while it reads.
+        allowed_s = _MAX_SLOWDOWN * alone_s if rows else max(_STEP_S, 2 * alone_s)
         least = _LEAST_TOKENS if rows else _ROOMY_TOKENS
         within = self.cost.rows_within(allowed_s, rows + most)
         return most if within is None else min(most, max(least, within - rows))

@@ -18,21 +18,21 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 T = TypeVar("T")
 
 
-class LateConstraint:
-    """A grammar that begins after a certain token: the answer is free before it, again from the first place where the
-    grammar's text may end, and where the grammar fails (the log says so)."""
+class TriggeredConstraint:
+    """A grammar that applies from a trigger token to the first place where its text may end. Elsewhere, or once the
+    grammar failed (the log says so), the answer is free."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         self._constraint = constraint
-        self._begins, self._thoughts = grammar.begins, grammar.thoughts
+        self._begins, self._reasoning_marks = grammar.begins, grammar.thoughts
         self._stop = request.stop_ids[0]
         self._failed = self._within = self._thinking = False
         for token in request.prompt_ids if grammar.thoughts else ():
             self._think(token)
-        #: Tokens of this step that were the grammar's, before it ended.
+        #: How many tokens of this step had a mask before the grammar ended.
         self._kept = 0
         self._guesses: Sequence[int] = ()
-        #: Tokens of an earlier epoch that were not looked at yet.
+        #: Tokens of an earlier epoch that were not replayed yet.
         self._earlier: Sequence[int] = request.answer_ids
 
     def links(self) -> Sequence[GrammarLink]:
@@ -59,7 +59,7 @@ class LateConstraint:
             self._tried(lambda: self._constraint.guess(ids), None)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
-        """Masks as of a constraint, None for free tokens. Stops after a guess that begins or ends the grammar."""
+        """Yields masks, None for free tokens. Stops after a guess that starts or ends the grammar."""
         self._kept = 0
         if self._within:
             none: list[TokenMask] = []
@@ -109,8 +109,8 @@ class LateConstraint:
         self._earlier = ()
 
     def _think(self, token: int) -> None:
-        if token in self._thoughts:
-            self._thinking = token == self._thoughts[0]
+        if token in self._reasoning_marks:
+            self._thinking = token == self._reasoning_marks[0]
 
     def _tried(self, ask: Callable[[], T], failed: T) -> T:
         try:
@@ -118,41 +118,41 @@ class LateConstraint:
         except (UserError, ChildLost):
             self._constraint.close()
             self._failed, self._within = True, False
-            # Not why: the words may be a client's.
+            # The cause is not logged: its words may be a client's.
             _log.warning(
                 "calls of an answer are not kept to its tools: their grammar was refused, or took too much"
             )
             return failed
 
 
-AnswerConstraint = Constraint | LateConstraint
+AnswerConstraint = Constraint | TriggeredConstraint
 
-#: A step of several requests waits for this part of its computation, or the least time; a lone answer may wait longer.
+#: Masks delay a step of several requests by `_PART` of the step before, at least `_LEAST_S`; a lone one by `_LONE_S`.
 _PART: Final = 0.1
 _LEAST_S: Final = 0.001
 _LONE_S: Final = 0.05
 
 
-def begin_constraint(
+def start_constraint(
     grammars: Grammars, request: GenerationRequest, group: str = ""
 ) -> AnswerConstraint | None:
-    """Starts to compile the request's grammar; None where the answer is free. Raises UserError."""
+    """Starts to compile the request's grammar. Returns None if the answer is free. Raises UserError."""
     grammar = request.grammar
     if grammar is None:
         return None
     again = bool(request.answer_ids)
     if grammar.begins is None:
-        return grammars.begin(request, again=again, group=group)
+        return grammars.start_compile(request, again=again, group=group)
     try:
-        constraint = grammars.begin(replace(request, answer_ids=()), again=again, group=group)
-        return LateConstraint(constraint, grammar, request)
+        constraint = grammars.start_compile(replace(request, answer_ids=()), again=again, group=group)
+        return TriggeredConstraint(constraint, grammar, request)
     except UserError as error:
         _log.warning("calls of an answer are not kept to its tools: %s", error)
         return None
 
 
 class GrammarPreparations:
-    """The constraints of one epoch."""
+    """The constraints of an epoch's coming requests."""
 
     def __init__(self, epoch: int, grammars: Grammars) -> None:
         self._epoch, self._grammars = epoch, grammars
@@ -165,20 +165,20 @@ class GrammarPreparations:
         return [one for name in self._untold if (one := self._prepared[name]) is not None]
 
     def add(self, request: GenerationRequest, group: str) -> None:
-        """Starts to compile the grammar of a request that will come. Raises UserError."""
+        """Starts to compile the grammar of a coming request. Raises UserError."""
         self.drop([request.id])
-        self._prepared[request.id] = begin_constraint(self._grammars, request, group)
+        self._prepared[request.id] = start_constraint(self._grammars, request, group)
         self._untold.add(request.id)
 
-    def take(self, request: GenerationRequest) -> AnswerConstraint | None:
-        """The constraint of a request that has come, ready or not. Raises UserError."""
+    def claim(self, request: GenerationRequest) -> AnswerConstraint | None:
+        """Returns the constraint, ready or not, of a request that has come. Raises UserError."""
         if request.id not in self._prepared:
-            return begin_constraint(self._grammars, request)
+            return start_constraint(self._grammars, request)
         self._untold.discard(request.id)
         return self._prepared.pop(request.id)
 
     def news(self) -> list[Compiled | Failed]:
-        """Grammars that have been compiled, or failed, since the last call."""
+        """Lists grammars compiled, or failed, since the last call."""
         found: list[Compiled | Failed] = []
         for name in [name for name in self._prepared if name in self._untold]:
             constraint = self._prepared[name]
@@ -204,7 +204,7 @@ class GrammarPreparations:
 
 
 def end_constraint(constraint: AnswerConstraint | None) -> float:
-    """Closes the constraint. Returns what `take_spent` does."""
+    """Closes the constraint. Returns its `take_spent`, or 0.0 without one."""
     if constraint is None:
         return 0.0
     constraint.close()
@@ -216,7 +216,7 @@ def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> 
 
 
 class MaskWaits:
-    """One time account of a step for all its answers. `wait` returns when one has news, or after a time."""
+    """A step's time budget for masks, shared by its answers. `wait` returns when one has news, or after a time."""
 
     def __init__(
         self,
@@ -226,14 +226,14 @@ class MaskWaits:
         self._now, self._wait = now, wait
         self._step_s = self._left_s = 0.0
 
-    def begin(self, *, lone: bool) -> None:
+    def start_step(self, *, lone: bool) -> None:
         self._left_s = _LONE_S if lone else max(_LEAST_S, _PART * self._step_s)
 
     def computed(self, step_s: float) -> None:
         self._step_s = step_s
 
-    def until(self, asked: Sequence[tuple[AnswerConstraint, Callable[[], bool]]]) -> None:
-        while missing := [one for one, known in asked if not known()]:
+    def until(self, answers: Sequence[tuple[AnswerConstraint, Callable[[], bool]]]) -> None:
+        while missing := [one for one, known in answers if not known()]:
             if self._left_s <= 0.0:
                 return
             before = self._now()

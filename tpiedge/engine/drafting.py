@@ -1,11 +1,11 @@
-"""Drafts from a sequence's own text (prompt lookup decoding), and how many of them a step takes. Pure.
+"""Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many a step takes. Pure.
 
-1. A guess continues the longest suffix found earlier, the latest of equals. Just after a long match failed, it goes on
-   beside the match. A guess that reaches the end of the text repeats itself.
+1. A guess continues the longest suffix found earlier, the latest of equals. Just after a long match failed, it
+   continues near the failed place. A guess that reaches the end of the text repeats itself.
 2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
-3. The step takes the first tokens of guesses that make its expected tokens per second the most.
-4. Against a run without drafts a sequence loses at most `_RISK` of that run's time and `_CREDIT` tokens' worth, by
-   `StepCost`. Gains of up to `_GAINED` tokens' worth may be lost again.
+3. A step takes the first tokens of guesses that maximise its expected tokens per second.
+4. Against a run without drafts a sequence loses at most `_RISK` of that run's time and the time of `_CREDIT` tokens,
+   by `StepCost`. Gains of up to `_GAINED` tokens' time may be lost again.
 """
 
 from array import array
@@ -20,7 +20,7 @@ from tpiedge.engine.step_cost import StepCost
 _HASHES: Final = 1 << 14
 _CANDIDATES: Final = 64
 _ENOUGH: Final = 32
-#: The length of a match beside which guesses are made, and how far beside it.
+#: After a match of `_TRUSTED` tokens failed, guesses continue within `_REACH` tokens of it.
 _TRUSTED: Final = 4
 _REACH: Final = 8
 
@@ -38,8 +38,8 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
-    """Finds pairs of tokens as LZ77 does: by a pair's hash, `_heads` has the place where it last ended, and `_earlier`
-    that before. A pair enters when its successor is known, so a suffix does not find itself."""
+    """Finds pairs of tokens as LZ77 does: `_heads` maps a pair's hash to the place where it last ended, `_earlier` a
+    place to the one before. A pair enters when its successor is known, so a suffix does not find itself."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
@@ -47,7 +47,7 @@ class PromptLookup:
         self._earlier = array("i", (0, 0))
         # Place of the token that should come next, and the length of its match. 0: unknown.
         self._place = self._matched = 0
-        # Place of the expected token that did not come, and how many tokens ago.
+        # Place of the expected token that did not come, and how many tokens ago that was.
         self._lost = self._strayed = 0
         for token in ids:
             self.append(token)
@@ -98,7 +98,7 @@ class PromptLookup:
             self._place, self._matched = self._beside()
 
     def _longest(self) -> tuple[int, int]:
-        """Finds the end of the longest earlier suffix, and its length; (0, 0) below two tokens."""
+        """Returns the place after the longest earlier match of the text's end, and its length; or (0, 0)."""
         ids, best, longest = self._ids, 0, 1
         last = len(ids) - 1
         if last < 1:
@@ -125,7 +125,7 @@ class PromptLookup:
         return length
 
     def _beside(self) -> tuple[int, int]:
-        """Goes on after a near place of the same token, or as if one token had been replaced."""
+        """Continues after the same token near the failed place, or as if one token had been replaced."""
         ids, latest = self._ids, self._ids[-1]
         in_step = self._lost + self._strayed
         near = range(self._lost, min(self._lost + _REACH, len(ids) - 1))
@@ -142,27 +142,27 @@ def _hash(first: int, second: int) -> int:
 _RISK: Final = 0.02
 _CREDIT: Final = 0.75
 _GAINED: Final = 8.0
-#: One step may lose this part of what may be lost, so that some is left.
+#: One step may lose this part of the time that may be lost, so that some is left.
 _STAKE: Final = 0.75
 #: Less likely tokens are never drafted.
 _LEAST_CHANCE: Final = 0.05
-#: How likely the next token is right after 0, 1, 2 to 3, 4 to 7, ... matches, before anything is learnt.
+#: Prior chances that the next guessed token is right after 0, 1, 2 to 3, 4 to 7, ... matching tokens.
 _EXPECTED: Final = (0.5, 0.5, 0.5, 0.75, 0.9, 0.95, 0.97)
-#: It weighs as much as so many observations, which fade by a factor with each new one.
+#: A prior weighs as much as `_WEIGHT` observations; each new observation fades the earlier ones by `_FADING`.
 _WEIGHT: Final = 3.0
 _FADING: Final = 0.97
 
 
 class DraftLength:
     def __init__(self) -> None:
-        #: By how many tokens matched before (`_kind`): guesses seen, and the right ones among them.
+        #: By kind of match length (`_kind`): guessed tokens seen, and the right ones among them.
         self._seen = [_WEIGHT] * len(_EXPECTED)
         self._right = [_WEIGHT * expected for expected in _EXPECTED]
-        #: Time lost by drafts beyond their gain, time of the answer without them, and a token's worth.
+        #: Time lost by drafts beyond their gain, time of the answer without drafts, and of one such token.
         self._lost_s = self._plain_s = self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
-        """Estimates whether the guess is right up to its first, second, ... token."""
+        """Estimates chances that the guess is right up to its first, second, ... token."""
         kinds = [_kind(guess.matched + i) for i in range(guess.sure, len(guess.ids))]
         sure = [1.0] * min(guess.sure, len(guess.ids))
         return accumulate(sure + [self._right[kind] / self._seen[kind] for kind in kinds], mul)
@@ -174,7 +174,7 @@ class DraftLength:
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes a planned step's seconds of drafts, and the sequence's part of the step without drafts."""
+        """Notes the seconds that drafts add to a step, and the sequence's part of the step without them."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
@@ -198,8 +198,8 @@ def _kind(matched: int) -> int:
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:
-    """Decides and notes how many tokens of each guess the next step takes, at most `most`. `bids`: all decoding
-    sequences, also with an empty guess. `rows`: of the step without drafts."""
+    """Decides and notes how many tokens of each guess the next step takes, at most `most` together. `bids`: all
+    decoding sequences, even without guesses. `rows`: the step's rows without drafts."""
     counts = [0] * len(bids)
     plain_s = cost.seconds(rows)
     if plain_s is None:
@@ -217,7 +217,7 @@ def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, 
 def _likeliest(
     bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost
 ) -> list[tuple[float, int]]:
-    """Returns (chance, index of its bid) of tokens, the likeliest first, within a bid in order."""
+    """Returns (chance, index of its bid) of affordable tokens, the likeliest first, a bid's tokens in order."""
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))

@@ -1,6 +1,6 @@
 """The LM head, on rank 0 only (TPI-LLM, section 3.1): hidden states to tokens, log probabilities and embeddings.
 
-M positions, V vocabulary, R rows of it in a tile.
+Shapes: M positions, V vocabulary, R vocabulary rows of a tile.
 """
 
 import itertools
@@ -29,14 +29,14 @@ from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.wire.control import AnswerPart, Embedding, FinishReason, PromptScores, Token
 
-_SCORE_ROWS: Final = 64  # whose logits of a tile exist at a time
+_SCORE_ROWS: Final = 64  # positions whose logits of a tile exist at a time
 
 Scored: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens with their log probabilities, the likeliest first."""
 
 
 class Head:
-    """Final norm and the product with the vocabulary's rows, tile by tile."""
+    """The final norm and the product with the vocabulary's rows, tile by tile."""
 
     def __init__(self, config: ModelConfig, weights: NodeWeights, linear: Linear) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class Head:
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
-        """Log probabilities of the tokens `ids_M`, and the `likeliest` at each position. Reads every tile once."""
+        """Returns log probabilities of `ids_M`, and of each position's `likeliest` tokens. Reads every tile once."""
         count = min(likeliest, self._config.vocab_size)
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
@@ -112,8 +112,8 @@ class MeanState:
 
 @dataclass(eq=False)
 class LiveRequest:
-    """A request that has not ended. `scored`: the first position whose log probability was not told. `late`: a piece,
-    its logits, and whether its step was shared, while masks are missing. `refused`: the error that ends it."""
+    """A request that has not ended. `scored`: the first position whose log probability was not sent. `deferred`: while
+    masks are missing, a piece, its logits, and whether its step was shared. `refused`: the error that ends it."""
 
     sequence: RunningSequence
     sampler: Sampler
@@ -122,7 +122,7 @@ class LiveRequest:
     reason: FinishReason | None = None
     scored: int = 1
     constraint: AnswerConstraint | None = None
-    late: tuple[StepPiece, Tensor, bool] | None = None
+    deferred: tuple[StepPiece, Tensor, bool] | None = None
     refused: UserError | ChildLost | None = None
 
     def known(self) -> bool:
@@ -135,7 +135,7 @@ class LiveRequest:
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
-        """The only tokens that may come next; None while unknown, empty if the grammar has failed."""
+        """Returns the only tokens that may come next; None while unknown, empty if the grammar has failed."""
         found: Sequence[int] | None = ()
         with refusing(self):
             found = () if self.constraint is None else self.constraint.forced()
@@ -149,13 +149,13 @@ class Drawing:
         self.head = Head(engine.config, engine.weights, engine.linear)
         self._meter = engine.meter
         self._batcher = batcher
-        #: As of Head.logits.
+        #: `apart` of Head.logits.
         self._apart = not engine.quantised
         self._waits = waits
         self._logits_MV = torch.empty(0, self._vocab_size)
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
-        """Draws for all sequences whose last position was computed. `requests`: by their ids."""
+        """Draws tokens for all sequences whose last position was computed. `requests`: by their ids."""
         ends = accumulate(len(piece.ids) for piece in batch.pieces)
         pieces = list(zip(batch.pieces, ends, strict=True))
         answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
@@ -163,7 +163,7 @@ class Drawing:
         with self._meter.head_span:
             logits_MV = self._room(len(rows))
             if rows:
-                # By numpy: torch takes threads of its own, which wait for more work where ours go on.
+                # By numpy: torch uses threads of its own, which then wait for work on the cores of ours.
                 x_MH = x_TH if len(rows) == len(x_TH) else torch.from_numpy(x_TH.numpy()[rows])
                 self.head.logits(x_MH, apart=self._apart, room=logits_MV)
         first, shared = 0, len(pieces) > 1
@@ -184,15 +184,15 @@ class Drawing:
                 self._decide(live, piece, own_MV, shared=shared)
             else:
                 self._batcher.undrawn(piece)
-                live.late = piece, own_MV.clone(), shared
+                live.deferred = piece, own_MV.clone(), shared
 
-    def draw_late(self, requests: Iterable[LiveRequest]) -> None:
+    def draw_deferred(self, requests: Iterable[LiveRequest]) -> None:
         """Draws for answers whose masks came after their step. Preempted answers are computed anew."""
         for live in requests:
-            if live.late is not None and not live.sequence.undrawn:
-                live.late = None
-            elif live.late is not None and live.known():
-                (piece, logits_MV, shared), live.late = live.late, None
+            if live.deferred is not None and not live.sequence.undrawn:
+                live.deferred = None
+            elif live.deferred is not None and live.known():
+                (piece, logits_MV, shared), live.deferred = live.deferred, None
                 self._decide(live, piece, logits_MV, shared=shared)
 
     def _decide(self, live: LiveRequest, piece: StepPiece, logits_MV: Tensor, *, shared: bool) -> None:
@@ -207,7 +207,7 @@ class Drawing:
         self._meter.accepted += max(0, len(tokens) - 1)
 
     def _room(self, rows: int) -> Tensor:
-        """Memory for logits, kept between steps: new memory costs a page fault every 4 KiB."""
+        """Keeps memory for logits between steps: new memory costs a page fault every 4 KiB."""
         if self._logits_MV.shape[0] >= rows:
             return self._logits_MV[:rows]
         room = torch.empty(rows, self._vocab_size)
@@ -239,7 +239,7 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Tells log probabilities of the prompt's tokens after these positions, unless told before a preemption."""
+        """Sends log probabilities of the prompt's tokens after these positions, unless sent before a preemption."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
@@ -255,7 +255,7 @@ class Drawing:
             live.scored += len(scores[part])
 
     def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """Pools hidden states not taken before a preemption, or only the last one."""
+        """Pools hidden states not pooled before a preemption, or only the prompt's last one."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
         with self._meter.head_span:

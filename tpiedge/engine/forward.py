@@ -53,7 +53,7 @@ class _ChunkPart(NamedTuple):
 
 @functools.lru_cache(maxsize=128)
 def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, Tensor]:
-    # 64 positions at a time: for one token it takes a fifth of the time.
+    # Made for 64 positions at a time, the tables of one token take a fifth of the time.
     inv_freq, scale = rope_frequencies(rope, head_dim)
     positions = torch.arange(block * _POSITIONS, (block + 1) * _POSITIONS)
     return tables(positions, torch.from_numpy(inv_freq), scale)
@@ -94,17 +94,17 @@ class Engine:
         )
         self._kv = kv_share(share.attention, config.group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, config.group_size)
-        #: Of o and down of each layer; None for a model that is not quantised.
+        #: Grids of o and down of each layer; None for a model that is not quantised.
         self._grids: Sequence[tuple[Grid | None, Grid | None]] = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
         ] or [(None, None)] * config.num_layers
-        #: Blocks as native calls by layer, and their weights: streamed ones are other objects in every step.
+        #: By layer: a block's weights and its native call. Streamed weights are new objects in every step.
         self._attentions: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
         self._ffns: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
 
     @property
     def quantised(self) -> bool:
-        """Whether the layers' matrices are quantised: then a row's bits depend on no other."""
+        """Whether the layers' matrices are quantised: then a row's bits depend on no other row."""
         return self._grids[0][0] is not None
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
@@ -112,7 +112,7 @@ class Engine:
         KV cache. Only wanted rows are complete. Raises PeerLost, ProtocolError, or StepCancelled (nothing is
         committed)."""
         self.cache.change(plan.tables, plan.discarded)
-        self.cache.begin(plan.segments)
+        self.cache.truncate(plan.segments)
         self.weights.make_room(self.cache.held_bytes)
         parts = self._parts(x_TH, plan)
         self.meter.block, self.meter.step = 0, plan.step
@@ -160,13 +160,13 @@ class Engine:
         rows, cuts = wanted_rows(plan)
         if len(rows) == plan.tokens:
             self._block(plan.step, last, step_rows)
-            self._reduces.settle()
+            self._reduces.finish()
             return
         # Only the wanted rows are computed and reduced (MOM, section 3.1).
-        self._reduces.settle()
+        self._reduces.finish()
         x_MH = x_TH[rows]
         self._block(plan.step, last, ChunkRows.of(x_MH, cuts))
-        self._reduces.settle()
+        self._reduces.finish()
         x_TH[rows] = x_MH
 
     def _block(
@@ -180,7 +180,7 @@ class Engine:
                 tag = Tag(step, number, rows.index)
                 if number == 0:
                     self._receive(rows.x_CH, tag)
-                self._reduces.settle(rows)
+                self._reduces.finish(rows)
                 if is_ffn:
                     with self.meter.ffn_span.of(layer):
                         partial_CH = self._ffn(rows.x_CH, weights, layer)
@@ -191,7 +191,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Takes rank 0's embeddings of one chunk: earlier all-reduces pace it, so few messages wait for a slow node."""
+        """Takes rank 0's embeddings of one chunk. All-reduces slow rank 0 down: few messages wait for a slow node."""
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
@@ -224,7 +224,7 @@ class Engine:
         return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
     def _heads(self, y_CP: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
-        """[C, count, d]: a projection as heads [first, first + count), with its bias, without padding."""
+        """Returns a projection as [C, count, d]: heads [first, first + count), with its bias, without padding."""
         y_Ccd = y_CP.view(y_CP.shape[0], count, -1)[..., : self.config.head_dim]
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
@@ -244,7 +244,7 @@ class Engine:
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases)
 
     def _ffn_bias(self, weights: BlockWeights, name: str, columns: int = 0) -> Tensor | None:
-        """Pads this node's part of a bias with zeros to `columns`: they stay zero through SwiGLU and down."""
+        """Pads this node's part of a bias with zeros to `columns`; the zeros stay zero through SwiGLU and down."""
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return None
@@ -263,7 +263,7 @@ class Engine:
 
     @cached_property
     def _layers(self) -> FusedLayers | None:
-        """All layers as one native call. None where one cannot be fused, weights are streamed, or o or down has a
+        """All layers as one native call. None if a layer cannot be fused, weights are streamed, or o or down has a
         bias, which is added after the all-reduce."""
         kept = self.weights.kept()
         if self.linear.pool is None or kept is None:
@@ -281,7 +281,7 @@ class Engine:
         return FusedLayers(blocks, self.linear.pool)
 
     def _new_attention(self, layer: int, weights: BlockWeights) -> FusedAttention | None:
-        """Returns None, as for an FFN, if kernels are not native or weights not quantised."""
+        """Returns None without native kernels, or if weights are not quantised or heads are too wide."""
         vectors, config, pool, (grid, _) = weights.vectors, self.config, self.linear.pool, self._grids[layer]
         matrices = _panels(weights, ATTENTION_MATRICES)
         if pool is None or config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:

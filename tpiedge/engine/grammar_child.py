@@ -1,13 +1,13 @@
-"""Compiles grammars and follows answers, in a process per grammar. No torch here.
+"""Compiles grammars and follows answers, in a process per grammar, without torch.
 
-A grammar is hostile, so each child has limits and two sockets: one for frames, and one that ends the child when closed
-and then tells its `FATE`.
+A grammar is hostile, so each child has limits and two sockets: one carries frames; shutting the other one ends the
+child, and its `FATE` is sent there.
 
 Frames are as in `text_child.py`, with u32 numbers and an answer's number, 0 for the grammar:
-- sent: `g` JSON, `a` drawn tokens, `d` possible tokens, `b` restart and tokens, `x` over;
-- said: `r` pid, `y` compiled (microseconds), `e` error;
+- received: `g` JSON, `a` drawn tokens, `d` guessed tokens, `b` restart and tokens, `x` end;
+- sent: `r` pid, `y` compiled (microseconds), `e` error;
 - after `g`, `a`, `b`: `f` (count of the grammar's tokens in `b`, forced tokens), `m` mask; after `d`: `d` masks.
-Masks follow microseconds. A mask is a byte (may the answer end?) and a bit per token.
+Microseconds precede masks. A mask is a byte (may the answer end?) and a bit per token.
 """
 
 import array
@@ -38,17 +38,17 @@ _AGAIN_S = 25.0
 _FRAME_S = 1.0
 _READ_S = 120.0
 _READ_MEMORY = 4 << 30
-#: Memory of a child beside what it shares with the others.
+#: Memory of a child beside the memory that it shares with the others.
 _MEMORY = 512 << 20
 _STACK = 8 << 20
-#: A tenth of the steps' priority: a late mask costs its own answer alone.
+#: A tenth of the steps' priority: a late mask delays its own answer alone.
 _NICE = 10
-#: Lexer states (1 to 2 kB each), symbols of a grammar, and the work of a step (14,000 and 20,000 are a millisecond).
+#: Lexer states (1 to 2 kB each), symbols of a grammar, and work of a step (14,000 or 20,000 take a millisecond).
 _LEXER_STATES = 50_000
 _SYMBOLS = 200_000
 _LEXER_FUEL = 400_000
 _ITEMS = 50_000
-#: Before a grammar at the end of another one.
+#: The text before a grammar that is nested at the end of another one.
 _NESTED = "%lark {\n"
 
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 class _Nursery:
-    """Forks for each pair of sockets that comes over `link`, and buries the children. One thread."""
+    """Forks a child for each pair of sockets that comes over `link`, and reaps the children. One thread."""
 
     def __init__(self, link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         self._link = link
@@ -91,7 +91,7 @@ class _Nursery:
             watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
 
     def _take(self) -> bool:
-        """Starts a child; without room for a process closes its sockets. Returns False once the parent is gone."""
+        """Starts a child, or closes its sockets if the fork fails. Returns False once the parent is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._link, 1, 2)
         except ConnectionError:
@@ -144,7 +144,7 @@ class _TokenizerWrapper:
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
-    """The vocabulary, or what is wrong with it. A model may have more rows than its tokenizer has tokens, or fewer."""
+    """Returns the vocabulary, or an error. A model may have more or fewer rows than its tokenizer has tokens."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
@@ -165,7 +165,7 @@ def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
 
 
 def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
-    """Compiles one grammar and serves its answers, in a process limited for good."""
+    """Limits this process for good, then compiles one grammar and serves its answers."""
     limit_memory(own_memory() + _MEMORY)
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
@@ -175,9 +175,9 @@ def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
         if isinstance(vocabulary, str):
             raise ValueError(vocabulary)
         send(link, b"r", os.getpid().to_bytes(4, "little"))
-        asked = json.loads(receive(link)[2])
-        limit_time(_AGAIN_S if asked["again"] else _COMPILE_S)
-        matcher = _matcher(vocabulary, asked["kind"], asked["text"])
+        request = json.loads(receive(link)[2])
+        limit_time(_AGAIN_S if request["again"] else _COMPILE_S)
+        matcher = _matcher(vocabulary, request["kind"], request["text"])
         send(link, b"y", _micros(time.process_time()))
         answers: dict[int, _FollowedAnswer] = {}
         while True:
@@ -189,7 +189,7 @@ def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
                 if letter == b"g":
                     answers[number] = _FollowedAnswer(matcher, json.loads(body))
                     letter, body = b"a", b""
-                if number in answers:  # or it was refused
+                if number in answers:  # else it was refused
                     for said in answers[number].frames(letter, array.array("I", body)):
                         send(link, *said, number)
             except ValueError as error:
@@ -201,11 +201,11 @@ def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
 
 
 class _FollowedAnswer:
-    def __init__(self, grammar: "LLMatcher", asked: dict[str, Any]) -> None:
-        limit_time(_AGAIN_S if asked["again"] else _COMPILE_S)
+    def __init__(self, grammar: "LLMatcher", request: dict[str, Any]) -> None:
+        limit_time(_AGAIN_S if request["again"] else _COMPILE_S)
         self._matcher = grammar.deep_copy()
-        self._usual = asked["usual"]
-        if not self._matcher.consume_tokens(asked["answer"]):
+        self._usual = request["usual"]
+        if not self._matcher.consume_tokens(request["answer"]):
             raise ValueError(f"the answer so far is none of the grammar's: {self._matcher.get_error()}")
 
     def frames(self, letter: bytes, ids: "array.array[int]") -> Iterator[tuple[bytes, bytes]]:
@@ -237,7 +237,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """Restarts, and takes tokens until the text may end. Returns how many."""
+        """Restarts the grammar, and takes tokens until its text may end. Returns how many it took."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():
@@ -255,14 +255,14 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
     from llguidance.gbnf_to_lark import any_to_lark
 
-    # Python and most models write JSON so. No space is free: a lost model would write spaces without end.
+    # Python and most models write JSON so. Spaces are fixed: a confused model would write them without end.
     spaces: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     if kind == "json":
         grammar = LLMatcher.grammar_from_json_schema(text, defaults=spaces)
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(text)
     else:
-        # The grammar at the end of another one may be llama.cpp's, too.
+        # The nested grammar may be llama.cpp's, too.
         outer, nested, inner = text.partition(_NESTED) if text.endswith("}") else ("", "", "")
         lark = f"{outer}{nested}{any_to_lark(inner[:-1])}}}" if nested else any_to_lark(text)
         grammar = LLMatcher.grammar_from_lark(lark)
@@ -279,7 +279,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
 
 
 def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
-    """A mask; where the grammar forces a text in its usual tokens, these alone are allowed."""
+    """Returns the next token's mask. If the grammar forces tokens, the first of them alone is allowed."""
     mask = matcher.compute_bitmask()
     _check(matcher)
     if forced:

@@ -1,4 +1,4 @@
-"""The parent's side of `grammar_child.py`. Nothing here waits. A process that is killed from outside is started again
+"""The parent's side of `grammar_child.py`. Nothing here waits. A child that is killed from outside is restarted
 once."""
 
 import contextlib
@@ -21,18 +21,18 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Grammar
 
 FATE: Final = struct.Struct("<iQ")
-"""A child's exit status (negative of a signal), and its microseconds of a processor."""
-#: Until a process has begun, after others and the tokenizer. All time before a mask is below a request's stall limit.
+"""A child's exit status (negative: a signal), and its CPU time in microseconds."""
+#: Limit until a child is ready, behind others and the tokenizer. All limits together are below a stall limit.
 _READY_S: Final = 25.0
 COMPILE_S: Final = 20.0
-"""Until a grammar is compiled, and then until its answer begins; CPU limits end most long before."""
+"""Limit until a grammar is compiled, and then until its answer begins; CPU limits end most grammars long before."""
 AGAIN_S: Final = 30.0
-"""The same where an answer has begun."""
+"""The same limit if an answer has begun."""
 
 
 class GrammarLink:
-    """The parent's sockets of a child: `session` carries frames; shutting `watch` ends the child, whose end it then
-    tells."""
+    """The parent's sockets of a child: `session` carries frames; shutting `watch` ends the child, and then its `FATE`
+    arrives."""
 
     def __init__(self, session: socket.socket, watch: socket.socket) -> None:
         session.setblocking(False)
@@ -45,11 +45,11 @@ class GrammarLink:
         self._pid = 0
         self._known_s = self._told_s = 0.0
         self.killed: bool | None = None
-        """Once the child has ended: whether it was killed from outside."""
+        """Whether the child was killed from outside; None until it has ended."""
 
     @staticmethod
     def through(parent: socket.socket) -> "GrammarLink":
-        """A link to a new child of the process at the other end of `parent`. Raises OSError."""
+        """Returns a link to a new child of the process at the other end of `parent`. Raises OSError."""
         with contextlib.ExitStack() as undone, contextlib.ExitStack() as sent:
             pairs = []
             for _ in range(2):
@@ -69,12 +69,12 @@ class GrammarLink:
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
-        """Sends a frame, or later what finds no room: the child may not have begun."""
+        """Sends a frame. Bytes without room are sent later, as the child may not have begun."""
         self._unsent += HEAD.pack(len(body), letter, number) + body
         self._flush()
 
-    def take(self) -> Sequence[tuple[bytes, int, bytes]]:
-        """The frames that have come: letter, number, body."""
+    def receive(self) -> Sequence[tuple[bytes, int, bytes]]:
+        """Returns the frames that have come: letter, number, body."""
         self._flush()
         if not self._silent:
             part = _received(self._session, 1 << 18)
@@ -82,7 +82,7 @@ class GrammarLink:
             self._silent = part == b""
             if self._silent:
                 with contextlib.suppress(OSError):
-                    self._watch.shutdown(socket.SHUT_WR)  # so its end is looked at
+                    self._watch.shutdown(socket.SHUT_WR)  # so that the child is reaped
         found = []
         while len(self._received) >= HEAD.size:
             length, letter, number = HEAD.unpack_from(self._received)
@@ -98,7 +98,7 @@ class GrammarLink:
                 self._known_s += micros(body) / 1e6
         said = _received(self._watch, FATE.size) if not found and self._silent else None
         if said is not None:
-            # Without a fate the parent of the child has ended, too.
+            # If no fate comes, the child's parent has ended, too.
             status, spent = FATE.unpack(said) if len(said) == FATE.size else (-signal.SIGKILL, 0)
             self.killed = killed_from_outside(status)
             self._known_s = max(self._known_s, spent / 1e6)
@@ -124,7 +124,7 @@ class GrammarLink:
 
 
 def _received(source: socket.socket, most: int) -> bytes | None:
-    """Reads what has come: None is nothing yet, b"" the end."""
+    """Returns the bytes that have come; None if there are none yet, b"" at the end."""
     try:
         return source.recv(most)
     except BlockingIOError:
@@ -157,13 +157,13 @@ class GrammarProcess:
         *,
         again: bool,
     ) -> None:
-        """`fork` raises OSError. `again`: an answer has begun with the grammar."""
-        self._asked = json.dumps({"kind": grammar.kind, "text": grammar.text, "again": again}).encode("ascii")
+        """`fork` may raise OSError. `again`: an answer with the grammar has begun before."""
+        self._query = json.dumps({"kind": grammar.kind, "text": grammar.text, "again": again}).encode("ascii")
         self._compile_s = AGAIN_S if again else COMPILE_S
         self._fork = fork
         self._now = now
         self._numbers = itertools.count()
-        #: By number: takes letter and body of a frame.
+        #: By answer's number: the function that takes letter and body of a frame.
         self._answers: dict[int, Callable[[bytes, bytes], None]] = {}
         self._link: GrammarLink | None = None
         self._is_ready = self._compiled = False
@@ -177,7 +177,7 @@ class GrammarProcess:
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """Numbers a new answer. `hear` gets its frames (letter, body) while any answer asks for `ready`."""
+        """Numbers a new answer. `hear` gets its frames (letter, body) whenever any answer calls `ready`."""
         number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number
@@ -212,8 +212,8 @@ class GrammarProcess:
         return spent_s + (self._link.spent_s() if self._link is not None else 0.0)
 
     def _advance(self) -> None:
-        link = self._link or self._begin()
-        while frames := link.take():
+        link = self._link or self._start()
+        while frames := link.receive():
             for letter, number, body in frames:
                 self._understand(letter, number, body)
         if link.killed is False:
@@ -230,14 +230,14 @@ class GrammarProcess:
                 raise starved()
             raise ChildLost(f"the process of a grammar was not ready within {_READY_S:g} s: try again later")
 
-    def _begin(self) -> GrammarLink:
+    def _start(self) -> GrammarLink:
         try:
             link = self._link = self._fork()
         except OSError as error:
             raise no_room(error) from None
         self.begun += 1
         self._deadline = self._now() + _READY_S
-        link.send(b"g", 0, self._asked)
+        link.send(b"g", 0, self._query)
         return link
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
-"""Masks of allowed tokens, asked of processes beside rank 0 (`grammar_child.py`) while steps are computed.
+"""Gets masks of allowed tokens from processes beside rank 0 (`grammar_child.py`) while steps are computed.
 
-1. An answer that ends by itself is a text of its grammar; another is the beginning of one. Masks depend on the grammar
-   and the answer's tokens alone, so another epoch can go on.
+1. An answer that ends by itself is a text of its grammar; any other is the beginning of one. Masks depend on grammar
+   and tokens alone, so another epoch can continue an answer.
 2. A wrong or too expensive grammar is refused, and hurts only requests that share its process.
 3. No process outlives its requests or its parent.
 """
@@ -36,7 +36,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 #: How long a mask may take.
 _ANSWER_S: Final = 10.0
-#: Beside other answers a mask may take so much of a processor, or this part of its step, and all masks so much more.
+#: Beside other answers a mask may take `_MASK_S` of CPU time, or `_PART` of its step; all masks `_SLACK_S` more.
 _MASK_S: Final = 0.005
 _PART: Final = 0.1
 _SLACK_S: Final = 1.0
@@ -52,9 +52,9 @@ class Grammars:
         self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._end = -1
 
-    def begin(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
+    def start_compile(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
         """Starts to compile the request's grammar. `again`: an answer has begun with it. Requests of one `group` share
-        a process while any of them lasts. Raises GrammarRefused."""
+        a process while one of them lasts. Raises GrammarRefused."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
         if not grammars_installed():
@@ -97,8 +97,8 @@ class Grammars:
 
 
 class Constraint:
-    """One answer's walk through a grammar. Methods raise GrammarRefused, and ChildLost where the process is killed from
-    outside or does not get going."""
+    """One answer's walk through a grammar. Methods raise GrammarRefused, and ChildLost if the process does not start or
+    is killed from outside."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Constraint:
         *,
         again: bool,
     ) -> None:
-        """`model`: the child's end token, in place of the request's own, and the number of tokens."""
+        """`model`: the end token that the child knows, instead of the request's own, and the number of tokens."""
         child_end, self._rows = model
         self._process = process
         self._number = process.join(self._understand)
@@ -120,7 +120,7 @@ class Constraint:
         self._again = again
         #: The number of the process (`GrammarProcess.begun`) that knows the answer.
         self._begun = 0
-        #: Tokens accepted since the grammar's beginning, and of an unanswered restart: another process can go on.
+        #: Tokens accepted since the grammar began, and tokens of an unanswered restart, for a new process to continue.
         self._accepted = list(request.answer_ids)
         self._replayed: Sequence[int] | None = None
         self._guesses: Sequence[int] = ()
@@ -130,7 +130,7 @@ class Constraint:
         #: Masks, and lists of masks after guesses, that the process still owes: the last one counts.
         self._due = self._due_following = 0
         self.kept = 0
-        """How many tokens of the last restart were the grammar's before its text might end."""
+        """How many tokens of the last restart the grammar took before its text might end."""
         self._refused: GrammarRefused | None = None
         #: Processor time since tokens were drawn last, and how much more than allowed.
         self._cost_s = self._debt_s = self._deadline = 0.0
@@ -150,7 +150,7 @@ class Constraint:
         return self.ready() and self._following is not None
 
     def forced(self) -> Sequence[int] | None:
-        """The only tokens that may come next; None while unknown."""
+        """Returns the only tokens that may come next; None while unknown."""
         self._advance()
         return self._forced
 
@@ -161,8 +161,8 @@ class Constraint:
             self._ask(b"d", ids)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """The next token's mask, then one after each guess, up to one not allowed. `shared`: other answers wait,
-        too."""
+        """Yields the next token's mask, then one after each guess, up to one not allowed. `shared`: other answers
+        wait, too."""
         while not self.known():
             await_any([self], _ANSWER_S)
         assert self._mask is not None
@@ -193,7 +193,7 @@ class Constraint:
         self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        """Seconds of a processor since the last call, for all answers of the process."""
+        """Returns seconds of a processor since the last call, for all answers of the process."""
         return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
@@ -205,7 +205,7 @@ class Constraint:
     def _ask(self, letter: bytes, tokens: Sequence[int], body: bytes = b"") -> None:
         self._due_following += letter == b"d"
         self._due += letter != b"d"
-        if self._begun == self._process.begun:  # or `_open` says it to the process that has begun since
+        if self._begun == self._process.begun:  # else `_open` sends it to the new process
             self._process.send(letter, self._number, body or array("I", tokens).tobytes())
 
     def _advance(self) -> None:
@@ -225,8 +225,8 @@ class Constraint:
         self._begun = self._process.begun
         self._deadline = self._now() + (AGAIN_S if self._again else COMPILE_S)
         self._due = self._due_following = 0
-        asked = {"answer": self._accepted, "again": again, "usual": self._usual}
-        self._ask(b"g", (), json.dumps(asked).encode("ascii"))
+        request = {"answer": self._accepted, "again": again, "usual": self._usual}
+        self._ask(b"g", (), json.dumps(request).encode("ascii"))
         if self._replayed is not None:
             self._ask(b"b", self._replayed)
         if self._guesses:
@@ -255,7 +255,7 @@ class Constraint:
                 self._refused = refused(body)
 
     def _mask_of(self, said: TokenMask) -> TokenMask:
-        """Adds the request's own end tokens where the answer may end."""
+        """Allows the request's own end tokens, and no others, if the answer may end."""
         mask = said[1:].copy()
         for token in self._end_ids:
             if token // 8 < len(mask):
@@ -269,7 +269,7 @@ class _Waiting(Protocol):
 
 
 def await_any(constraints: Sequence[_Waiting], limit_s: float) -> None:
-    """Waits until one of the links has news, at most `limit_s`; not at all where one has no links."""
+    """Waits until one of the links has news, at most `limit_s`; not at all if a constraint has no links."""
     waiting = [one.links() for one in constraints]
     if waiting and all(waiting):
         links = {link for some in waiting for link in some}

@@ -53,7 +53,7 @@ class Meter:
             self.sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
     def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
-        """Records every span in `sink`, or stops. `traced`: blocks are not fused, which would be one span."""
+        """Records every span in `sink`; None stops it. `traced`: layers are not fused, which would be one span."""
         self.sink, self.traced = sink, traced
 
     def reduce_span(self, block: int) -> "_Span":
@@ -102,7 +102,7 @@ class StepRecorder:
         self._plan: StepPlan | None = None
         self._spans: dict[int, list[tuple[float, float]]] = {}
 
-    def begin(self, plan: StepPlan) -> None:
+    def start(self, plan: StepPlan) -> None:
         if not plan.recorded or self._meter.traced:
             return
         self._plan, self._spans = plan, {lane: [] for lane in _LANES}

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tpiedge.collectives.communicator import Route
 from tpiedge.engine.batcher import Batch, Batcher
-from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.constraints import (
     AnswerConstraint,
     GrammarPreparations,
@@ -22,15 +21,16 @@ from tpiedge.engine.constraints import (
 from tpiedge.engine.drawing import Drawing, LiveRequest, MeanState, refusing
 from tpiedge.engine.forward import Engine
 from tpiedge.engine.grammars import Grammars
+from tpiedge.engine.kv_transfer import KVTransfer
 from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.sampler import Sampler
-from tpiedge.engine.sequence import CarriedSequence
+from tpiedge.engine.sequence import SavedSequence
 from tpiedge.engine.steps import StepCancelled, StepLimits
 from tpiedge.errors import UserError
 from tpiedge.kv.pages import PagePool
 from tpiedge.units import counted
 from tpiedge.wire.control import AnswerPart, Compiled, Failed, Finished, Halt, StepSpans
-from tpiedge.wire.data import LeavePages, StepPlan
+from tpiedge.wire.data import SavePages, StepPlan
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
@@ -41,7 +41,7 @@ _CLAIM_S: Final = 10.0
 @dataclass(frozen=True)
 class Serving:
     """Settings of an epoch. `context_tokens`: most positions of one sequence; `sequences` run at once; `speculate`:
-    drafts of one in a step; `grain_pages`: pages that give memory back to weights at a time, 0 for never."""
+    drafts of one sequence in a step; `grain_pages`: pages that give memory back to weights at a time, 0 for never."""
 
     epoch: int
     context_tokens: int
@@ -80,7 +80,7 @@ class Leader:
         self._live: dict[str, LiveRequest] = {}
         self._cancels: dict[str, None] = {}
         self._step = 0
-        #: Until when unclaimed pages of an earlier epoch are held; 0: there are none.
+        #: Until when unclaimed restored pages are held; 0: there are none.
         self._adopted_until = 0.0
         #: The lone request of the step under way, and the step.
         self._lone = "", 0
@@ -112,7 +112,7 @@ class Leader:
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
-        """Has all nodes record the next step without prompts. From any thread."""
+        """Makes all nodes record the next step without prompts. From any thread."""
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
@@ -124,24 +124,24 @@ class Leader:
         self._check(request)
         sampler = self._sampler(request)
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
-        constraint = self._preparations.take(request)
+        constraint = self._preparations.claim(request)
         sequence = self._batcher.add(request)
         live = LiveRequest(sequence, sampler, emit, pooled, constraint=constraint)
         if constraint is not None:
             sequence.forced = live.forced
         self._live[request.id] = live
 
-    def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
-        """Tells every node, in place of a step, what to leave for the next epoch. Returns the order and the
+    def order_save(self, halt: Halt) -> tuple[SavePages, tuple[SavedSequence, ...]]:
+        """Tells every node, in place of a step, what to save for the next epoch. Returns the order and the
         sequences."""
-        pages, sequences = self._batcher.leave(MAX_PAGES)
+        pages, sequences = self._batcher.to_save(MAX_PAGES)
         self._step += 1
-        order = LeavePages(self._epoch, self._step, pages, halt.kept, halt.sent)
+        order = SavePages(self._epoch, self._step, pages, halt.kept, halt.gathered)
         self._communicator.announce(order)
         return order, sequences
 
-    def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
-        """Expects requests whose keys and values are in the first pages. Call it before `submit`."""
+    def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
+        """Holds the first pages for the requests whose keys and values they have. Call before `submit`."""
         self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
@@ -155,12 +155,12 @@ class Leader:
     def step(self) -> list[Finished | Failed | Compiled]:
         """Computes one step. Returns ended and failed requests, and compiled grammars. Raises PeerLost,
         ProtocolError."""
-        self._drawing.draw_late(self._live.values())
+        self._drawing.draw_deferred(self._live.values())
         ended = [*self._preparations.news(), *self._take_cancels()]
         if self._adopted_until and time.monotonic() > self._adopted_until:
             self._adopted_until = 0.0
-            self._batcher.forget()
-        self._waits.begin(lone=len(self._live) == 1)
+            self._batcher.free_restored()
+        self._waits.start_step(lone=len(self._live) == 1)
         able = [one for one in self._live.values() if one.sequence.decodes and not one.sequence.undrawn]
         guessed = [one for one in able if one.sequence.lookup is not None]
         self._waits.until([(one.constraint, one.heard) for one in guessed if one.constraint is not None])
@@ -268,7 +268,7 @@ class Leader:
         if recorded:
             self._recording_wanted = False
         engine.meter.block, engine.meter.step = 0, self._step
-        self._recorder.begin(plan)
+        self._recorder.start(plan)
         with engine.meter.embedding_span:
             x_TH = engine.weights.embedding_rows(ids)
         self._lone = batch.lone, self._step
@@ -284,17 +284,17 @@ class Leader:
         return x_TH
 
 
-def follow(engine: Engine, carrier: Carrier, told: Callable[[StepSpans], None]) -> NoReturn:
-    """Runs any other rank until Cancelled (shutdown), PeerLost or ProtocolError."""
+def follow(engine: Engine, transfer: KVTransfer, told: Callable[[StepSpans], None]) -> NoReturn:
+    """Runs a rank other than 0 until Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()
-        if isinstance(plan, LeavePages):
-            carrier.leave(plan)
+        if isinstance(plan, SavePages):
+            transfer.save(plan)
             continue
-        carrier.discard()
+        transfer.discard()
         x_TH = torch.empty(plan.tokens, engine.config.hidden_size)
-        recorder.begin(plan)
+        recorder.start(plan)
         try:
             engine.run(x_TH, plan)
         except StepCancelled:

@@ -1,4 +1,4 @@
-"""Logits to tokens, on rank 0, in the order of Hugging Face's processors and warpers:
+"""Draws tokens from logits on rank 0, in the order of Hugging Face's processors and warpers:
 
 1. logit bias is added;
 2. repetition penalty r, for tokens of prompt and answer: a positive score is divided by r, a negative one multiplied;
@@ -36,16 +36,16 @@ TokenMask = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token. `logprobs`: if asked for, (id, log probability) of the likeliest, descending, and of the drawn
-    token at the end if not among them; by the model's own logits."""
+    """One drawn token. `logprobs`: if asked for, (id, log probability) of the likeliest, descending, then of the drawn
+    token if it is not among them; by the model's own logits."""
 
     token: int
     logprobs: tuple[tuple[int, float], ...]
 
 
 class Sampler:
-    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A sampler made anew from
-    prompt and answer so far draws the same. Token ids are below `vocab_size`, `sampling` in its ranges."""
+    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A new sampler of prompt
+    and answer so far draws the same. Token ids are below `vocab_size`, `sampling` in its ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()
@@ -70,8 +70,8 @@ class Sampler:
             self._answered.add(token)
 
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
-        """Draws the next token, `allowed` if given, from f32 logits [V]. Raises InternalError for logits of the wrong
-        shape, with NaN or +inf, or all -inf; GrammarRefused where all allowed tokens have -inf."""
+        """Draws the next token, one of `allowed` if given, from f32 logits [V]. Raises InternalError for logits of the
+        wrong shape, with NaN or +inf, or all -inf; GrammarRefused if all allowed tokens have -inf."""
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
         if allowed is not None:
@@ -142,7 +142,7 @@ class _Occurrences:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A random number in [0, 1): 53 bits of the BLAKE2b hash of seed and position."""
+    """Returns a random number in [0, 1): 53 bits of the BLAKE2b hash of seed and position."""
     message = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     digest = hashlib.blake2b(message, digest_size=8, person=b"tpiedge sampler").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Ranges of sampling parameters: flags are checked here, the API's fields take them from here."""
+"""Ranges of sampling parameters, for flags, which are checked here, and for the API's fields."""
 
 from importlib.util import find_spec
 
@@ -7,7 +7,7 @@ from tpiedge.wire.fields import Range
 from tpiedge.wire.requests import Sampling
 
 TEMPERATURE = Range(0.0, 2.0)  # OpenAI's
-TOP_P = Range(1e-9, 1.0)  # nothing would be left of 0
+TOP_P = Range(1e-9, 1.0)  # at 0, no token would be left
 MIN_P = Range(0.0, 1 - 1e-9)  # at 1, rounding could drop the likeliest token
 REPETITION_PENALTY = Range(0.1, 10.0)
 PENALTY = Range(-2.0, 2.0)
@@ -32,7 +32,7 @@ _RANGES = {
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raises UserError, naming the flag, where a parameter is out of its range. NaN is out of every range."""
+    """Raises UserError, naming the flag, if a parameter is out of its range. NaN is out of every range."""
     for name, allowed in _RANGES.items():
         _check(f"--{name.replace('_', '-')}", getattr(sampling, name), allowed)
     _check("the number of --logit-bias", len(sampling.logit_bias), Range(0, MAX_BIASES))

@@ -10,8 +10,8 @@ from tpiedge.wire.requests import GenerationRequest
 
 
 @dataclass(frozen=True)
-class CarriedSequence:
-    """A sequence's keys and values at an epoch's end: `done` positions of `tokens` (a digest) in `pages`."""
+class SavedSequence:
+    """A sequence in a KV snapshot: `done` positions of `tokens` (a digest) in `pages`."""
 
     request: str
     scope: str
@@ -20,12 +20,12 @@ class CarriedSequence:
     pages: tuple[int, ...]
 
     @staticmethod
-    def of(request: GenerationRequest, ids: Sequence[int], pages: tuple[int, ...]) -> "CarriedSequence":
-        return CarriedSequence(request.id, request.scope, len(ids), _digest(ids), pages)
+    def of(request: GenerationRequest, ids: Sequence[int], pages: tuple[int, ...]) -> "SavedSequence":
+        return SavedSequence(request.id, request.scope, len(ids), _digest(ids), pages)
 
-    def begins(self, request: GenerationRequest, ids: Sequence[int]) -> bool:
-        known = self.scope == request.scope and self.done < len(ids)
-        return known and _digest(ids[: self.done]) == self.tokens
+    def matches(self, request: GenerationRequest, ids: Sequence[int]) -> bool:
+        fits = self.scope == request.scope and self.done < len(ids)
+        return fits and _digest(ids[: self.done]) == self.tokens
 
 
 def _digest(ids: Sequence[int]) -> str:
@@ -49,12 +49,12 @@ class RunningSequence:
     #: Names of all full pages of its tokens when it began.
     expected: list[bytes] = field(default_factory=list)
     cached: int = 0
-    #: Pages of an earlier epoch that it will begin with.
-    carried: CarriedSequence | None = None
+    #: The pages of an earlier epoch with which it will start.
+    restored: SavedSequence | None = None
     #: Other sequences must not find its pages: their bits depend on the split.
     private: bool = False
     steps: int = 0
-    #: Its tokens (the first `fed`) for guesses, and what guesses were worth.
+    #: Its first `fed` tokens, for guesses; and how well guesses did.
     lookup: PromptLookup | None = None
     fed: int = 0
     drafting: DraftLength = field(default_factory=DraftLength)
@@ -83,7 +83,7 @@ class RunningSequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether all but the latest token of its answer are computed."""
+        """Whether only the latest token of its answer is not computed yet."""
         return self.remaining == 1 and self.answer_tokens > 0
 
 

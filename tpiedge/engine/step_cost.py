@@ -1,8 +1,8 @@
 """The time of a step by its number of rows, learnt from measured steps. Pure.
 
-Steps between two powers of two rows are of a kind. The median of a kind's latest `_KEPT` is a point of a curve.
+Steps between the same powers of two rows are of a kind. The median of a kind's latest `_KEPT` is a point of a curve.
 
-1. More rows never take less: contradicting measurements are averaged (isotonic regression).
+1. More rows never take less time: contradicting measurements are averaged (isotonic regression).
 2. One slow step has no effect once its kind was measured three times.
 3. Beyond the largest measured step the curve overestimates as long as rows do not get dearer.
 """
@@ -16,7 +16,7 @@ from typing import Final
 
 _KEPT: Final = 7
 _ENOUGH: Final = 3
-#: After so many other measurements a kind may be out of date; then so many of its steps still count.
+#: After `_STALE` other measurements a kind may be out of date: `_REMEMBERED` of its steps still count.
 _STALE: Final = 256
 _REMEMBERED: Final = 2
 
@@ -40,7 +40,7 @@ class _SimilarSteps:
 
 @dataclass(slots=True)
 class _Level:
-    """Neighbouring points that take the same; `weight` measurements."""
+    """Adjacent points with one time; `weight` counts their measurements."""
 
     rows: list[int]
     seconds: float
@@ -74,7 +74,7 @@ class StepCost:
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """The least a step may take, for a trial: if its kind is hardly known, as the next smaller known one."""
+        """Estimates the least time, for a trial: a hardly known kind counts as the next smaller known one."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:
@@ -83,7 +83,7 @@ class StepCost:
         return self.seconds(rows if best == wanted else min(rows, median_low(self._kinds[best].rows)))
 
     def rows_within(self, seconds: float, most: int) -> int | None:
-        """The most rows, up to `most`, of a step of at most `seconds`; None if all measured steps took longer."""
+        """Returns the most rows, up to `most`, that take at most `seconds`; None if all measured steps took longer."""
         if not self._rows or seconds < self._seconds[0]:
             return None
         return bisect_left(range(1, most + 1), True, key=lambda rows: (self.seconds(rows) or 0.0) > seconds)

@@ -1,5 +1,5 @@
-"""Steps in chunks: every block costs one message per chunk. A chunk's sum is needed where its next block begins; until
-then its parts travel while this node computes other chunks."""
+"""Cuts steps into chunks: every block costs a message per chunk. A chunk's sum is needed when its next block begins;
+until then it travels while this node computes other chunks."""
 
 import time
 from bisect import bisect_left
@@ -24,7 +24,7 @@ from tpiedge.wire.fields import WirePrecision
 
 ACTIVATION_BYTES = 64 << 20
 
-#: Rows that are computed apart: as many as native f32 and bf16 products take with the same bits for any number.
+#: Most rows of a chunk computed apart: up to this number, native f32 and bf16 products give a row the same bits.
 APART_ROWS = 16
 
 _PRODUCT_ROWS = 16
@@ -32,8 +32,6 @@ _PRODUCT_ROWS = 16
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Bounds the tokens of a step and of a chunk."""
-
     step_tokens: int
     chunk_tokens: int
 
@@ -44,8 +42,8 @@ class StepLimits:
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
-        """Cuts shared steps in two at least, one computing while the other travels, if products stay efficient. The
-        half is rounded up to whole tiles: rounded down, a few rows would make a third chunk."""
+        """Returns a chunk's rows: half a shared step at most, so that one chunk travels while another is computed, if
+        products stay efficient. The half is rounded up to whole tiles, lest a few rows make a third chunk."""
         if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
         half = -(-tokens // 2)
@@ -90,7 +88,7 @@ def _cut(rows: int, apart: int, chunk_rows: int) -> list[slice]:
     return [slice(*bounds) for bounds in pairwise((*starts, rows))]
 
 
-#: All-reduces under way while this node computes. One more is begun while the oldest is awaited.
+#: Most all-reduces under way while this node computes. One more is begun while the oldest is awaited.
 _MOST: Final = 2
 
 
@@ -120,7 +118,7 @@ class _UnderWay:
 
 
 class OverlappedReduces:
-    """One node's all-reduces in one step. Methods raise PeerLost, ProtocolError or StepCancelled. Sums of a grid travel
+    """One node's all-reduces in one step. Methods raise PeerLost, ProtocolError or StepCancelled. `Grid` sums are sent
     as integers if `wire` is f32."""
 
     def __init__(
@@ -139,8 +137,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """x += sum of all nodes' partials (+ a bias, once): at once (`wait`), or by the next `settle`. Partials are
-        sums of `grid`, the same on all nodes."""
+        """Adds the sum of all nodes' partials, and a bias once, to `rows`: at once (`wait`) or by the next `finish`.
+        Partials count steps of `grid`, which all nodes share."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None
@@ -150,7 +148,7 @@ class OverlappedReduces:
         self._meter.block = tag.block
         one = _UnderWay(rows, tag, bias_H, grid, time.perf_counter())
         if wait:
-            self.settle()
+            self.finish()
             with self._meter.reduce_span(tag.block):
                 sum_CH = self._communicator.all_reduce(given, tag, contributes=contributes)
             self._take(one, sum_CH)
@@ -159,18 +157,18 @@ class OverlappedReduces:
             self._communicator.begin_all_reduce(given, tag, contributes=contributes)
         self._under_way.append(one)
         while len(self._under_way) > _MOST:
-            self._finish()
+            self._finish_oldest()
 
-    def settle(self, rows: ChunkRows | None = None) -> None:
+    def finish(self, rows: ChunkRows | None = None) -> None:
         while self._under_way and (rows is None or any(rows is one.rows for one in self._under_way)):
-            self._finish()
+            self._finish_oldest()
 
     def ended_alone(self, rows: ChunkRows, tag: Tag) -> None:
         self._meter.block = tag.block
-        self._communicator.all_reduce(rows.x_CH, tag)  # of one rank: sets `cancelled`
+        self._communicator.all_reduce(rows.x_CH, tag)  # of one rank: only sets `cancelled`
         self._check_cancelled(tag)
 
-    def _finish(self) -> None:
+    def _finish_oldest(self) -> None:
         one = self._under_way.popleft()
         with self._meter.reduce_span(one.tag.block):
             sum_CH = self._communicator.finish_all_reduce(one.tag)

@@ -1,2 +1,2 @@
-"""Properties and limits of this computer: `device`, `process`, `disk_speed`; `addresses` and ports, `private_file`, and
-the TLS `certificate`. No torch, no network."""
+"""Describes this computer: its properties and limits (`device`, `process`, `disk_speed`), `addresses` and ports,
+private files (`private_file`) and TLS `certificate`. No torch, no network."""

@@ -14,8 +14,9 @@ import psutil
 
 from tpiedge.errors import ProtocolError, UserError
 
-CONTROL_PORT = 7070  # the default; the three ports after it serve data, files and pairing
-DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
+HTTP_PORT, CONTROL_PORT = 8080, 7070  # the defaults of a master
+DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3  # the ports after the control port
+PURPOSES = {0: "control", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
 
 _HOST = r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?"
 _ZONE = r"%[0-9A-Za-z._-]{1,64}"
@@ -39,7 +40,7 @@ class Address:
 
     @property
     def zmq(self) -> str:
-        """The transport's form; `host` must be numeric."""
+        """The address as ZeroMQ writes it; `host` must be numeric."""
         return f"tcp://{self}"
 
     def beside(self, offset: int) -> "Address":
@@ -50,7 +51,7 @@ def parse_address(text: str, default_port: int | None = None, default_host: str 
     """Reads HOST:PORT; also HOST with a `default_port`, and PORT with a `default_host`. Raises UserError."""
     found = _ADDRESS.fullmatch(text.strip())
     host, port = (found[1] or found[2] or found[4], found[3]) if found else ("", None)
-    if port is None and host.isdigit():  # which a resolver would take for an address: 9000 is 0.0.35.40
+    if port is None and host.isdigit():  # a resolver would take it for an address: 9000 is 0.0.35.40
         host, port = default_host or "", host
     number = int(port) if port else default_port or 0
     if not host or not 1 <= number <= 65535 - 3:
@@ -63,7 +64,7 @@ def resolve(address: Address) -> Address:
 
 
 def resolve_all(address: Address) -> tuple[Address, ...]:
-    """Returns the numeric addresses, best first. Raises UserError for an unknown host."""
+    """Returns the numeric addresses, IPv4 first. Raises UserError for an unknown host."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -129,7 +130,7 @@ def own_networks() -> tuple[ipaddress.IPv4Network, ...]:
 
 
 def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
-    """Returns an endpoint from a peer's `claim`. Raises ProtocolError unless it is tcp://IP:PORT."""
+    """Returns `text` if it is tcp://IP:PORT. Else raises ProtocolError, which begins with `claim`."""
     found = _ENDPOINT.fullmatch(text)
     try:
         if found is None or not 1 <= int(found[3]) <= 65535:
@@ -143,8 +144,8 @@ def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
 
 
 def endpoint_at(source: str, endpoint: str) -> str:
-    """Returns the port of `endpoint` (tcp://IP:PORT) at `source`, the IP address of its node, so that no node sends
-    others elsewhere; `endpoint` itself if `source` is ""."""
+    """Returns `endpoint` (tcp://IP:PORT) with its IP replaced by `source`, its node's, so that no node sends others
+    elsewhere; `endpoint` itself if `source` is ""."""
     if not source:
         return endpoint
     ip = ipaddress.ip_address(source)
@@ -153,7 +154,7 @@ def endpoint_at(source: str, endpoint: str) -> str:
 
 
 def listening_address(control_address: str) -> str:
-    """Returns the address at which a worker's node listens, at any port: that of the interface to the master at
+    """Returns the address, with any port, at which a worker's node listens: its interface to the master at
     `control_address` (tcp://IP:PORT), else loopback."""
     host, _, port = control_address.removeprefix("tcp://").rpartition(":")
     own = _own_address(host.removeprefix("[").removesuffix("]"), int(port))
@@ -163,7 +164,7 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Returns `endpoint` for another node: at `control_address` if it listens everywhere, or with its zone."""
+    """Returns `endpoint` with the host (if it listens everywhere) or zone of `control_address`, for another node."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
@@ -186,7 +187,7 @@ def port_state(port: int, host: str = "0.0.0.0") -> str:
 def holder(port: int) -> str:
     """Names the listener: 'another tpiedge master, pid 123', 'nginx, pid 123' or 'another program'."""
     found = "another program"
-    with contextlib.suppress(psutil.Error, OSError):  # of another user's process
+    with contextlib.suppress(psutil.Error, OSError):  # for another user's process
         pids = {
             one.pid
             for one in psutil.net_connections("tcp")

@@ -88,7 +88,7 @@ def _make(folder: Path, cert: Path, key: Path, hosts: Iterable[str]) -> None:
     for host in hosts:
         if _ADDRESS.fullmatch(host):
             names.append(f"IP:{host}")
-        elif _HOST.fullmatch(host):  # others would mean something else in openssl's list
+        elif _HOST.fullmatch(host):  # other characters may have a meaning in openssl's list
             names.append(f"DNS:{host}")
     try:
         with tempfile.TemporaryDirectory(prefix=".tls-", dir=folder) as name:

@@ -1,7 +1,7 @@
 """Processors, memory and disk that this process may use. No torch.
 
-Control groups (Linux, versions 1 and 2) limit containers and services: the own group and all its ancestors. Their files
-are read below `root`; a missing, unreadable or non-numeric file means no limit.
+Control groups (Linux, versions 1 and 2) limit containers and services: the limits of the own group and all its
+ancestors hold. Their files are read below `root`; a missing, unreadable or non-numeric file means no limit.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def usable_cores(root: Path = Path("/")) -> float:
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Returns the usable physical cores, at least one: a core has one vector unit; quotas make threads wait."""
+    """Returns the usable physical cores, at least one. A core has one vector unit; above a quota, threads wait."""
     allowed = None
     if hasattr(os, "sched_getaffinity"):
         topology = root / "sys/devices/system/cpu"
@@ -66,12 +66,12 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 class MemoryLimits:
-    """Reads the limits of this process's groups, without a lock. A group that it joins later counts as empty."""
+    """Reads the limits of this process's groups, without a lock. A group joined later counts as empty."""
 
-    def __init__(self, asked_bytes: int | None = None, root: Path = Path("/")) -> None:
-        """`asked_bytes`: --memory; None: the default."""
+    def __init__(self, limit_bytes: int | None = None, root: Path = Path("/")) -> None:
+        """`limit_bytes` is --memory; None: the default."""
         memory = psutil.virtual_memory()
-        self._asked_bytes = asked_bytes
+        self._limit_bytes = limit_bytes
         self._root = root
         self._addresses = address_room()
         self._total = memory.total
@@ -79,18 +79,18 @@ class MemoryLimits:
 
     def shortfall(self, usable: int) -> str:
         """Returns the line for the user if --memory exceeds `usable`, else ""."""
-        if self._asked_bytes is None or usable >= self._asked_bytes:
+        if self._limit_bytes is None or usable >= self._limit_bytes:
             return ""
-        asked, most = format_bytes(self._asked_bytes), format_bytes(usable)
-        return f"--memory gives {asked}, but the limit of this machine or of its control group is {most}"
+        limit, most = format_bytes(self._limit_bytes), format_bytes(usable)
+        return f"--memory gives {limit}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """Returns the smaller of --memory and any limit; without --memory, the default part of what others left."""
-        with contextlib.suppress(OSError):  # no descriptor is left for another look
+        """Returns the smaller of --memory and any limit; without --memory, the default part of the room at start."""
+        with contextlib.suppress(OSError):  # no descriptor is left to read it
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}
-        if self._asked_bytes is not None:
-            return min(self._asked_bytes, *limits.values())
+        if self._limit_bytes is not None:
+            return min(self._limit_bytes, *limits.values())
         rooms = [limit - self._taken.get(place, 0) for place, limit in limits.items()]
         return default_memory_bytes(max(0, min([*rooms, self._addresses])))
 
@@ -123,7 +123,7 @@ class Cgroups:
         used += [(folder, "memory.current", "") for folder in self.unified]
         return {
             folder: (_number(folder / name) or 0)
-            # Files in memory (not of tmpfs, which can only be swapped).
+            # The page cache, without tmpfs, which can only be swapped.
             - sum(_field(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("inactive", "active"))
             for folder, name, prefix in used
         }
@@ -163,7 +163,7 @@ def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def _up_to_mount(group: str, top: str, mount: Path) -> tuple[Path, ...]:
-    """Lists folders; `top` is the mounted group, which in a container often is the own one."""
+    """Lists the folders from `group` up; `top` is the mounted group, in a container often the own one."""
     inner = Path(group).relative_to(top) if Path(group).is_relative_to(top) else Path()
     return tuple([mount / part for part in (inner, *inner.parents)]) if ".." not in inner.parts else (mount,)
 

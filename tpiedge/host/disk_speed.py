@@ -22,16 +22,16 @@ class DiskSpeed:
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Writes up to `nbytes` in a third of `seconds`, then reads; a slow chunk takes longer. OSError: none fits."""
+    """Writes up to `nbytes` in a third of `seconds`, then reads; a slow chunk takes longer. OSError if none fits."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:
         try:
             source = DirectFile(Path(name))
         finally:
-            os.unlink(name)  # before it is filled: no trace stays
-        data = os.urandom(_CHUNK)  # some disks and file systems compress
-        # An anonymous map is aligned to pages, as direct reads need it.
+            os.unlink(name)  # before it is filled, so that it never stays
+        data = os.urandom(_CHUNK)  # random: some disks and file systems compress
+        # An anonymous map is aligned to pages, as direct reads require.
         with source, mmap.mmap(-1, _CHUNK) as memory, memoryview(memory) as buffer:
             written = done = 0
             while not written or (written < nbytes and time.perf_counter() < began + seconds / 3):

@@ -16,8 +16,8 @@ from tpiedge.errors import UserError, cannot_write
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
-#: The folder in a machine's state in which a node leaves keys and values for the next node.
-LOCKER = "locker"
+#: The folder in a machine's state in which a node saves its KV cache for the next node.
+SNAPSHOTS = "locker"  # as earlier versions named it on disk
 
 
 def master_state(state: Path | None) -> Path:
@@ -51,7 +51,7 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
         try:
             found = one.stat()
         except OSError:
-            continue  # its user reports this, and a file in place of a folder
+            continue  # reported when it is used, as a file in place of a folder is
         if not stat.S_ISDIR(found.st_mode):
             continue
         if found.st_uid not in (0, os.geteuid()):
@@ -67,7 +67,7 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
 
 
 def read_private(path: Path) -> dict[str, object] | None:
-    """Returns the JSON object in `path`; None without a file. Raises UserError, also for other contents."""
+    """Returns the JSON object in `path`; None without a file. Raises UserError, also if it holds no object."""
     try:
         data = private_bytes(path)
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def read_private(path: Path) -> dict[str, object] | None:
 
 
 def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
-    """Raises FileNotFoundError; UserError if others may read the file, or it exceeds `most` or is unreadable."""
+    """Raises FileNotFoundError; UserError if others may read the file, it exceeds `most` or is unreadable."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -107,7 +107,7 @@ def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
 
 
 def create_private(path: Path, values: dict[str, object]) -> bool:
-    """Writes a new file. Returns False, and does nothing, if another process was first."""
+    """Writes a new file; returns False if another process was first."""
     return _write(path, values, os.link)
 
 
@@ -118,7 +118,7 @@ def replace_private(path: Path, values: dict[str, object]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Excludes other processes and threads, which wait, between reading and replacing `path`."""
+    """Holds a lock between reading and replacing `path`; other processes and threads wait."""
     private_folder(path.parent)
     lock = path.with_name(f".{path.name}.lock")
     try:

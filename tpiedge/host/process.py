@@ -14,13 +14,13 @@ import psutil
 from tpiedge.errors import ResourceError
 from tpiedge.units import GIB, MIB, format_bytes
 
-#: Mapped by any command at its start; numpy's libraries end a process that gets less.
+#: Address space that any command maps at its start; numpy's libraries end a process that gets less.
 LEAST: Final = 512 * MIB
 LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Raises the limits as far as allowed; open files to 10,240, the most of macOS: some programs close them all."""
+    """Raises the limits as far as allowed; of open files to 10,240, macOS's most: some programs close them all."""
     endless = resource.RLIM_INFINITY
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)
@@ -52,7 +52,7 @@ def check_address_space(least: int) -> None:
         )
 
 
-#: A master with a worker needs some seventy; unauthenticated peers may hold half of all at its HTTP port
+#: A master with a worker needs some seventy; unauthenticated peers may hold half of the limit at its HTTP port
 #: (api/limits.py) and 128 at each of three others (transport/backlog.py).
 LEAST_DESCRIPTORS: Final = 1024
 
@@ -99,8 +99,8 @@ def proc_field(path: str, *names: str) -> str:
 
 
 def give_back_what_is_freed() -> None:
-    """Makes malloc return freed blocks of 128 KiB or more to the system. glibc raises that bound to 32 MiB in time: 65
-    MB more among eight nodes with rows 8192 wide."""
+    """Makes malloc return freed blocks of 128 KiB or more to the system. glibc raises that bound to 32 MiB in time,
+    which cost eight nodes with rows 8192 wide 65 MB."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
         library.mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD of <malloc.h>
@@ -118,6 +118,6 @@ class FreedMemory:
 
     def give_back(self, now: float) -> None:
         if self._trim is not None and now >= self._due:
-            # A call takes a millisecond, and memory that is used again a page fault for every 4 KiB.
+            # A call takes a millisecond, and reused memory costs a page fault for every 4 KiB.
             self._due = now + 10.0
             self._trim(0)

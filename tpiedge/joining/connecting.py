@@ -40,8 +40,8 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """Connects to the master at the first of the host's addresses that has it, each in `timeout_s`; the caller closes
-    the link. Errors call the address `shown`. A token's `secret` gives a place. UserError: trying again is futile."""
+    """Connects to the host's first address with the master, trying each for `timeout_s`; the caller closes the link.
+    Errors name the address `shown`. A token's `secret` gives a place. UserError: trying again is futile."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
@@ -61,11 +61,11 @@ def open_link(
 
 
 def who_is_at(address: Address, master_key: str) -> Found:
-    """Says who is at the host's addresses; takes 3 s for each. "somebody" refused this key."""
-    keys = CurveKeys.generate()  # this worker's own may still be taken, by a connection that is silent
+    """Returns who is at the host's addresses, each tried for 3 s. "somebody" refused a new key."""
+    keys = CurveKeys.generate()  # this worker's own may still be held by a silent connection
     try:
         addresses = resolve_all(address)
-    except UserError:  # the name means nothing
+    except UserError:  # the name is unknown
         return "nobody"
     who: Found = "nobody"
     for numeric in addresses:
@@ -84,7 +84,7 @@ def who_is_at(address: Address, master_key: str) -> Found:
 
 
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
-    """Joins by a token's `secret`, or as a member. The master's disk takes seconds for a new one on a slow card."""
+    """Joins with a token's `secret`, or as a member. A master with a slow card takes seconds to store a new member."""
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     gone = "the master went away while this worker joined: try again"
@@ -104,7 +104,7 @@ def hear(link: ZmqSpoke, deadline: float, gone: str, silent: str) -> Message:
         envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)
         if envelope is not None:
             return envelope.message
-        if not up:  # what was said before the break has been read
+        if not up:  # messages from before the break have been read
             raise PeerError(gone)
     raise PeerError(silent)
 

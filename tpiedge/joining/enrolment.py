@@ -1,7 +1,7 @@
 """Decides the master's answer to a worker that wants to join, without sockets or files.
 
-A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret. A revoked key,
-another protocol or other numbers are refused, members too, and no secret is spent.
+Besides pairing, a key becomes a member only by an Enrol with the secret of a valid token; a member needs no secret. A
+revoked key, another protocol, other numbers or another torch are refused, even of a member, and spend no secret.
 """
 
 import logging
@@ -21,7 +21,7 @@ from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
 
 _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
-    "unknown": ("secret", "the master does not know this token: it was revoked, or another cluster's"),
+    "unknown": ("secret", "the master does not know this token: it was revoked, or is of another cluster"),
     "expired": ("expired", "this token has expired"),
     "used": ("used", "this token was used before"),
 }
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 def introduction(host: str, secret: str = "") -> Enrol:
     """Describes this machine without importing torch. Machines compute the same numbers if they agree on torch's
-    release without the build ("2.9.1", not "2.9.1+cpu"; "" for none), and how numbers lie in memory."""
+    release without the build ("2.9.1", not "2.9.1+cpu"; "" for none), and on how numbers lie in memory."""
     try:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -43,16 +43,16 @@ def introduction(host: str, secret: str = "") -> Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """`own`: the master's introduction. `glance(secret)` judges a token without waiting for the disk."""
+    """The master's rules. `own`: its introduction. `quick_check(secret)` checks a token without locks or writes."""
 
     cluster: str
     own: Enrol
     members: Callable[[], MemberTable]
-    glance: Callable[[str], Redemption]
+    quick_check: Callable[[str], Redemption]
 
-    def judge(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Answers `peer`, whose connection proves `key`; or returns a newcomer's Enrol, whose token the journal must
-        redeem: pass the outcome to `decided`."""
+    def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
+        """Answers `peer`, whose connection proves `key`; or returns a newcomer's Enrol: redeem its token, then call
+        `answer` with the outcome."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"
@@ -70,8 +70,8 @@ class Enrolment:
         if message.numbers != own.numbers:
             return Refused(
                 "numbers",
-                f"the worker's numbers are {sanitised_name(message.numbers)}, the master's {own.numbers}: neither can "
-                "read the other's; leave this computer out, or run the master on one of its kind",
+                f"the worker's numbers are {sanitised_name(message.numbers)}, the master's {own.numbers}: they cannot "
+                "work together; leave this computer out, or run the master on one of its kind",
             )
         if message.torch != own.torch:
             there = f"type 'pip install torch=={own.torch}' on the worker's computer"
@@ -81,13 +81,13 @@ class Enrolment:
                 f"differently; {there if own.torch else 'install it there'}, and start tpiedge there again",
             )
         if table.member(key) is not None:
-            return self.decided(peer, message, "ok")
+            return self.answer(peer, message, "ok")
         if not message.secret:
             return Refused("denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it")
-        outcome = self.glance(message.secret)
-        return message if outcome == "ok" else self.decided(peer, message, outcome)
+        outcome = self.quick_check(message.secret)
+        return message if outcome == "ok" else self.answer(peer, message, outcome)
 
-    def decided(self, peer: str, message: Enrol, outcome: Redemption | TpiedgeError) -> Enrolled | Refused:
+    def answer(self, peer: str, message: Enrol, outcome: Redemption | TpiedgeError) -> Enrolled | Refused:
         if isinstance(outcome, TpiedgeError):
             return Refused("denied", f"the master cannot let this worker in: {sanitised_line(outcome)}")
         if outcome != "ok":

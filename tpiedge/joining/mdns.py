@@ -23,15 +23,15 @@ from tpiedge.sanitise import sanitised_name
 
 SERVICE: Final = "_tpiedge._tcp.local."
 
-# Wait for the others after the first answer.
+# Time for the other answers, after the first one.
 _SETTLE_S: Final = 1.5
-# More announcements hide the others, which --connect can still name.
+# Further masters are ignored, but --connect can still name them.
 _MOST: Final = 32
 
 
 @dataclass(frozen=True)
 class AnnouncedMaster:
-    """A claimed master. `protocol` is -1 and `cluster` (`identity.cluster_name`) "" if it does not say."""
+    """A claimed master. `protocol` is -1 and `cluster` (`identity.cluster_name`) "" if it does not tell them."""
 
     name: str
     address: Address
@@ -56,10 +56,10 @@ def heard(
     said: Mapping[bytes, bytes | None],
     networks: Iterable[ipaddress.IPv4Network],
 ) -> AnnouncedMaster | None:
-    """Reads the record `name` of SERVICE; None if it names no place in `networks`, those of this machine."""
+    """Reads the record `name` of SERVICE; None if it names no address in `networks`, this machine's."""
     own, near = tuple(networks), []
     for text in addresses:
-        with contextlib.suppress(ValueError):  # it is no IPv4 address
+        with contextlib.suppress(ValueError):  # it is not an IPv4 address
             address = ipaddress.IPv4Address(text)
             elsewhere = address.is_loopback or address.is_multicast or address.is_unspecified
             if not elsewhere and any(address in network for network in own):
@@ -96,7 +96,7 @@ def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, s
         f"{name}.{SERVICE}",
         port=address.port,
         properties=said,
-        # Two machines may have one name; this one stands for the address.
+        # Two machines may have one name; this random one stands for the address.
         server=f"tpiedge-{secrets.token_hex(8)}.local.",
         parsed_addresses=[address.host],
     )
@@ -129,7 +129,7 @@ def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
 def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMaster | None:
     try:
         record = zeroconf.ServiceInfo(SERVICE, name)
-    except zeroconf.BadTypeInNameException:  # a stranger's, of another kind of service
+    except zeroconf.BadTypeInNameException:  # anyone may send records of other services
         return None
     wait_s = min(1.0, deadline - time.monotonic())
     if not record.load_from_cache(mdns) and (wait_s <= 0 or not record.request(mdns, wait_s * 1000)):
@@ -140,8 +140,8 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
 
 @contextlib.contextmanager
 def _opened(where: list[str] | zeroconf.InterfaceChoice) -> Iterator[zeroconf.Zeroconf]:
-    """Raises UserError without a network."""
-    # It warns of every malformed packet, which anyone may send, and shows its content.
+    """Opens zeroconf. Raises UserError without a network."""
+    # zeroconf warns of every malformed packet, which anyone may send, and shows its content.
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
     try:
         mdns = zeroconf.Zeroconf(where, ip_version=zeroconf.IPVersion.V4Only)

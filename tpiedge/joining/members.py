@@ -1,6 +1,6 @@
 """Keeps the members of the cluster and the revoked keys.
 
-A member is on the disk before it counts; a revoked key is out before that. One write admits and spends a token's use.
+A member counts once the disk has it; a revoked key is out before that. One write admits and spends a token's use.
 """
 
 import threading
@@ -56,7 +56,7 @@ class Revoked(_KeyHolder):
 
 @dataclass(frozen=True, slots=True)
 class MemberTable:
-    """Every method returns a new table."""
+    """An immutable table; changes return a new one."""
 
     members: tuple[KnownWorker, ...] = ()
     revoked: tuple[Revoked, ...] = ()
@@ -85,8 +85,8 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """Returns the peer name that `name` means: a peer name, or that of the only connected worker with this
-        computer's name. `hosts`: computers of the connected workers by peer name. Raises UserError, UnknownWorker."""
+        """Returns the peer name that `name` means: itself, or the peer name of the only worker on a computer of this
+        name, if connected. `hosts`: computers of connected workers by peer name. Raises UserError, UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
@@ -133,12 +133,12 @@ class MemberJournal:
             self._write(self._read().admit(member))
 
     def join(
-        self, member: KnownWorker, judge: Callable[[Mapping[str, int]], tuple[Redemption, str]]
+        self, member: KnownWorker, check: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Admits `member` if `judge(spent uses by token)` says "ok". Raises UserError for a revoked key."""
+        """Admits `member` if `check(spent uses by token)` returns "ok". Raises UserError for a revoked key."""
         with locked(self._path):
             table = self._read()
-            outcome, token = judge(table.spent)
+            outcome, token = check(table.spent)
             if outcome == "ok":
                 self._write(table.admit(replace(member, token=token)))
         return outcome
@@ -154,7 +154,7 @@ class MemberJournal:
                 self._write(self._read())
         except (UserError, DiskFull) as error:
             words = (
-                f"{gone.name} is shut out only until the master ends: {error}; then type 'tpiedge nodes revoke "
+                f"{gone.name} is revoked only until the master ends: {error}; then type 'tpiedge nodes revoke "
                 f"{gone.name}' again"
             )
             raise type(error)(words) from None
@@ -167,7 +167,7 @@ class MemberJournal:
     def _write(self, table: MemberTable) -> None:
         replace_private(self._path, msgspec.to_builtins(table))
         with self._lock:
-            self.table = table.without(self.table.revoked)  # some, perhaps, during the write
+            self.table = table.without(self.table.revoked)  # some may have been revoked during the write
 
 
 def read_members(folder: Path) -> MemberTable:
@@ -180,7 +180,7 @@ def read_members(folder: Path) -> MemberTable:
         if known and values.keys() >= {"members", "revoked"}:
             return table
     except (msgspec.ValidationError, UnicodeError):
-        pass  # as any other damage
+        pass  # reported like other damage
     raise UserError(
         f"{path} is damaged: restore it from a backup; or delete it, void the tokens that were used ('tpiedge token "
         "revoke'), and workers join again"

@@ -2,8 +2,8 @@
 
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
 both public keys and a fresh nonce of each side. The worker proves the code (Reveal), then the master, once the user has
-typed it (Verdict); each proof holds for one pair of keys. So an attacker who swaps a key can make neither proof: with
-16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
+typed it (PairingResult); each proof holds for one pair of keys. So an attacker who swaps a key can make neither proof:
+with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
 """
 
 import base64
@@ -18,7 +18,7 @@ from tpiedge.errors import ProtocolError, UserError
 from tpiedge.sanitise import sanitised_line, sanitised_name
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.codec import PROTOCOL
-from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
+from tpiedge.wire.join import Challenge, PairingRequest, PairingResult, Reveal
 
 PAIRING_S = 600.0
 MAX_PENDING = 8
@@ -26,7 +26,7 @@ MAX_PER_SOURCE = 4
 BY_TOKEN = "join with a token instead ('tpiedge token create' on the master's computer)"
 _NONCE_BYTES = 16
 _MOST_WRONG = 10
-"""Per minute."""
+"""Wrong codes per minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,77 +48,77 @@ class PairingMaster:
 
     def __init__(self, master_key: str) -> None:
         self._master_key = master_key
-        self._visitors: dict[str, Pending] = {}
-        #: When the latest wrong codes were typed.
+        self._workers: dict[str, Pending] = {}
+        #: Times of the latest wrong codes.
         self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)
 
     def pending(self, now: float) -> tuple[Pending, ...]:
         self._expire(now)
-        return tuple(visitor for visitor in self._visitors.values() if visitor.proof)
+        return tuple(worker for worker in self._workers.values() if worker.proof)
 
-    def knock(self, name: str, key: str, address: str, knock: Knock, now: float) -> Challenge | Verdict:
-        """Answers; a Verdict without proof is a refusal: end the connection."""
+    def request(
+        self, name: str, key: str, address: str, request: PairingRequest, now: float
+    ) -> Challenge | PairingResult:
+        """Answers a request; a PairingResult refuses it: end the connection."""
         self._expire(now)
-        refusal = self._reason_against(name, address, knock)
+        refusal = self._reason_against(name, address, request)
         if refusal:
-            return Verdict(b"", refusal)
+            return PairingResult(b"", refusal)
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        transcript = _transcript(self._master_key, key, nonce, knock.nonce)
-        self._visitors[name] = Pending(name, sanitised_name(knock.name), address, now, key, transcript)
+        transcript = _transcript(self._master_key, key, nonce, request.nonce)
+        self._workers[name] = Pending(name, sanitised_name(request.name), address, now, key, transcript)
         return Challenge(self._master_key, nonce)
 
-    def reveal(self, name: str, reveal: Reveal, now: float) -> Verdict | None:
-        """Returns None if it waits for the user from now on, or a Verdict that refuses."""
+    def reveal(self, name: str, reveal: Reveal, now: float) -> PairingResult | None:
+        """Returns None if the worker now waits for the user, or a PairingResult that refuses."""
         self._expire(now)
-        visitor = self._visitors.get(name)
-        if visitor is None or visitor.proof or len(reveal.proof) != hashlib.sha256().digest_size:
-            self._visitors.pop(name, None)
-            return Verdict(b"", "that came out of turn: start the worker again")
-        self._visitors[name] = replace(visitor, proof=reveal.proof)
+        worker = self._workers.get(name)
+        if worker is None or worker.proof or len(reveal.proof) != hashlib.sha256().digest_size:
+            self._workers.pop(name, None)
+            return PairingResult(b"", "unexpected message: start the worker again")
+        self._workers[name] = replace(worker, proof=reveal.proof)
         return None
 
-    def forget(self, name: str) -> None:
-        self._visitors.pop(name, None)
+    def remove(self, name: str) -> None:
+        self._workers.pop(name, None)
 
-    def approve(self, code: str, now: float) -> tuple[Pending, Verdict]:
-        """Returns the worker that shows `code`, and its later Verdict, within half a second. Raises UserError."""
+    def approve(self, code: str, now: float) -> tuple[Pending, PairingResult]:
+        """Returns the worker that shows `code` and the message for it, within half a second. Raises UserError."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")
         secret = normal_code(code)
-        for name, visitor in self._visitors.items():
-            if visitor.proof:
-                key = _slow_key(secret, visitor.transcript)
-                if hmac.compare_digest(visitor.proof, _proof(key, "worker")):
-                    del self._visitors[name]
-                    return visitor, Verdict(_proof(key, "master"), "")
+        for name, worker in self._workers.items():
+            if worker.proof:
+                key = _slow_key(secret, worker.transcript)
+                if hmac.compare_digest(worker.proof, _proof(key, "worker")):
+                    del self._workers[name]
+                    return worker, PairingResult(_proof(key, "master"), "")
         self._wrong.append(now)
         raise UserError(
-            "no waiting worker shows this code: compare it with the worker's screen; codes live for ten minutes, and "
-            "one that is right but unknown here means that somebody is between the two machines"
+            "no waiting worker shows this code: compare it with the worker's screen; codes are valid for ten minutes; "
+            "a correct code that is unknown here means that somebody is between the two machines"
         )
 
-    def _reason_against(self, name: str, address: str, knock: Knock) -> str:
-        others = [visitor for visitor in self._visitors.values() if visitor.name != name]
-        if knock.protocol != PROTOCOL:
+    def _reason_against(self, name: str, address: str, request: PairingRequest) -> str:
+        others = [worker for worker in self._workers.values() if worker.name != name]
+        if request.protocol != PROTOCOL:
             return (
-                f"the worker has tpiedge {sanitised_name(knock.version)} (protocol {knock.protocol}), the master "
+                f"the worker has tpiedge {sanitised_name(request.version)} (protocol {request.protocol}), the master "
                 f"{__version__} (protocol {PROTOCOL}): install the same on both"
             )
-        if len(knock.nonce) != _NONCE_BYTES:
-            return "that is not how a worker knocks"
+        if len(request.nonce) != _NONCE_BYTES:
+            return "not a pairing request"
         if len(others) >= MAX_PENDING or sum(one.address == address for one in others) >= MAX_PER_SOURCE:
             return "too many workers wait to be approved: approve those first, or wait ten minutes"
         return ""
 
     def _expire(self, now: float) -> None:
-        self._visitors = {
-            name: visitor for name, visitor in self._visitors.items() if now < visitor.since + PAIRING_S
-        }
+        self._workers = {name: one for name, one in self._workers.items() if now < one.since + PAIRING_S}
 
 
 class PairingWorker:
-    """The worker's side: `knock`, then `challenged`, then show `code`, then `judged`."""
+    """The worker's side: send `request`, `prove` the code, show `code`, `verify` the result."""
 
     def __init__(self, public_key: str, host: str) -> None:
         self._key = public_key
@@ -126,27 +126,27 @@ class PairingWorker:
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._slow = b""
         self._master_key = ""
-        self.knock = Knock(PROTOCOL, __version__, host[:64], self._nonce)
+        self.request = PairingRequest(PROTOCOL, __version__, host[:64], self._nonce)
 
     @property
     def code(self) -> str:
-        """XXXX-XXXX: for the screen only."""
+        """The code, XXXX-XXXX, for the screen only."""
         return f"{self._secret[:4]}-{self._secret[4:]}"
 
-    def challenged(self, challenge: Challenge) -> Reveal:
-        """Raises ProtocolError for a bad challenge, or a second one (its answer would be a second guess)."""
+    def prove(self, challenge: Challenge) -> Reveal:
+        """Answers a challenge. Raises ProtocolError for a bad or a second one (its answer would be a second guess)."""
         if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
-            raise ProtocolError(f"the master breaks the rules of pairing: {BY_TOKEN}")
+            raise ProtocolError(f"the master breaks the pairing protocol: {BY_TOKEN}")
         transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)
         self._master_key = challenge.master_key
         self._slow = _slow_key(self._secret, transcript)
         return Reveal(_proof(self._slow, "worker"))
 
-    def judged(self, verdict: Verdict) -> str:
-        """Returns the key of the master that was given the code. Raises UserError if it was not, or refuses."""
-        if not verdict.proof:
-            raise UserError(f"the master refuses to pair: {sanitised_line(verdict.message)}")
-        if not self._slow or not hmac.compare_digest(verdict.proof, _proof(self._slow, "master")):
+    def verify(self, result: PairingResult) -> str:
+        """Returns the key of the master that was given the code. Raises UserError for a refusal or a wrong proof."""
+        if not result.proof:
+            raise UserError(f"the master refuses to pair: {sanitised_line(result.message)}")
+        if not self._slow or not hmac.compare_digest(result.proof, _proof(self._slow, "master")):
             raise UserError(
                 "this master says that it was given the code, and cannot prove it: somebody may be between the two "
                 f"machines; {BY_TOKEN}"
@@ -163,13 +163,13 @@ def normal_code(text: str) -> str:
 
 
 def _transcript(master_key: str, worker_key: str, master_nonce: bytes, worker_nonce: bytes) -> bytes:
-    """Every part has a fixed length, so no two conversations have the same."""
+    """Hashes the parts, each of a fixed length, so no two conversations share a hash."""
     parts = (b"tpiedge pairing 1\0", master_key.encode(), worker_key.encode(), master_nonce, worker_nonce)
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 def _slow_key(secret: str, transcript: bytes) -> bytes:
-    """Takes 16 MiB and some 50 ms."""
+    """Derives a key; takes 16 MiB and some 50 ms."""
     return hashlib.scrypt(secret.encode(), salt=transcript, n=1 << 14, r=8, p=1, maxmem=64 << 20, dklen=32)
 
 

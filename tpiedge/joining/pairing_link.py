@@ -1,4 +1,4 @@
-"""Pairing over the network: the master's hub beside its control port, and the worker's visit.
+"""Pairing over the network: the master's hub beside its control port, and the worker's side.
 
 The hub's key pair is the same in every tpiedge and proves nothing: trust rests on the code (`pairing.py`).
 """
@@ -16,19 +16,19 @@ from tpiedge.joining.connecting import hear, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import KnownWorker
 from tpiedge.joining.pairing import BY_TOKEN, PAIRING_S, PairingMaster, PairingWorker, Pending
-from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.admission import UnknownPeerPolicy
 from tpiedge.transport.endpoint import LinkReset, MalformedMessage, Plane, Unreachable
 from tpiedge.transport.keys import CurveKeys, key_text, public_of
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.fields import Message
-from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
+from tpiedge.wire.join import Challenge, PairingRequest, PairingResult, Reveal
 
 _PLANE = Plane(4096, 0, 16)
 _SLICE_S = 0.2
 _ANSWER_S = 5.0
 _ANEW = "the same command shows another code"
 _GONE = f"the master went away during the pairing: see whether it runs; {_ANEW}"
-_GUESTS = GuestPolicy(peer_name, limit=32, stay_s=PAIRING_S + 30.0, grace_s=10.0)
+_POLICY = UnknownPeerPolicy(peer_name, limit=32, stay_s=PAIRING_S + 30.0, grace_s=10.0)
 
 
 def introduction_keys() -> CurveKeys:
@@ -47,7 +47,7 @@ class PairingHub:
         self._admit = admit
         self._pairing = PairingMaster(master_key)
         self._lock = threading.Lock()
-        self._hub = ZmqHub(address, introduction_keys(), "introduction", {}, plane=_PLANE, guests=_GUESTS)
+        self._hub = ZmqHub(address, introduction_keys(), "introduction", {}, plane=_PLANE, unknown=_POLICY)
         self.address = self._hub.address
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="tpiedge-pairing", daemon=True)
@@ -58,16 +58,16 @@ class PairingHub:
             return self._pairing.pending(self._clock.now())
 
     def approve(self, code: str) -> KnownWorker:
-        """Admits the worker that shows `code`. For any thread. Raises UserError, and what `admit` raises."""
+        """Admits the worker that shows `code`. For any thread. Raises UserError and the errors of `admit`."""
         with self._lock:
-            visitor, verdict = self._pairing.approve(code, self._clock.now())
-        member = KnownWorker(visitor.key, visitor.host, time.time(), "code")
+            paired, result = self._pairing.approve(code, self._clock.now())
+        member = KnownWorker(paired.key, paired.host, time.time(), "code")
         try:
             self._admit(member)
         except TpiedgeError as error:
-            self._hub.post(Verdict(b"", f"it cannot let this worker in: {error}"), visitor.name)
+            self._hub.post(PairingResult(b"", f"it cannot let this worker in: {error}"), paired.name)
             raise
-        self._hub.post(verdict, visitor.name)
+        self._hub.post(result, paired.name)
         return member
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class PairingHub:
 
     def _serve(self) -> None:
         while not self._closing:
-            for name in self._hub.admission.overstayed():
+            for name in self._hub.admission.expire():
                 self._drop(name, None)
             try:
                 envelope = self._hub.recv(_SLICE_S)
@@ -92,23 +92,23 @@ class PairingHub:
             return
         with self._lock:
             now = self._clock.now()
-            answer: Challenge | Verdict | None
+            answer: Challenge | PairingResult | None
             match message:
-                case Knock():
-                    answer = self._pairing.knock(name, key, self._hub.address_of(name), message, now)
+                case PairingRequest():
+                    answer = self._pairing.request(name, key, self._hub.address_of(name), message, now)
                 case Reveal():
                     answer = self._pairing.reveal(name, message, now)
                 case _:
-                    answer = Verdict(b"", "only pairing is done on this port")
+                    answer = PairingResult(b"", "only pairing is done on this port")
         if isinstance(answer, Challenge):
             with contextlib.suppress(Unreachable):
                 self._hub.send(answer, to=name, timeout_s=0.0)
         elif answer is not None:
             self._drop(name, answer)
 
-    def _drop(self, name: str, farewell: Verdict | None) -> None:
+    def _drop(self, name: str, farewell: PairingResult | None) -> None:
         with self._lock:
-            self._pairing.forget(name)
+            self._pairing.remove(name)
         self._hub.admission.dismiss(name)
         self._hub.disconnect(name, farewell)
 
@@ -124,22 +124,22 @@ def pair(
     UserError (refused, or not the master), PeerError (no answer, gone, or no code in time)."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
-    door, key = address.beside(PAIRING_OFFSET), introduction_keys().public
-    shown = f"{address}, pairing port {door.port}"
-    with open_link(door, key, keys, peer_name(keys.public), plane=_PLANE, shown=shown) as link:
-        link.send(worker.knock)
+    pairing_address, key = address.beside(PAIRING_OFFSET), introduction_keys().public
+    shown = f"{address}, pairing port {pairing_address.port}"
+    with open_link(pairing_address, key, keys, peer_name(keys.public), plane=_PLANE, shown=shown) as link:
+        link.send(worker.request)
         silent = f"the master at {shown} does not answer: try again"
         answer = hear(link, time.monotonic() + _ANSWER_S, _GONE, silent)
-        if isinstance(answer, Verdict):
-            worker.judged(answer)
+        if isinstance(answer, PairingResult):
+            worker.verify(answer)
         if not isinstance(answer, Challenge):
-            raise ProtocolError(f"the master breaks the rules of pairing: {BY_TOKEN}")
-        link.send(worker.challenged(answer))
+            raise ProtocolError(f"the master breaks the pairing protocol: {BY_TOKEN}")
+        link.send(worker.prove(answer))
         show_code(worker.code)
         silent = (
             f"nobody typed 'tpiedge nodes approve {worker.code}' on the master's computer in time: {_ANEW}"
         )
-        verdict = hear(link, deadline, _GONE, silent)
-        if not isinstance(verdict, Verdict):
-            raise UserError(f"the master breaks the rules of pairing: {BY_TOKEN}")
-        return worker.judged(verdict)
+        result = hear(link, deadline, _GONE, silent)
+        if not isinstance(result, PairingResult):
+            raise UserError(f"the master breaks the pairing protocol: {BY_TOKEN}")
+        return worker.verify(result)

@@ -1,9 +1,9 @@
 """Tokens that let a new worker in: their text, and the table in the master's state folder, which `tpiedge token` and a
 running master share.
 
-The table holds a hash of each secret. A token of n uses admits n workers, counted where they are members. It works from
-creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A clock before CLOCK_SET_S is not set
-since power-on: the life of a token from then begins when the clock is seen set.
+The table holds a hash of each secret. A token of n uses admits n workers, counted by the member table. It works from
+creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A clock before CLOCK_SET_S has not been
+set since power-on: the life of a token made then begins when the clock is set.
 """
 
 import base64
@@ -27,14 +27,14 @@ from tpiedge.joining.members import MEMBERS_FILE, Redemption, read_members
 from tpiedge.sanitise import RateLimitedLog
 from tpiedge.transport.keys import is_key, key_bytes, key_text
 
-CLOCK_SET_S = 1_767_225_600.0  # 2026-01-01 in UTC, when there was no tpiedge yet
+CLOCK_SET_S = 1_767_225_600.0  # 2026-01-01 in UTC, before the first tpiedge
 CLOCK_TOLERANCE_S = 300.0
 DAY_S = 86400.0
 _PREFIX = "tpi1"
 _SECRET_BYTES = 16
 _CHECK_BYTES = 4
 _TICKET_DIGITS = 32
-#: Until the year 5138: calendars take it.
+#: Times until the year 5138, which calendars can show.
 _Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token at the master. Times: seconds since 1970. `left` None: unlimited; in the file, the initial number."""
+    """A token at the master. Times: seconds since 1970. `left`: uses (None: unlimited); in the file, all of them."""
 
     id: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
@@ -109,14 +109,14 @@ class TokenStore:
         self._path = folder / "tokens.json"
         self._now = wall_clock
         self._warnings = RateLimitedLog(_log)
-        #: Last read, and from which versions of the files.
+        #: The tokens last read, and the versions of the files that had them.
         self._latest: tuple[TokenRecord, ...] = ()
         self._latest_of: object = None
 
     def create(self, expires_s: float = DAY_S, uses: int | None = 1) -> tuple[TokenRecord, str]:
         """Returns a new token and its secret, which is stored nowhere. Raises UserError."""
         if not 1.0 <= expires_s <= 366 * DAY_S:
-            raise UserError("a token lives from 1 second to 366 days")
+            raise UserError("a token is valid for 1 second to 366 days")
         if uses is not None and not 1 <= uses <= 10_000:
             raise UserError("a token lets 1 to 10000 workers in (--uses), or 'any' number")
         now, secret = self._now(), _base32(secrets.token_bytes(_SECRET_BYTES))
@@ -135,7 +135,7 @@ class TokenStore:
         return tuple((one, one.state(now)) for one in _less(self._read(), spent))
 
     def start(self) -> None:
-        """Starts the life of tokens made before the clock was set, if it is now."""
+        """Starts the life of tokens made before the clock was set, if it is set now."""
         now = self._now()
         if any(one.started(now) is not one for one in self._read()):
             with locked(self._path):
@@ -152,19 +152,19 @@ class TokenStore:
                 )
             self._write(kept)
 
-    def judge(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Judges the secret, given each token's spent uses; also returns its token's id or "". Spends nothing."""
+    def check(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
+        """Checks the secret, given each token's spent uses; also returns its token's id or "". Spends nothing."""
         self.start()
-        return _judged(_less(self._read(), spent), secret, self._now())
+        return _state_of(_less(self._read(), spent), secret, self._now())
 
-    def glance(self, secret: str) -> Redemption:
-        """Judges by the files, for one thread, and spends nothing; "ok" if they cannot be read: `judge` says why."""
+    def quick_check(self, secret: str) -> Redemption:
+        """Checks the secret without a lock, for one thread; "ok" if files are unreadable: `check` raises the reason."""
         with contextlib.suppress(TpiedgeError):
-            return _judged(self._unspent(), secret, self._now())[0]
+            return _state_of(self._unspent(), secret, self._now())[0]
         return "ok"
 
-    def takes(self, ticket: str, name: str) -> bool:
-        """Whether a living token made the ticket of `name`, for one thread; False if the files cannot be read."""
+    def accepts_ticket(self, ticket: str, name: str) -> bool:
+        """Whether a valid token made the ticket of `name`; False if the files cannot be read. For one thread."""
         try:
             records = self._unspent()
         except TpiedgeError as error:
@@ -180,7 +180,7 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """Returns tokens with uses left. Strangers ask without end, so the files are read only when changed."""
+        """Returns tokens less spent uses. Anyone may ask at any rate, so the files are read only when changed."""
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:
             self._latest = _less(self._read(), read_members(self._path.parent).spent)
@@ -198,7 +198,7 @@ class TokenStore:
         replace_private(self._path, {"tokens": msgspec.to_builtins(records)})
 
 
-def _judged(records: Sequence[TokenRecord], secret: str, now: float) -> tuple[Redemption, str]:
+def _state_of(records: Sequence[TokenRecord], secret: str, now: float) -> tuple[Redemption, str]:
     hashed, found = _hash(secret), None
     for one in records:  # all of them, so that the time taken tells nothing
         if hmac.compare_digest(one.sha256, hashed):
@@ -214,7 +214,7 @@ def _less(records: Sequence[TokenRecord], spent: Mapping[str, int]) -> tuple[Tok
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
-    """Differs for every file that replaces it; None without a file."""
+    """Returns a value that differs for every file that replaces `path`; None without one."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -222,7 +222,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def ticket_of(secret: str, name: str) -> str:
-    """Returns what the worker `name`, whose connection proves its key, shows before it may send the secret."""
+    """Returns the ticket that the worker `name`, whose connection proves its key, shows before it sends the secret."""
     return _ticket(_hash(secret), name)
 
 
@@ -238,7 +238,7 @@ def _hash(secret: str) -> str:
 
 
 def _check(master_key: str, secret: bytes, where: str) -> bytes:
-    """Tells a typing error from a wrong token."""
+    """Returns bytes that tell a typing error from a wrong token."""
     return hashlib.sha256(key_bytes(master_key) + secret + where.encode()).digest()[:_CHECK_BYTES]
 
 
@@ -247,7 +247,7 @@ def _base32(raw: bytes) -> str:
 
 
 def _unbase32(text: str) -> bytes:
-    """Raises ValueError."""
+    """Inverts `_base32`. Raises ValueError."""
     if len(text) > 64:
         raise ValueError("longer than any part of a token")
     raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))

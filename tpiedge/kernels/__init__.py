@@ -1,7 +1,7 @@
-"""Arithmetic in torch and C++: matrix products, attention, norms, rotary positions, quantisation.
+"""Computes in torch and C++: matrix products, attention, norms, rotary positions, quantisation.
 
-`library`: threads of the native kernels. `linear`: products. `panels`, `panel_matrix`: layout of quantised weights;
-`quantise` makes and undoes them; `grid`: their integer sums. `attention_block` (and all layers at once), `ffn`: blocks;
-`attention`, `elementwise`: their parts. `kv_format`, `kv_pages`: the KV cache. `draw`: samples tokens. `shared_library`
-loads `native/`; `probes` measures the computer.
+`shared_library` loads `native/`; `library` has its threads. `linear` multiplies. `panels` and `panel_matrix` lay out
+quantised weights, `quantise` makes them, `grid` sums their products. `attention_block` and `ffn` compute blocks,
+`attention` and `elementwise` their parts. `kv_format` and `kv_pages` lay out the KV cache. `draw` samples tokens.
+`probes` measures the computer.
 """

@@ -23,7 +23,7 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
-    """The local KV head of every query head. A share may start inside a group: (3, 6, 2) -> (0, 1, 1)."""
+    """Returns the local KV head of every query head. A share may start inside a group: (3, 6, 2) -> (0, 1, 1)."""
     return tuple(head // group_size - start // group_size for head in range(start, stop))
 
 
@@ -36,8 +36,8 @@ def attention_pages(
     window: int | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """[T, N, d] f32 of f32 queries; a query sees keys up to its own position, with a `window` only those above it minus
-    the window. `kv_of_head`: non-decreasing, by query head. Torch's scratch: 12 MiB, copies of keys and values."""
+    """Returns f32 [T, N, d] for f32 queries. A query sees keys up to its own position, or the last `window` of them.
+    `kv_of_head` (by query head) does not decrease. Torch's scratch: 12 MiB, copies of keys and values."""
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
@@ -54,7 +54,7 @@ def attention_pages(
     for rows, span in spans:
         seen = 0 if window is None else max(0, span.start + 1 - window)
         k_KSd, v_KSd = _rows_in_pages(span, layout, seen)
-        # Few keys in bf16 are widened and computed for all KV heads at once; else one head at a time.
+        # f32 keys, or few in bf16, are computed for all KV heads at once, others one head at a time.
         whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= 1 << 20
         for kv, of_kv in _runs(kv_of_head, whole):
             grouped = span.tokens, kv.stop - kv.start, -1, width
@@ -87,7 +87,7 @@ def append_pages(
 
 @functools.lru_cache(maxsize=64)
 def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
-    """The first query head of every KV head, and the end, as int64. Checked, because memory is read by them."""
+    """Returns the first query head of every KV head, and the end, as int64. Checks them, as they address memory."""
     if list(kv_of_head) != sorted(kv_of_head):
         raise ValueError(f"KV heads {kv_of_head} decrease")
     if len(kv_of_head) != heads or (heads and not 0 <= min(kv_of_head) <= max(kv_of_head) < kv_heads):
@@ -102,7 +102,7 @@ def _group(
     """Fills `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
     tokens = q_TKgd.shape[0]
     if tokens == 1:
-        # One query sees every key: the heads of a group stand where tokens do and share one pass over them.
+        # One query sees every key: the heads of a group take the place of tokens and share one pass over the keys.
         out = F.scaled_dot_product_attention(q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None])
         out_TKgd.copy_(out.transpose(0, 1))
         return
@@ -124,7 +124,7 @@ def _group(
 
 
 def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:
-    """(KV heads, query heads) of each computation; a single one if `whole` and all groups are equal."""
+    """Returns (KV heads, query heads) of each computation; only one if `whole` and all groups are equal."""
     runs: list[tuple[slice, slice]] = []
     for head, kv in enumerate(kv_of_head):
         start = runs.pop()[1].start if runs and runs[-1][0].start == kv else head
@@ -137,7 +137,7 @@ def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]
 
 
 def _rows_in_pages(span: Span, layout: PageLayout, first: int) -> tuple[Tensor, Tensor]:
-    """Copies of keys and values [K, S, d] from position `first` to the span's end."""
+    """Copies keys and values, [K, S, d], from position `first` to the span's end."""
     page, within = divmod(first, layout.positions)
     pages = _page_numbers(span, layout)[page : -(-span.stop // layout.positions)]
     keys, values = (

@@ -1,5 +1,5 @@
-"""A node's quantised attention block as one native call, and all layers as one, with the bits of linear.py,
-elementwise.py and attention.py: between separate calls weights evict Python's code from the CPU's caches.
+"""Computes a node's quantised attention block, or all layers, in one native call, with the bits of linear.py,
+elementwise.py and attention.py. Between separate calls weights would evict Python's code from the CPU's caches.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
@@ -21,8 +21,8 @@ from tpiedge.kernels.linear import check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
-# As AttentionBlock of native/interface.h, before its layout: H, norm, n, q_norm, k_norm, r; and behind it: window, eps,
-# scale. Where the query heads of each KV head begin is last.
+# As AttentionBlock of native/interface.h: before its layout H, norm, n, q_norm, k_norm, r; after it window, eps, scale;
+# at the end `head_starts`.
 _BLOCK = struct.Struct("=6q")
 _REST = struct.Struct("=q2d")
 # As PanelLayer of native/interface.h.
@@ -30,9 +30,9 @@ _LAYER = struct.Struct("=3qd")
 
 
 class FusedAttention:
-    """One block on the pages of one cache: q, k, v and o of `matrices`, which must not move, the `grid` of o, and
-    optionally `biases` of q, k and v and `head_norms_d` of queries and keys; `rotated`: columns of a head, by default
-    all. Raises ValueError for what does not fit together."""
+    """One block on the pages of one cache. `matrices` are q, k, v and o, which must not move; `grid` is o's; `biases`
+    are of q, k and v, `head_norms_d` of queries and keys. The first `rotated` columns of a head (default: all) are
+    rotated. Raises ValueError for a misfit."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class FusedAttention:
                 head_starts(kv_of_head, q.rows // width, layout.kv_heads),
             )
         )
-        self._kept = matrices, biases, norm_H, head_norms_d  # whose addresses are packed
+        self._kept = matrices, biases, norm_H, head_norms_d  # their addresses are packed
         self._pool = pool
         self.hidden, self.outputs = q.cols, o.cols
         self._layout, self.positions = layout, layout.positions
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
-        """[T, O], sums of the grid; appends k and v to the cache. A token's bits do not depend on the others."""
+        """Returns the grid's sums, [T, O]; appends k and v to the cache. A token's bits depend on no other token."""
         self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
@@ -124,7 +124,7 @@ class FusedAttention:
 
 
 class FusedLayers:
-    """All layers on a lone node. Raises ValueError for blocks that do not fit together."""
+    """All layers as one native call, on a lone node. Raises ValueError for a misfit."""
 
     def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
@@ -140,7 +140,7 @@ class FusedLayers:
         self._blocks = tuple(blocks)
         self._pool = pool
         self._scratch = hidden.pop() + max(block.scratch for layer in blocks for block in layer)
-        #: Tokens whose scratch stays within an FFN block's.
+        #: The most tokens whose scratch stays within that of an FFN block.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:

@@ -1,11 +1,10 @@
 """Draws a token from scores, and ranks tokens with log probabilities. No torch.
 
 Scores: f32[V], contiguous, no NaN or +inf, one above -inf. Filters apply in this order: `top_k`, `top_p`, `min_p`. A
-mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`) with which all masses just fit int64, so
+mass is e**((score - largest) / temperature), rounded to the finest steps (`mass_bits`) with which all fit int64, so
 sums are exact in every order; masses below a step (2**-44 of the likeliest with 262,144 tokens) become 0.
-
 numpy defines the result. The native kernels (native/draw.cpp) give the same bits, on the calling thread without the
-GIL. MemoryError without memory for a draw.
+GIL. A draw without memory raises MemoryError.
 """
 
 import math
@@ -21,7 +20,7 @@ Scores = NDArray[np.float32]
 Ids = NDArray[np.intp]
 Masses = NDArray[np.int64]
 
-# ln 2 in two parts, the first of 32 bits: it times an exponent of f64 is exact.
+# ln 2 in two parts; the first has 32 bits, so its product with an exponent of f64 is exact.
 _LOG2_E: Final = 1 / 0.6931471805599453
 _LN2_HIGH: Final = float.fromhex("0x1.62e42feep-1")
 _LN2_LOW: Final = float.fromhex("0x1.a39ef35793c76p-33")
@@ -32,8 +31,8 @@ _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """`top_k`: keeps the largest and equals of the least of them (0: all). `top_p`: keeps the fewest likeliest whose
-    mass reaches that part, equal scores by id (1: all). `min_p`: keeps tokens with that part of the likeliest's mass.
+    """`top_k` keeps the k largest scores, with ties of the last (0: all). `top_p` keeps the fewest likeliest tokens
+    whose mass reaches that part, ties by id (1: all). `min_p` keeps tokens with that part of the largest mass.
     `temperature` is above 0."""
 
     temperature: float
@@ -43,7 +42,7 @@ class Filters:
 
 
 def draw(scores_V: Scores, filters: Filters, number: float) -> int:
-    """The first surviving id at which the cumulated mass exceeds `number`, from [0, 1), of the total."""
+    """Returns the first surviving id at which the cumulated mass exceeds `number`, in [0, 1), of the total."""
     library = kernel_library()
     if library is None:
         return draw_by_numpy(scores_V, filters, number)
@@ -61,8 +60,8 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
-    """The ids of the `count` largest scores (at least 1), descending, equals by id; and the log of the sum of e**score
-    over all tokens, to 2e-8 for vocabularies of 262,144."""
+    """Returns ids of the `count` largest scores (at least 1), descending, equals by id; and the log of the sum of
+    e**score over all tokens, to 2e-8 for vocabularies of 262,144."""
     count, bits = min(count, len(scores_V)), mass_bits(len(scores_V))
     library = kernel_library()
     if library is None:
@@ -97,12 +96,12 @@ def draw_by_numpy(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def mass_bits(vocab_size: int) -> int:
-    """The exponent of 2 that is the likeliest token's mass, as in native/mass.h."""
+    """Returns log2 of the likeliest token's mass, as in native/mass.h."""
     return min(50, 62 - vocab_size.bit_length())
 
 
 def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
-    """The ids that may be drawn, ascending, and their masses."""
+    """Returns ids that may be drawn, ascending, and their masses."""
     bits = mass_bits(len(scores_V))
     ids = _top_k(scores_V, filters.top_k)
     masses = _masses(scores_V[ids], filters.temperature, bits)
@@ -112,7 +111,7 @@ def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
 
 
 def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
-    """The same operations as native/mass.inl."""
+    """Does the same operations as native/mass.inl."""
     with np.errstate(over="ignore", invalid="ignore"):  # a tiny temperature sends all but the best to -inf
         below = scores.astype(np.float64) - float(scores.max())
         exponents = np.maximum(np.where(below < 0, below / temperature, 0.0), _LEAST)
@@ -126,7 +125,7 @@ def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
 
 
 def _top_k(scores: Scores, k: int) -> Ids:
-    """Ascending indices of the k largest and equals of the least of them. k = 0 keeps all."""
+    """Returns ascending indices of the k largest scores, with ties of the last. k = 0 keeps all."""
     if k == 0 or k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])
@@ -138,7 +137,7 @@ def _descending(scores: Scores, k: int) -> Ids:
 
 
 def _nucleus(scores: Scores, masses: Masses, top_p: float) -> Ids:
-    """Ascending indices of the fewest likeliest whose masses sum to `top_p` of all."""
+    """Returns ascending indices of the fewest likeliest tokens whose masses sum to `top_p` of all."""
     if top_p >= 1:
         return np.arange(len(masses))
     total = int(masses.sum())

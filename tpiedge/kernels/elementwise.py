@@ -1,8 +1,8 @@
-"""RMS norm, SwiGLU, and rotary positions in Hugging Face's half-split form. Natively a token's bits do not depend on
-others.
+"""RMS norm, SwiGLU, and rotary positions in Hugging Face's half-split form. In native code a token's bits do not depend
+on other tokens.
 
 T tokens, N heads, d head width, r rotated width (less than d in partially rotating models). Sines and cosines are made
-of f64 additions and multiplications, because libraries differ in last bits between instruction sets.
+of f64 additions and multiplications, because last bits of libraries differ between instruction sets.
 """
 
 import math
@@ -18,7 +18,7 @@ from tpiedge.kernels.library import Pool, check_f32
 
 _F64 = NDArray[np.float64]
 
-# pi / 2 in three parts: the first two have 25 bits, so that they times a number of quarter turns below 2**27 are exact.
+# pi / 2 in three parts: the first two have 25 bits, so their products with quarter turns below 2**27 are exact.
 _QUARTER: Final = tuple(map(float.fromhex, ("0x1.921fb5p+0", "0x1.110b46p-26", "0x1.1a62633145c07p-54")))
 _ROWS: Final = 256  # angles in f64 at a time
 # Taylor's series around 0 of (sin(x) - x) / x**3 and (cos(x) - 1) / x**2, in x**2, the last coefficients first.
@@ -32,8 +32,8 @@ _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
-    """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama. x: [T,
-    H], or [T, N, d] with weight [d]."""
+    """Returns x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama. x
+    is [T, H], or [T, N, d] with weight [d]."""
     if pool is None:
         variance = x.pow(2).mean(-1, keepdim=True)
         return weight * (x * torch.rsqrt(variance + eps))
@@ -63,7 +63,7 @@ def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
-    """silu(gate) * up; torch overwrites `gate`. Zero columns (padding) stay zero."""
+    """Returns silu(gate) * up; torch overwrites `gate`. Zero columns (padding) stay zero."""
     if pool is None:
         return F.silu(gate_TF, inplace=True).mul_(up_TF)
     for x_TF in (gate_TF, up_TF):
@@ -74,7 +74,7 @@ def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
 
 
 def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, r] f32, times `scale`, for r/2 frequencies. Angles are f32, below 2**27."""
+    """Returns cos and sin, f32 [T, r], times `scale`, for r/2 frequencies. Angles are f32, below 2**27."""
     positions_T1, inv_freq = positions_T.to(torch.float32)[:, None], inv_freq.to(torch.float32)
     cos_Tr, sin_Tr = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
     for first in range(0, len(positions_T), _ROWS):
@@ -106,7 +106,7 @@ def _turned(angles: _F64) -> tuple[_F64, _F64]:
 
 
 def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float) -> None:
-    """Computes each head of each token; x may be strided but in its last dimension."""
+    """Calls `function` for each head of each token; x may be strided."""
     check_f32("rows", x_TNd, x_TNd.shape[:3], contiguous=False)
     x_TNd = x_TNd if x_TNd.stride(2) == 1 else x_TNd.contiguous()
     pool.call(function, x_TNd.data_ptr(), y.data_ptr(), *x_TNd.stride()[:2], *x_TNd.shape, *arguments)

@@ -16,7 +16,7 @@ from tpiedge.kernels.library import F32_BYTES, Pool, check_f32, pack_matrix, pac
 from tpiedge.kernels.linear import Arithmetic, Linear, check_activations, check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
-#: For gate and up. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
+#: For gate and up. With 4096 x 11008 matrices a message of 1 MiB is still one piece; two halves take a fifth longer.
 SCRATCH_BYTES = 8 << 20
 NORMED_BYTES = 2 << 20  # for the rows after the norm
 
@@ -35,8 +35,8 @@ def ffn(
     linear: Linear,
     biases: Biases = (None, None),
 ) -> Tensor:
-    """[T, O] f32: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x), of f32 or bf16 matrices.
-    Few tokens without biases take one native call, with the same bits."""
+    """Returns f32 [T, O]: contract(swiglu(project(h, gate), project(h, up)), down) with h = rms_norm(x), for f32 or
+    bf16 matrices. Few tokens without biases take one native call, with the same bits."""
     if biases == (None, None):
         found_TO = _few(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear)
         if found_TO is not None:
@@ -55,7 +55,7 @@ def ffn(
     pieces = list(mini_sequences(tokens, hidden, gate_FH.shape[0], linear.arithmetic))
     if len(pieces) <= 1:
         return computed(x_TH)
-    # Allocated first: between the large temporaries it would keep those from going back to the system.
+    # Allocated first: amid the large temporaries it would keep their memory from returning to the system.
     y_TO = torch.empty((len(x_TH), down_FO.shape[1]))
     for rows in pieces:
         y_TO[rows] = computed(x_TH[rows])
@@ -65,7 +65,7 @@ def ffn(
 def _few(
     x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Tensor, Tensor, Tensor], linear: Linear
 ) -> Tensor | None:
-    """Computes the block in one native call; None if torch computes so many tokens."""
+    """Computes the block in one native call; None for so many tokens that torch computes them."""
     pool = linear.pool_of(len(x_TH))
     if pool is None:
         return None
@@ -89,7 +89,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Rows of each mini-sequence, multiples of 16. bf16 products exist in both precisions for a moment."""
+    """Returns rows of each mini-sequence, multiples of 16. bf16 products exist in both precisions for a moment."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)
@@ -119,13 +119,13 @@ class FusedFFN:
             + pack_row_parallel(down, grid.exponent, grid.most)
         )
         self.norm_H, self.eps, self._pool = norm_H, eps, pool
-        self._kept = matrices, biases  # whose addresses are packed
+        self._kept = matrices, biases  # their addresses are packed
         self.hidden, self.outputs = gate.cols, down.cols
         self.scratch = gate.cols + 2 * gate.rows
         self._inner = gate.rows
 
     def run(self, x_TH: Tensor) -> Tensor:
-        """[T, O]: sums of the grid."""
+        """Returns the grid's sums, [T, O]."""
         check_activations(x_TH, self.hidden)
         x_TH = x_TH.contiguous()
         pieces = list(mini_sequences(len(x_TH), self.hidden, self._inner, Arithmetic.INT8))

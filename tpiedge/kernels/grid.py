@@ -1,8 +1,8 @@
-"""Integer sums of quantised row-parallel products, so that no order of summation changes them.
+"""Sums quantised row-parallel products as integers, so that the order of summation changes nothing.
 
 Every unit's part (an attention head, or 128 columns of the FFN) is folded in f32 and rounded to a multiple of
-2**exponent. The multiples are added as integers over units and nodes, then rounded to f32 once. Sums are int32 if they
-surely fit with all nodes' added, else int64. An int64 part beyond 2**46 steps, or NaN, makes the sum NOT_A_NUMBER.
+2**exponent. The multiples are added as integers over units and nodes, then rounded to f32 once. Sums are int32 if the
+sum of all nodes surely fits, else int64. An int64 part beyond 2**46 steps, or NaN, makes the sum NOT_A_NUMBER.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
-NOT_A_NUMBER: Final = -(1 << 63)  # what becomes of a sum one of whose parts is no number, or out of all range
-MOST: Final = 1 << 56  # what else a sum may be in 64 bits, in magnitude
+NOT_A_NUMBER: Final = -(1 << 63)  # a sum with a part that is NaN or out of range
+MOST: Final = 1 << 56  # the largest magnitude of any other int64 sum
 
 _INT32: Final = (1 << 31) - 1
 
@@ -33,7 +33,7 @@ class Grid:
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """The sums of `compute(sums, wide)`: int32, or int64 if it returns that they may not fit."""
+    """Returns the sums of `compute(sums, wide)`: int32, or int64 if it returns False for int32."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)
@@ -42,7 +42,7 @@ def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> 
 
 
 def widened(sums: Tensor, grid: Grid) -> Tensor:
-    """Sums as f32 numbers, rounded once."""
+    """Returns sums as f32 numbers, rounded once."""
     if sums.dtype is torch.int32:
         return sums.float() * 2.0**grid.exponent
     number = (sums >= -MOST) & (sums <= MOST)
@@ -50,7 +50,7 @@ def widened(sums: Tensor, grid: Grid) -> Tensor:
 
 
 def add_sums(x_TH: Tensor, sums_TH: Tensor, grid: Grid, pool: Pool | None) -> None:
-    """x (f32) += sums (int32 or int64), both contiguous and of one shape."""
+    """Adds `sums_TH` (int32 or int64) to x (f32), both contiguous and of one shape."""
     if pool is None:
         x_TH += widened(sums_TH, grid)
         return

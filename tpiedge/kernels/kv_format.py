@@ -1,8 +1,8 @@
 """Bytes of a KV cache's rows (the numbers of one head at one position), the same on every machine.
 
 docs/kernels.md has every bit. A number read from q8 or q4 differs from the written one by half a scale at most (and f32
-rounding), as f16 scales are rounded to the safe side. A page's part of one layer and KV head is the rows of its keys,
-those of its values, and padding to 4 KiB.
+rounding), as f16 scales are rounded to the safe side. A page's part of one layer and KV head has the rows of its keys,
+the rows of its values, and padding to 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ KEYS = 64  # keys of an aligned block of attention, which must not straddle page
 _NUMBER_BYTES = {"f32": 4, "bf16": 2}
 
 _ALIGN = 4096
-_SCALES_BYTES = {"q8": 2, "q4": 4}  # of a group
+_SCALES_BYTES = {"q8": 2, "q4": 4}  # of one group
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class KVFormat:
 
     @cached_property
     def page_positions(self) -> int:
-        """The least multiple of KEYS, at most 512, that pads a part by a sixteenth at most; else the best."""
+        """The least multiple of KEYS up to 512 that pads a part by a sixteenth at most, else that pads least."""
         counts = range(KEYS, 512 + 1, KEYS)
         fitting = (count for count in counts if self._padding(count) <= 1 / 16)
         return next(fitting, min(counts, key=self._padding))
@@ -71,5 +71,5 @@ def whole(nbytes: int) -> int:
 
 
 def usual_kv(compute: Compute) -> KVPrecision:
-    """The default precision: no finer than the products that keys come from."""
+    """Returns the default precision, no finer than the products that keys come from."""
     return "f32" if compute == "f32" else "bf16"

@@ -24,9 +24,8 @@ _SPAN = struct.Struct("=4q")
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """One layer's keys and values in a cache's pages. `positions`: of a page, a multiple of KEYS. `store_PB`: the
-    memory of all pages, uint8 [pages, bytes of a page], parts by layer, then KV head. Raises ValueError for what does
-    not fit together."""
+    """One layer's keys and values in a cache's pages of `positions`, a multiple of KEYS. `store_PB` is all pages'
+    memory, uint8 [pages, bytes of a page], with parts by layer, then KV head. Raises ValueError for a misfit."""
 
     format: KVFormat
     kv_heads: int
@@ -74,7 +73,7 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions of a sequence from `start` on. `table`: addresses of its pages from position 0 on."""
+    """Positions of a sequence from `start` on. `table` has the addresses of its pages from position 0 on."""
 
     tokens: int
     start: int
@@ -88,7 +87,7 @@ class Span:
 class Spans:
     """A call's spans, checked and packed once for all layers; their tokens are its rows, in this order. Spans of one
     sequence have different positions. Tables must not be written to or freed during calls. Raises ValueError for a
-    table that is too short or no contiguous int64."""
+    table that is too short or not contiguous int64."""
 
     def __init__(self, spans: Sequence[Span], positions: int) -> None:
         self.positions = positions

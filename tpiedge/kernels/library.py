@@ -12,7 +12,7 @@ from torch import Tensor
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import ISAS, KernelLibrary
 
-#: Up to so many tokens the native kernels multiply f32 and bf16 matrices; beyond, torch is faster.
+#: The native kernels multiply up to so many tokens with f32 and bf16 matrices; beyond, torch is faster.
 NATIVE_TOKENS: Final = 16
 # The most products of one call (native/interface.cpp).
 MAX_PRODUCTS: Final = 4
@@ -21,15 +21,15 @@ F32_BYTES: Final = 4
 
 # One weight of a product: w, y, is bf16, stride, rows.
 _WEIGHT = struct.Struct("=5q")
-# A quantised one: data, y, bits, bytes from one unit to the next, rows, cols, rows of a unit, bias; exponent and most
-# of the grid; floats from one row of y to the next.
+# A quantised weight: data, y, bits, bytes from one unit to the next, rows, cols, rows of a unit, bias; exponent and
+# `most` of the grid; floats from one row of y to the next.
 _PANELS = struct.Struct("=11q")
 # As the statuses in native/interface.h.
 _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads beside the caller; calls wait for each other. Functions access raw memory: callers check."""
+    """Native threads beside the caller's; calls wait for each other. Functions access raw memory: callers check."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll
@@ -44,8 +44,8 @@ class Pool:
         self._finalizer()
 
     def call(self, function: str, *arguments: object) -> bool:
-        """Calls a native function. False if sums of a grid may exceed int32 and int64 was not asked for; then they are
-        useless. Raises MemoryError without memory for intermediate results."""
+        """Calls a native function. Returns False if its sums are useless, as they may exceed int32 and int64 was not
+        asked for. Raises MemoryError without memory for intermediate results."""
         if self._handle is None:
             raise RuntimeError("the native threads were closed")
         status: int | None = getattr(self.dll, function)(self._handle, *arguments)
@@ -55,7 +55,7 @@ class Pool:
 
 
 def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool = True) -> None:
-    """Raises ValueError unless `x` is f32 of this shape in main memory, which is read raw."""
+    """Raises ValueError unless `x` is f32 of this shape in main memory, as native code reads it raw."""
     if (
         x.shape != shape
         or x.dtype is not torch.float32
@@ -69,15 +69,15 @@ def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool 
 
 
 def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
-    """A matrix of f32 or bf16; `y`: address of its products; `rows`: of it, or of y."""
+    """Packs an f32 or bf16 matrix; `y` is the address of its products, `rows` counts its rows."""
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """A column-parallel matrix; `y`: address of its products, unless the call has it, rows `y_stride` floats apart;
-    `bias_R`, contiguous f32, is added and must not move."""
+    """Packs a column-parallel matrix. `y` is the products' address, unless the call has it, with rows `y_stride` floats
+    apart. `bias_R`, contiguous f32, is added and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

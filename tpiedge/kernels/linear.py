@@ -1,6 +1,6 @@
 """Products of activations with weights: T tokens, I input features, O output features, R rows of the stored weight.
 
-Natively a row's bits depend neither on other rows nor on the number of threads; torch's may depend on both. Quantised
+In native code a row's bits depend neither on other rows nor on the number of threads; in torch they may. Quantised
 matrices are multiplied in INT8, natively only.
 """
 
@@ -27,7 +27,7 @@ from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
 class Arithmetic(StrEnum):
     """Arithmetic of activations with weights. F32 widens bf16 weights exactly. BF16 rounds activations to bf16; sums
-    are f32. INT8 also quantises activations of quantised weights; other weights as in F32."""
+    are f32. INT8 quantises activations for quantised weights, and is F32 for others."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -36,14 +36,14 @@ class Arithmetic(StrEnum):
 
 class Linear:
     """Computes with `threads` native threads, the caller's included; calls of several threads wait for each other.
-    MemoryError without memory for intermediates. `library=None`: torch alone, ValueError for quantised matrices."""
+    Raises MemoryError for intermediates. Without `library` torch computes; quantised matrices raise ValueError."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         self.arithmetic = arithmetic
         self.threads = threads
-        #: The native kernels; None where torch computes.
+        #: The native kernels; None if torch computes alone.
         self.pool = Pool(library, threads) if library else None
 
     @classmethod
@@ -56,11 +56,11 @@ class Linear:
         return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
-        """x @ w.T, [T, R] f32, contiguous: column-parallel matrices, one row per output feature."""
+        """Returns x @ w.T, contiguous f32 [T, R]; column-parallel, w has a row per output feature."""
         return self.project_many(x_TI, (w_RI,))[0]
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
-        """`project` into f32 rows that may be strided."""
+        """Projects into f32 rows, which may be strided."""
         if self.pool is None or isinstance(w_RI, Tensor):
             y_TR.copy_(self.project(x_TI, w_RI))
             return
@@ -72,7 +72,7 @@ class Linear:
         self._project_panels(self.pool, x_TI, [pack_panels(w_RI, y_TR.data_ptr(), None, y_TR.stride(0))])
 
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        """x @ w.T for up to MAX_PRODUCTS weights, all quantised or all plain, in one native call."""
+        """Returns x @ w.T for up to MAX_PRODUCTS weights, all quantised or all plain, in one native call."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
@@ -95,7 +95,7 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """x @ w, one row per input feature. [T, O], contiguous: f32, or quantised sums of `grid`."""
+        """Returns x @ w, w with a row per input feature: contiguous [T, O], f32 or quantised sums of `grid`."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):
@@ -171,7 +171,7 @@ def check_weight(w: Weight, input_dim: int) -> None:
 
 
 def _multiply_by_torch(x_TI: Tensor, w: Tensor, arithmetic: Arithmetic, *, transposed: bool) -> Tensor:
-    """x @ w.T where `transposed`, else x @ w, in f32. BF16 arithmetic with bf16 weights rounds the result."""
+    """Returns x @ w.T if `transposed`, else x @ w, in f32. BF16 arithmetic with bf16 weights rounds the result."""
     w_IO = w.t() if transposed else w
     if arithmetic is Arithmetic.BF16:
         if w.dtype is torch.bfloat16:

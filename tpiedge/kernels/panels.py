@@ -53,7 +53,7 @@ class PanelShape:
 
 
 def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Copies of the panels' scales, f16 [panels, groups, 16], and codes, bytes [panels, codes_nbytes]."""
+    """Copies the panels' scales, f16 [panels, groups, 16], and codes, bytes [panels, codes_nbytes]."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels = len(panels_PB)
     scales_PB = np.hstack([whole_PNB[..., :_LINE_BYTES].reshape(panels, -1), rest_PB[:, :_LINE_BYTES]])
@@ -62,18 +62,18 @@ def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
 
 
 def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
-    """Copies of one output's scales and codes, shaped like a panel without other outputs."""
+    """Copies one output's scales and codes, shaped like a panel without other outputs."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])
-    # As words of four bytes, one of each output a line; the first line has the scales.
+    # A line has a word of four bytes for each output; the first line has the scales.
     lines = slice(PANEL + output, None, PANEL)
     codes = np.hstack([whole_1NB.view("<u4")[0, :, lines].reshape(-1), rest_1B.view("<u4")[0, lines]])
     return scales_G[None, : shape.groups, None], codes.view(np.uint8)[None]
 
 
 def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB: Array) -> None:
-    """The inverse of `split_panels`: fills `panels_PB`, uint8 [panels, panel_nbytes]."""
+    """Fills `panels_PB`, uint8 [panels, panel_nbytes]: the inverse of `split_panels`."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels, pairs = whole_PNB.shape[:2]
     scales_PGB = np.ascontiguousarray(scales_PGr, "<f2").view(np.uint8)
@@ -88,7 +88,7 @@ def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB
 
 
 def _pairs(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
-    """Views of whole pairs, [panels, pairs, bytes], and of the rest, [panels, bytes]."""
+    """Returns views of whole pairs of groups, [panels, pairs, bytes], and the rest, [panels, bytes]."""
     pairs = shape.inputs // (_PAIR * GROUP)
     nbytes = _LINE_BYTES + _PAIR * GROUP * PANEL * shape.bits // 8
     whole_PNB = panels_PB[:, : pairs * nbytes].reshape(len(panels_PB), pairs, nbytes)

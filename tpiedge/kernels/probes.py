@@ -1,4 +1,4 @@
-"""Limits of this computer (a roofline): bytes read from memory and products per second. Needs the native library."""
+"""Measures this computer's limits (a roofline): bytes read and products per second. Needs the native library."""
 
 import functools
 import threading
@@ -10,17 +10,17 @@ import torch
 
 from tpiedge.kernels.shared_library import KernelLibrary
 
-_STEP_BYTES = 256  # tpiedge_probe_read reads so many at a time, and no rest
+_STEP_BYTES = 256  # tpiedge_probe_read reads only whole steps
 _ROUNDS = 10_000
 
 
 class Probes:
-    """Reads `nbytes`, more than the caches hold. One measurement at a time."""
+    """Measures with `nbytes`, more than the caches hold. One measurement at a time."""
 
     def __init__(self, library: KernelLibrary, nbytes: int) -> None:
         self._dll = library.dll
         self._buffer = torch.ones(nbytes, dtype=torch.uint8)
-        self._rounds_per_s: dict[bool, float] = {}  # of int8 or not, when last measured
+        self._rounds_per_s: dict[bool, float] = {}  # by int8, as last measured
 
     def bytes_per_s(self, threads: int) -> float:
         """Each thread reads its part of the buffer once. Raises ValueError if a part is below 256 bytes."""
@@ -32,7 +32,7 @@ class Probes:
         return threads * part / _together([functools.partial(read, start, part) for start in starts])
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
-        """Multiplications and additions of f32 or 8-bit numbers. Takes `seconds`, at first twice that."""
+        """Measures multiplications and additions of f32 or 8-bit numbers. Takes `seconds`, at first twice that."""
         if int8 not in self._rounds_per_s:
             rounds, taken_s = _ROUNDS, 0.0
             while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:
@@ -48,7 +48,7 @@ class Probes:
 
 
 def _together(works: list[Callable[[], object]]) -> float:
-    """Seconds from the start of all until the end of the last. ctypes releases the GIL."""
+    """Returns seconds from the first start to the last end. ctypes releases the GIL."""
     ready = threading.Barrier(len(works))
 
     def run(work: Callable[[], object]) -> tuple[float, float]:

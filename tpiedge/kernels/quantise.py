@@ -1,7 +1,7 @@
 """Quantises numbers to panels of integers with scales (panels.py) and back. No torch.
 
-A scale covers 32 inputs of an output; docs/kernels.md has the search for it. A matrix quantised before, here or as
-GGUF's Q4_0 or Q8_0, comes back unchanged, but for scales below 2^-14, where f16 loses bits.
+A scale covers 32 inputs of an output; docs/kernels.md describes the search for it. A matrix quantised before, here or
+as GGUF's Q4_0 or Q8_0, stays as it is, except scales below 2^-14, where f16 loses bits.
 """
 
 import math
@@ -46,9 +46,9 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """The panels of a unit, or of some of its panels, and their error. Releases the GIL. `values_OI`: f32, f16 or
-    bf16's bits as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous. Raises CannotQuantise, UserError
-    without native kernels."""
+    """Quantises a unit, or some of its panels; returns bytes and error. Releases the GIL. `values_OI` are f32, f16 or
+    bf16's bits as uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise,
+    UserError without native kernels."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"
@@ -69,13 +69,13 @@ def quantise_unit(
 
 
 def dequantise_unit(data: Array, shape: PanelShape) -> Array:
-    """[outputs, inputs] f32 of the panels in `data` (uint8)."""
+    """Returns f32 [outputs, inputs] of the panels in `data` (uint8)."""
     panels = data[: shape.nbytes].reshape(shape.panels, shape.panel_nbytes)
     return np.ascontiguousarray(_dequantise(*split_panels(panels, shape), shape)[: shape.outputs])
 
 
 def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
-    """[inputs] f32: one of a panel's 16 outputs, without computing the others."""
+    """Returns f32 [inputs]: one of a panel's 16 outputs, without computing the others."""
     row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
     return row
 
@@ -85,7 +85,7 @@ def _dequantise(scales_PGr: Array, codes_PB: Array, shape: PanelShape) -> Array:
     lines = codes_PB.reshape(panels, -1, 4 * outputs)
     if shape.bits == 4:
         lines = np.stack((lines & 15, lines >> 4), 2)
-    # Turned over as words: an output has four codes side by side.
+    # Transposed as words, because an output has four codes side by side.
     words = lines.view("<u4").reshape(panels, -1, outputs).swapaxes(1, 2)
     codes_PrI = np.ascontiguousarray(words).view(np.uint8)
     steps_PrI = (codes_PrI - np.uint8(OFFSETS[shape.bits])).view(np.int8)
@@ -112,7 +112,7 @@ def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
         largest = np.abs(row).max()
         if not np.isfinite(row).all():
             return CannotQuantise(output, "has a weight that is not a finite number")
-        if largest / (127 if bits == 8 else 8) >= 65520:  # which rounds to an infinity of f16
+        if largest / (127 if bits == 8 else 8) >= 65520:  # f16 rounds it to infinity
             return CannotQuantise(output, f"has a weight of {largest:.3g}, too large for a scale in f16")
     raise AssertionError("all outputs can be quantised")
 

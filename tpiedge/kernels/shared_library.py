@@ -1,4 +1,4 @@
-"""Loads the native kernels (`native/`: C++ through ctypes), and a checksum. No torch: packing uses them, too."""
+"""Loads the native kernels (`native/`: C++ through ctypes); computes a checksum. No torch: packing uses them, too."""
 
 import ctypes
 import functools
@@ -52,7 +52,7 @@ SIGNATURES: Signatures = {
 
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
-NO_ISA = "torch"  # what computes without native kernels
+NO_ISA = "torch"  # the name for computing without native kernels
 MAX_HEAD_WIDTH = 256  # columns of an attention head; torch computes wider ones (native/kv.h)
 
 _INSTALL = "install a C++ compiler and type 'make setup', or install a wheel of tpiedge"
@@ -72,7 +72,7 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """The kernels for this CPU; None, with one log line, if they are not built or switched off. TPIEDGE_NATIVE=0
+    """Returns this CPU's kernels; None, with one log line, if they are not built or switched off. TPIEDGE_NATIVE=0
     switches them off; the name of an instruction set (of ISAS) picks it."""
     found = _find()
     if isinstance(found, KernelLibrary):
@@ -85,7 +85,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """The reason for missing native kernels, and a remedy; "" if there are kernels."""
+    """Returns why native kernels are missing, and a remedy; "" if there are kernels."""
     return "" if kernel_library() is not None else str(_find())
 
 
@@ -108,7 +108,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
-    """The CRC-32 of contiguous bytes after bytes with the CRC `before`. Releases the GIL."""
+    """Returns the CRC-32 of contiguous bytes after bytes with the CRC `before`. Releases the GIL."""
     library = kernel_library()
     if library is None:
         return zlib.crc32(data, before)

@@ -41,7 +41,7 @@ class KVCache:
 
     @property
     def held_bytes(self) -> int:
-        """The most that can be resident; other memory has gone back to the system."""
+        """The most bytes that can be resident; other memory has gone back to the system."""
         return len(self._in_memory) * self.page_bytes
 
     @cached_property
@@ -51,7 +51,7 @@ class KVCache:
         return self._store_PB.numpy().reshape(shape)
 
     def hold(self, pages: int) -> None:
-        """Gives memory to the first `pages` pages."""
+        """Counts the first `pages` pages as resident."""
         self._in_memory.update(range(pages))
 
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
@@ -80,9 +80,9 @@ class KVCache:
             self._in_memory.discard(page)
             self._arena.discard(page * self.page_bytes, self.page_bytes)
 
-    def begin(self, segments: Sequence[Segment]) -> None:
-        """Drops what sequences have beyond these positions' starts. Raises ProtocolError for an unknown slot, a hole,
-        or too few pages."""
+    def truncate(self, segments: Sequence[Segment]) -> None:
+        """Drops positions beyond the segments' starts. Raises ProtocolError for an unknown slot, a hole, or too few
+        pages."""
         lengths = self._lengths.copy()
         for segment in segments:
             slot, start, stop = segment.slot, segment.start, segment.start + segment.length
@@ -97,12 +97,12 @@ class KVCache:
             self._lengths[segment.slot] = segment.start
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Adds positions that every layer has appended to their sequences."""
+        """Adds positions to their sequences, once every layer has appended them."""
         for segment in segments:
             self._lengths[segment.slot] = segment.start + segment.length
 
     def span(self, slot: int, start: int, tokens: int) -> Span:
-        """Locates positions of a slot that `begin` has checked."""
+        """Locates positions of a slot that `truncate` has checked."""
         return Span(tokens, start, self._tables[slot, : self._counts[slot]])
 
     def close(self) -> None:

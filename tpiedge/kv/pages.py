@@ -4,11 +4,11 @@ Full pages may be published under a name: sequences that begin alike share them.
 
 1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held by `_counts`
    sequences.
-2. A name is the keyed hash of a page's tokens and the previous name, beginning with a scope's: sequences share within a
+2. A name is the keyed hash of a page's tokens and the previous name, at first the scope's: sequences share within a
    scope only, and no one can make two texts with one name.
 3. A published page is never written again.
-4. Blank pages are taken first, then cold ones; then the least recently used idle page. A sequence's last pages become
-   idle first, so that a beginning outlives what follows it.
+4. Blank pages are allocated first, then cold ones; then the least recently used idle page. A sequence's last pages
+   become idle first, so that a beginning outlives the pages after it.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _NAME_BYTES = 16
 
 class PagePool:
     """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, whose nodes compute
-    other bits. Memory comes and goes by `grain` pages (0: all keep theirs)."""
+    other bits. Memory comes and goes by `grain` pages (0: never)."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
@@ -37,7 +37,7 @@ class PagePool:
         self._published: dict[int, bytes] = {}
         self._named: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._blank: list[int] = []  # a heap, as the next
+        self._blank: list[int] = []  # a heap, like `_cold`
         self._cold = list(range(pages))
         self._discarded: dict[int, None] = {}  # cold pages that `discarded` did not name yet
 
@@ -59,8 +59,8 @@ class PagePool:
     def idle_among(self, pages: Sequence[int]) -> int:
         return sum(page in self._idle for page in pages)
 
-    def take(self) -> int:
-        """Takes a page to write to, held once. Raises InternalError without one."""
+    def allocate(self) -> int:
+        """Returns a page to write to, held once. Raises InternalError without one."""
         if self._blank:
             page = heapq.heappop(self._blank)
         elif self._cold:
@@ -102,7 +102,7 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """Finds the scope's published pages with the beginning of `ids`, without its last position; not shared yet."""
+        """Finds the scope's published pages for the beginning of `ids`, without its last position. Shares none."""
         known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         return [self._named[name] for name in known]
 
@@ -114,7 +114,7 @@ class PagePool:
             yield before
 
     def bound(self, needed: int) -> int:
-        """Bounds pages with memory while sequences need `needed`."""
+        """Returns how many pages may have memory while sequences need `needed`."""
         enough = min(-(-needed // self._grain) * self._grain, self.pages)
         if not enough <= self._bound < enough + 2 * self._grain:
             self._bound = enough
@@ -154,5 +154,5 @@ class PagePool:
 
 
 def usual_grain(pages: int, page_bytes: int) -> int:
-    """A sixteenth of the cache, or 4 MiB where that is more, in pages."""
+    """Returns a sixteenth of the cache, or 4 MiB where that is more, in pages."""
     return max(1, pages // 16, (4 << 20) // max(1, page_bytes))

@@ -70,7 +70,7 @@ class WindowRows:
 
 @contextmanager
 def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Iterator[WindowRows]:
-    """The whole model as one node. Raises OutOfMemory, ReadFault, IntegrityError, UserError."""
+    """Opens the whole model as one node. Raises OutOfMemory, ReadFault, IntegrityError, UserError."""
     plan = plan_cluster(model, layout, capacity_tokens)
     (share,), (need,) = plan.shares, plan.needs
     torch.set_num_threads(layout.threads_per_node)
@@ -92,8 +92,8 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs rows of two models, which come in pieces of different sizes; each piece is fetched once the previous one is
-    used up. Raises ValueError for different numbers of rows."""
+    """Pairs rows of two models, which come in pieces of different sizes, fetched when needed. Raises ValueError for
+    different numbers of rows."""
     a_RV, b_RV = next(one, None), next(other, None)
     while a_RV is not None and b_RV is not None:
         rows = min(len(a_RV), len(b_RV))
@@ -135,7 +135,7 @@ class Comparison:
         return self._agreeing / self.positions
 
     def divergence(self) -> dict[str, float | None]:
-        """KL(reference || model) in nats, averaged; None if infinite."""
+        """Returns mean, 95 % quantile and maximum of KL(reference || model) in nats; None if infinite."""
         every = torch.cat(self._divergences)
         # Not torch's quantile, which takes 16 million numbers at most.
         place = max(0, math.ceil(0.95 * len(every)) - 1)
@@ -146,7 +146,7 @@ class Comparison:
         }
 
     def perplexities(self) -> tuple[float | None, float | None]:
-        """(the model's, the reference's); None on overflow."""
+        """Returns (the model's, the reference's); None on overflow."""
         reference, model = (_exp(nats / self.positions) for nats in self._nats)
         return model, reference
 

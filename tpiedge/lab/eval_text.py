@@ -78,8 +78,8 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Windows of a file's documents, by default those held out from the demo model's training, that fit the model and
-    the `reference`. Raises UserError."""
+    """Reads windows of a file's documents that fit the model and the `reference`; default: documents held out from the
+    demo model's training. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
@@ -111,7 +111,7 @@ def read_text(
 
 
 def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Window]:
-    """The windows of a document of at least two tokens; `stride` is less than `context`."""
+    """Yields the windows of a document of at least two tokens; `stride` is less than `context`."""
     start, scored = 0, 1
     while scored < len(ids):
         stop = min(start + context, len(ids))
@@ -121,7 +121,7 @@ def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Wind
 
 
 def _documents(model: PreparedModel, path: Path | None) -> tuple[str, list[str]]:
-    """The text's name and its nonblank documents. Raises UserError."""
+    """Returns the text's name and its nonblank documents. Raises UserError."""
     if path is None:
         if model.name != DEMO:
             raise UserError("--text FILE is missing: only the demo model brings its own text")
@@ -149,7 +149,7 @@ def _read(path: Path) -> str:
 
 
 def _unscored_bytes(tokenizer: Tokenizer, first: int) -> int:
-    """Bytes of a document's first token: 0 for a BOS token."""
+    """Returns bytes of a document's first token: 0 for a BOS token."""
     return 0 if first in tokenizer.special_ids else len(tokenizer.decode([first]).encode())
 
 
@@ -183,7 +183,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
 
 
 def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
-    """The text's likelihood as JSON figures, by one request per window. Raises UserError for NaN."""
+    """Returns the text's likelihood as JSON figures, by one request per window. Raises UserError for NaN."""
     progress = ByteProgress("scoring")
     nats, done = 0.0, 0
     try:

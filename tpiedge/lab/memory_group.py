@@ -16,7 +16,7 @@ from pathlib import Path
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.host.device import Cgroups
 
-#: Of a shell: enter the group of the members' file $0, then become the command; no page of it is charged elsewhere.
+#: A shell's command: enter the group of the members' file $0, then become the command, all of whose pages it counts.
 ENTER = 'echo $$ > "$0" && exec "$@"'
 
 _UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page
@@ -32,8 +32,6 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class _Files:
-    """File names of one version of control groups."""
-
     limit: str
     usage: str
     peak: str
@@ -58,8 +56,6 @@ _V2 = _Files(
 
 
 class MemoryGroup:
-    """An existing group."""
-
     def __init__(self, folder: Path, version: int) -> None:
         self.folder = folder
         self._files = _V1 if version == 1 else _V2
@@ -76,7 +72,7 @@ class MemoryGroup:
 
     @property
     def counts(self) -> bool:
-        """The kernel reports the peak: version 2 does from Linux 5.19 on."""
+        """Whether the kernel reports the peak: version 2 does from Linux 5.19 on."""
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
@@ -86,7 +82,7 @@ class MemoryGroup:
             self._write_if_there(files.no_swap, 0)
         both, total = self.folder / files.swap_limit, nbytes + swap_bytes
         counts_both = bool(files.swap_limit) and both.exists()  # of version 1, where swap is accounted for
-        # It must never be less than the limit itself.
+        # The sum must never be less than the limit of memory.
         if counts_both and int(both.read_text()) < total:
             both.write_text(str(total))
         (self.folder / files.limit).write_text(str(nbytes))
@@ -121,7 +117,7 @@ class MemoryGroup:
         return self.used_bytes - files
 
     def counter(self, *names: str) -> int:
-        """The first of the names found in the group's statistics."""
+        """Returns the group's statistic by the first of the names that exists."""
         found = _fields((self.folder / "memory.stat").read_text())
         return next(found[name] for name in names if name in found)
 
@@ -148,7 +144,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """A new group with that limit; its members end with the block. Raises UserError."""
+    """Makes a new group with that limit; its members end with the block. Raises UserError."""
     group = _made(Cgroups.own(root))
     try:
         group.limit(limit_bytes)

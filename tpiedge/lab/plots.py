@@ -157,7 +157,7 @@ def _draw_node(axes: Axes, rank: int, events: Sequence[TraceEvent], top: float, 
 
 
 def _draw_lane(axes: Axes, events: Sequence[TraceEvent], top: float, window: Interval) -> None:
-    """Concurrent events share the lane's height."""
+    """Draws a lane, whose height concurrent events share."""
     placed = list(zip(events, rows(event.span for event in events), strict=True))
     height = _BAR / (1 + max((row for _, row in placed), default=0))
     for (row, colour), found in groupby(sorted(placed, key=_look), key=_look):
@@ -281,7 +281,7 @@ def draw_roofline(record: Result, path: Path) -> None:
     bounded = [found for found in record["results"] if found["of_roofline"] is not None]
     if not bounded:
         raise UserError(
-            "--png: nothing to draw_roofline: it takes the native kernels, and project, contract, ffn or attention"
+            "--png: nothing to draw: a roofline takes the native kernels, and project, contract, ffn or attention"
         )
     counts = sorted({found["threads"] for found in bounded})
     width, height = _PANEL_INCHES

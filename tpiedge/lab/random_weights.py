@@ -80,8 +80,8 @@ def random_rows(
     first_col: int = 0,
     std: float = STD,
 ) -> Array:
-    """[count, cols] of the random matrix `name` from `first_row` and `first_col` on: float32 for F32, float16 for F16,
-    uint16 (bits) for BF16."""
+    """Returns [count, cols] of the random matrix `name` from `first_row` and `first_col` on: float32 for F32, float16
+    for F16, uint16 (bits) for BF16."""
     if first_col + cols > _LONGEST_ROW:
         raise UserError(f"random weights have rows of at most {_LONGEST_ROW} numbers, not {first_col + cols}")
     pool = _pool(seed, dtype, std)
@@ -97,7 +97,7 @@ def random_rows(
 
 
 def random_vector(seed: int, name: str, length: int, dtype: SourceDtype) -> Array:
-    """Near 0 if the name contains "bias", else (a norm's weight) near 1."""
+    """Returns numbers near 0 if the name contains "bias", else (a norm's weight) near 1."""
     generator = np.random.Generator(np.random.PCG64(_key(seed, name)))
     noise = generator.standard_normal(length, dtype=np.float32) * np.float32(STD)
     return _as(noise if "bias" in name else noise + np.float32(1), dtype)
@@ -127,13 +127,13 @@ def _as(values: Array, dtype: SourceDtype) -> Array:
 
 
 def _key(seed: int, name: str) -> int:
-    """62 bits, so that adding a row number does not overflow int64."""
+    """Returns 62 bits, so that adding a row number does not overflow int64."""
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """One pseudo-random bit per value (splitmix64's finaliser)."""
+    """Returns one pseudo-random bit per value (splitmix64's finaliser)."""
     mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (mixed ^ (mixed >> np.uint64(31))) & np.uint64(1)

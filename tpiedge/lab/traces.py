@@ -83,7 +83,7 @@ def _object(path: Path, memory_bytes: int | None) -> dict[str, Any]:
 
 
 def _event(record: dict[str, Any]) -> tuple[int, TraceEvent]:
-    """(rank, event). Raises ValueError, KeyError, TypeError."""
+    """Returns (rank, event). Raises ValueError, KeyError, TypeError."""
     start_s, spent_s = float(record["ts"]) / 1e6, float(record["dur"]) / 1e6
     arguments, lane, rank = record["args"], record["cat"], int(record["pid"]) - 1
     if not 0 <= rank < 64:
@@ -121,7 +121,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """The `known` steps (sorted) in the range; empty if an end is not among them."""
+        """Returns the `known` steps (sorted) in the range; empty if an end is not among them."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -148,10 +148,10 @@ def parse_steps(text: str) -> StepRange:
     if found is None:
         raise UserError(f"{text!r} is neither a step nor a range of steps: write 40, 40:44, 40: or :44")
     first, last = (found["only"] or found[end] for end in ("first", "last"))
-    asked = StepRange(int(first) if first else None, int(last) if last else None)
-    if asked.first is not None and asked.last is not None and asked.last < asked.first:
-        raise UserError(f"{text!r} ends before it begins: write {asked.last}:{asked.first}")
-    return asked
+    steps = StepRange(int(first) if first else None, int(last) if last else None)
+    if steps.first is not None and steps.last is not None and steps.last < steps.first:
+        raise UserError(f"{text!r} ends before it begins: write {steps.last}:{steps.first}")
+    return steps
 
 
 def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
@@ -160,7 +160,7 @@ def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
 
 
 def typical_excerpt(trace: Trace) -> Excerpt:
-    """The typical steps of a trace, or all of it without steps."""
+    """Returns the typical steps of a trace, or all of it without steps."""
     if not trace.steps:
         return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
@@ -170,14 +170,14 @@ def typical_excerpt(trace: Trace) -> Excerpt:
 
 
 def decode_steps(trace: Trace) -> list[int]:
-    """The steps after the prompt's; all steps if there are no others."""
+    """Returns steps after the prompt's; all steps if there are no others."""
     headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
     known = sorted(trace.steps)
     return [step for step in known if step - 1 in headed] or known
 
 
 def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
-    """The first three steps in a row with times nearest to the median; fewer if none are in a row."""
+    """Returns the first three steps in a row with times nearest to the median; fewer if none are in a row."""
     usual_s = median(spent_s.values())
 
     def farthest(steps: Sequence[int]) -> float:
@@ -194,8 +194,8 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """Seconds of one node; `busy_s` by lane, where concurrent reads count once. `load_during_s`: reading while that
-    lane was busy; `travel_during_compute_s`: computing during an all-reduce; `read_bytes` of reads that ended in the
+    """Seconds of one node; `busy_s` by lane, where concurrent reads count once. `load_during_s` is reading while that
+    lane was busy, `travel_during_compute_s` computing during an all-reduce, `read_bytes` of reads that ended in the
     time."""
 
     rank: int
@@ -208,7 +208,7 @@ class NodeSummary:
 
     @property
     def hidden_percent(self) -> float | None:
-        """Percent of the reading without waits for weights; None without reads."""
+        """Percent of reading time that nothing waited for; None without reads."""
         load_s = self.busy_s["load"]
         return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
 
@@ -254,5 +254,5 @@ def total(intervals: Iterable[Interval]) -> float:
 
 
 def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """The intersection of two unions, as a union."""
+    """Returns the intersection of two unions, as a union."""
     return [common for stretch in one for common in within(stretch, other)]

@@ -1,4 +1,4 @@
-"""First lines to and from a node process, as JSON on its pipes, and intervals of liveness."""
+"""First lines to and from a node process, as JSON on its pipes, and heartbeat intervals."""
 
 import json
 from dataclasses import dataclass, field
@@ -25,22 +25,22 @@ class Timing:
 
 @dataclass(eq=False)
 class OwnStalls:
-    """Tells this process's stalls from the silence of others, which `excuse` has ignored."""
+    """Notices stalls of this process. The silence of peers counts only if it is not `stalled`."""
 
     _heartbeat_s: float
-    excuse: bool = False
+    stalled: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat `late_s` after it was due: a stall if later than an interval. Returns `excuse`."""
-        self.excuse = late_s > self._heartbeat_s and not self.excuse
-        return self.excuse
+        """Notes a heartbeat `late_s` after it was due: a stall if above an interval, but never twice in a row."""
+        self.stalled = late_s > self._heartbeat_s and not self.stalled
+        return self.stalled
 
 
 @dataclass(frozen=True)
 class NodeBootstrap:
     """The master's address and this node's identity, from a parent on this computer: no message of a master can name
-    a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model. `locker`:
-    folder of the spill file, encrypted with `locker_key` (hex); "": none, as of `trace`."""
+    a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model. KV snapshots
+    are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path means none."""
 
     rank: int
     epoch: int
@@ -51,8 +51,8 @@ class NodeBootstrap:
     data_address: str = "tcp://127.0.0.1:*"
     pack: str = ""
     trace: str = ""
-    locker: str = ""
-    locker_key: str = field(default="", repr=False)
+    snapshots: str = ""
+    snapshot_key: str = field(default="", repr=False)
 
 
 def control_name(rank: int, epoch: int) -> str:
@@ -61,7 +61,7 @@ def control_name(rank: int, epoch: int) -> str:
 
 
 def node_of(peer: str) -> tuple[int | None, int]:
-    """(rank, epoch) of a `control_name`; (None, 0) for any other name."""
+    """Returns (rank, epoch) of a `control_name`; (None, 0) for any other name."""
     if not peer.startswith("node-"):
         return None, 0
     rank, _, epoch = peer.removeprefix("node-").partition(".")
@@ -80,7 +80,7 @@ class NodeReport:
 
 
 def to_line(said: NodeBootstrap | NodeReport | int) -> bytes:
-    # Not by msgspec, which refuses a path that is not UTF-8, as Linux has.
+    # msgspec would refuse paths that are not UTF-8, which Linux may have.
     return json.dumps(msgspec.to_builtins(said)).encode()
 
 

@@ -94,8 +94,8 @@ class Child:
             self._lifeline.sendall((line + b"\n")[sent:])
 
     def read_report(self, deadline: float) -> bytes | None:
-        """Waits for the child's report; None if none came by `deadline` (monotonic seconds). Not beside `stop`. Raises
-        PeerError or OutOfMemory if the child ends without one."""
+        """Waits for the child's report; None if none came by `deadline` (monotonic seconds). Must not run during
+        `stop`. Raises PeerError or OutOfMemory if the child ends without one."""
         pipe = self._process.stdout
         if pipe is None or pipe.closed:
             raise InternalError("a child that has no pipe for a report (any more) was asked for it")
@@ -127,7 +127,7 @@ class Child:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the child ends for want of memory, by the system's word or its log."""
+        """Whether the child ran out of memory, as the system or its log says."""
         return self._was_killed_for_memory or OutOfMemory.__name__ in self.log_tail()
 
     @property
@@ -148,7 +148,7 @@ class Child:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # The kernel frees 1 GB in 0.1 s: others would miss heartbeats. Without an answer of its disk none ends.
+            # Freeing 1 GB takes 0.1 s: others would miss heartbeats. A process whose disk does not answer never ends.
             for _ in range(300):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(0.1)
@@ -163,7 +163,7 @@ class Child:
 
 class ForkedProcess:
     """A process that a fork server forks, with the methods of subprocess.Popen. The server writes its pid and then its
-    exit status to `told`, a line each; SIGKILL ends the process with the server. For any thread."""
+    exit status to `told`, a line each; the kernel kills the process with the server. For any thread."""
 
     stdout: IO[bytes] | None = None
 
@@ -195,7 +195,7 @@ class ForkedProcess:
             return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Returns the exit status. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         while (status := self.poll()) is None:
             left_s = deadline - time.monotonic()
@@ -234,7 +234,7 @@ class ForkedChild(Child):
         self._server = server
 
     def exit_cause(self) -> str | None:
-        """Says why the server ended if that ended this child."""
+        """Says why the child ended, or why the server ended with it."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
 

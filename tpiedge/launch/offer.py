@@ -85,14 +85,14 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's offer of memory. `usable` is in bytes; `now` never decreases. Each call returns a
-    line for the user, "" if the offer stays.
+    """A machine's offer of memory. `usable` is in bytes; `now` never decreases. Each call returns a line for the user,
+    "" if the offer stays.
 
-    1. Usable memory that is less by a PART is offered at once; more, after SETTLED_S.
-    2. A node that ran out although its plan was usable proves the plan too large: LESS of it is the limit for FIRST_S,
-       each time AGAIN times as long, up to LONGEST_S, or until more is usable.
-    3. The out-of-memory of a node planned above the offer or usable memory proves nothing; usable memory is offered.
-    4. If nothing can be done with so little, all usable memory is offered until a node runs out again.
+    1. The offer falls at once with usable memory, by a PART or more, and grows with it after SETTLED_S.
+    2. If a node runs out although its plan was usable, LESS of the plan is the limit for FIRST_S, each time AGAIN times
+       as long, up to LONGEST_S, or until more is usable.
+    3. If a node planned above offer or usable memory runs out, no limit is set; usable memory, if less, is offered.
+    4. If no plan fits the limit, all usable memory is offered until a node runs out again.
     """
 
     def __init__(self, usable: int) -> None:

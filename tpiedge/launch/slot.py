@@ -18,7 +18,7 @@ FORK_SERVER_MODULE = "tpiedge.node.fork_server"
 
 
 def node_environment(threads: int) -> dict[str, str]:
-    """Variables that torch's libraries read when they are loaded."""
+    """Returns variables that torch's libraries read when they are loaded."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
@@ -45,26 +45,26 @@ _log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class NodeSlot:
     """One thread must make all calls, and outlive the node. `_usable_memory` does not wait; `_say` gets changes of the
-    offer `memory`. Another process may have the folder `locker` of spill files until `own_locker`."""
+    offer `memory`. `snapshots` may be another process's until `own_snapshots`."""
 
     threads: int
     memory: MemoryOffer
     _usable_memory: Callable[[], int]
     _clock: Clock
     _say: Callable[[str], None]
-    locker: Path | None = None
+    snapshots: Path | None = None
     _server: ForkServer | None = None
     _key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     _child: Child | None = None
-    _planned_bytes: int = 0  # most memory of the last node by its plan; 0 before the first
-    _has_locker: bool = False
+    _planned_bytes: int = 0  # planned peak memory of the last node; 0 before the first
+    _owns_snapshots: bool = False
 
     def __post_init__(self) -> None:
-        self._weighed = self._clock.now()  # when it last looked how much memory it may use
+        self._weighed = self._clock.now()  # when it last looked at the usable memory
         self._sweep()
 
-    def own_locker(self) -> None:
-        self._has_locker = True
+    def own_snapshots(self) -> None:
+        self._owns_snapshots = True
         self._sweep()
 
     @property
@@ -77,7 +77,7 @@ class NodeSlot:
         return None if self._child is None else self._child.pid or None
 
     def weigh(self) -> None:
-        """Looks every few seconds how much memory may be used, and says changes."""
+        """Looks at the usable memory every few seconds, and says changes of the offer."""
         now = self._clock.now()
         if now - self._weighed >= LOOK_S:
             self._weighed = now
@@ -101,10 +101,10 @@ class NodeSlot:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
-        """Kills an earlier node and starts this one; `planned_bytes`: its most memory. Raises ResourceError."""
+        """Kills an earlier node and starts this one; `planned_bytes`: its peak memory. Raises ResourceError."""
         self.stop()
-        if self.locker is not None:
-            bootstrap = replace(bootstrap, locker=str(self.locker), locker_key=self._key)
+        if self.snapshots is not None:
+            bootstrap = replace(bootstrap, snapshots=str(self.snapshots), snapshot_key=self._key)
         self._child = self.warm().start_node(bootstrap)
         self._planned_bytes = planned_bytes
 
@@ -134,11 +134,11 @@ class NodeSlot:
             self._server = None
 
     def _sweep(self) -> None:
-        """Deletes spill files of the last node, or of one that ended early."""
-        if self.locker is None or not self._has_locker:
+        """Deletes KV snapshots that no node will read."""
+        if self.snapshots is None or not self._owns_snapshots:
             return
         try:
-            for path in self.locker.glob("*"):
+            for path in self.snapshots.glob("*"):
                 path.unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("cannot delete what lies in %s: %s", self.locker, error.strerror)
+            _log.warning("cannot delete the KV snapshots in %s: %s", self.snapshots, error.strerror)

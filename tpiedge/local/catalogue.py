@@ -70,8 +70,8 @@ def shards_folder(cache: Path | None) -> Path:
 
 
 def find_model(name: str, cache: Path | None) -> FoundModel:
-    """Finds, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a pack of the cache, in any case; a
-    pulled model by alias or "org/name". Raises UserError."""
+    """Finds, in this order: "demo"; a pack, checkpoint folder or GGUF file by path; a cached pack by name, in upper or
+    lower case; a pulled model by alias or "org/name". Raises UserError."""
     given = Path(name)
     if name != DEMO:
         # Unlike Path.is_file, false for names too long.
@@ -174,7 +174,7 @@ def _packs_called(name: str, cache: Path | None) -> list[Path]:
         return []
     folders = _complete_in(packs_folder(cache))
     by_folder = [path for path in folders if path.name == name]
-    if by_folder or name in aliases():  # a later version may have an alias that a pack is called by
+    if by_folder or name in aliases():  # an alias of a later version may be the name of a pack
         return by_folder
     return [path for path in folders if load_label(path).name.lower() == name.lower()]
 
@@ -189,7 +189,7 @@ def _suggestion(name: str, cache: Path | None) -> str:
 
 
 def short_name(stem: str, precision: str) -> str:
-    """("SmolLM2-135M.Q4_1", "q8") -> "SmolLM2-135M-q8"."""
+    """Makes "SmolLM2-135M-q8" of "SmolLM2-135M.Q4_1" and "q8"."""
     cleaned = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "-_.") else "-" for mark in stem)
     bare = _STORAGE_ENDING.sub("", cleaned.strip(".-_"))[:80].strip(".-_")
     return f"{bare or 'model'}-{precision}"
@@ -207,12 +207,12 @@ def check_name(name: str) -> str:
 
 
 def is_complete(pack: Path) -> bool:
-    """Looks for the manifest and, unless the cache is read-only, the label, which is written last."""
+    """Whether the pack has a manifest and, unless the cache is read-only, a label, which is written last."""
     return (pack / MANIFEST_NAME).is_file() and ((pack / _LABEL).is_file() or not os.access(pack, os.W_OK))
 
 
 def load_label(pack: Path) -> PackLabel:
-    """Reads a pack's label; the folder's name without a valid one."""
+    """Reads a pack's label; without a valid one, its name is the folder's."""
     folder = os.path.basename(os.path.abspath(pack))
     try:
         values = read_json(pack, _LABEL, 65_536)
@@ -235,7 +235,7 @@ def mark_used(pack: Path) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replaces each file as a whole, as another command may write it too. Names may have one folder."""
+    """Replaces each file as a whole, because another command may write it too. A name may contain one folder."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         path = folder / name

@@ -1,4 +1,4 @@
-"""A local cluster, held by its master, and its answers as text. No torch."""
+"""A cluster for one command, and its answers as text. No torch."""
 
 import queue
 import threading
@@ -34,7 +34,7 @@ _EPOCH = 1
 
 class LocalCluster:
     """Nodes that start and end together, one per assignment, in rank order. One thread must make all calls; another
-    keeps the nodes alive. `traces` are the nodes' trace files, `places` their places; empty: all on this host."""
+    keeps the nodes alive. `traces` are the nodes' trace files, `places` where they run; empty: on this host."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LocalCluster:
             self._clock,
             len(assignments),
             self._timing,
-            partial(served.assign, _EPOCH, Assignments(assignments), keys=public_keys, carried=None),
+            partial(served.assign, _EPOCH, Assignments(assignments), keys=public_keys, snapshot=None),
             self._post,
             self._events.put,
         )
@@ -196,7 +196,7 @@ class LocalCluster:
         due = self._clock.now()
         while not self._closing.is_set():
             try:
-                # After a delay heartbeats wait: take them all before looking for silence.
+                # After a delay heartbeats are queued: take them all before looking for silence.
                 while (envelope := self._hub.recv(max(0.0, due - self._clock.now()))) is not None:
                     self._epoch.handle(_rank(envelope.sender), envelope.message)
                 due = self._clock.now() + self._timing.heartbeat_s
@@ -205,7 +205,7 @@ class LocalCluster:
                         self._epoch.ended(rank, cause)
                 self._epoch.tick()
             except (MalformedMessage, LinkReset) as error:
-                self._epoch.lose(_rank(error.peer), str(error))
+                self._epoch.mark_lost(_rank(error.peer), str(error))
             except EndpointClosed:
                 return
             except Exception as error:
@@ -223,7 +223,7 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """`ttft_s`: until the first token; `decode_s`: to the last. `tokens_per_step`: None after a stop string."""
+    """`ttft_s`: to the first token; `decode_s`: from there to the last. `tokens_per_step`: None after a stop string."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -236,7 +236,7 @@ class Answer:
 
     @property
     def s_per_token(self) -> float | None:
-        """The seconds per token after the first; None with fewer than two tokens."""
+        """Seconds per token after the first; None with fewer than two tokens."""
         steps = len(self.token_ids) - 1
         return self.decode_s / steps if steps > 0 else None
 
@@ -283,7 +283,7 @@ def collect(
                     answer.finish_reason = reason
                     answer.tokens_per_step = tokens / steps if steps else None
     finally:
-        events.close()  # cancels what still runs
+        events.close()  # cancels a request that still runs
     if write(writer.finish()):
         answer.finish_reason = "stop"
     return answer
@@ -298,7 +298,7 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """Starts a cluster for the block. Raises as LocalCluster.start. `places` belong to an open testbed."""
+    """Starts a cluster for the block. Raises as LocalCluster.start. `places`: of a testbed that is open."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(

@@ -56,7 +56,7 @@ class Layout:
         return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
     def memory_bytes_of(self, rank: int, wanted: int | None) -> int | None:
-        """The smaller of `wanted` and the device's limit; None without either."""
+        """Returns the smaller of `wanted` and the device's limit; None without either."""
         limits = (wanted, None if self.testbed is None else self.testbed.memory_bytes[rank])
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -70,7 +70,7 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """Plans within --memory or this computer's. Raises UserError, OutOfMemory, ResourceError."""
+    """Plans within --memory or this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
@@ -129,7 +129,7 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
         return check_context(model, wanted)
     own = model.context_tokens
     tokens = roomy_context(model, layout, own, min(4096, own))
-    memory = f"of the model's {own} tokens, for which there is memory; --context takes another number"
+    memory = f"of the model's {own} tokens fit in memory; --context sets another number"
     say(f"context: {tokens} {'tokens, all that the model has' if tokens == own else memory}")
     return tokens
 
@@ -144,7 +144,7 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
         """Returns the bytes of streamed weights and of the KV cache; None without a plan."""
         try:
             plan = plan_cluster(model, layout, tokens)
-        except OutOfMemory:  # the caller's plan says it in its own words
+        except OutOfMemory:  # the caller's own plan reports that
             return None
         return sum(need.streamed_bytes for need in plan.needs), sum(need.kv_bytes for need in plan.needs)
 

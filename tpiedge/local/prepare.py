@@ -43,7 +43,7 @@ _NUMBERS = {
 
 class PreparedModel:
     """A model that is ready to run. `folder`: its text files, or None. `also_called`: other names, the pack's first;
-    `public_name` is that one if there is a local `path`. `kv` None: the default for `compute`."""
+    `public_name` is the pack's name if there is a local `path`. `kv` None: the default for `compute`."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class PreparedModel:
 
     @cached_property
     def usual_sampling(self) -> Sampling:
-        """The default of chats. Raises UserError."""
+        """The default sampling. Raises UserError."""
         return usual_sampling(self._folder)
 
     @cached_property
@@ -165,7 +165,7 @@ def prepare(
         if not is_complete(out):
             for notice in pack_model(source, storage, cache).notices:
                 say(f"tpiedge: {source.label}: {notice}")
-        if is_gguf:  # it is called like its pack, not by the file's path
+        if is_gguf:  # its name is the pack's, not the file's path
             name, path, folder = load_label(out).name, str(found.path), out / TEXT_FOLDER
         elif hub_name is not None and not os.path.isdir(name):
             others = [str(hub_name)]
@@ -184,8 +184,8 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Returns storage and arithmetic; by default the source's storage, int8 for quantised weights, else f32. f32 alone
-    keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
+    """Returns storage and arithmetic; by default the source's storage, int8 for quantised weights, else f32.
+    `precision` "f32" alone keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
         return source, "f32"
     stored = Precision(precision) if precision else source

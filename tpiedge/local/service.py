@@ -6,14 +6,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from tpiedge.errors import UserError
-from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.pairing_link import PairingHub
+from tpiedge.joining.registrar import Registrar
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.master import foresight
+from tpiedge.master import loss_plans
 from tpiedge.master.counters import StepTimeline
-from tpiedge.master.foresight import Forecast, PlaceNodes
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import PendingAnswer, RequestLine
+from tpiedge.master.loss_plans import Forecast, PlaceNodes
 from tpiedge.master.master import Master
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.status import ClusterStatus
@@ -27,9 +27,9 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model and its weights. `created` in seconds since 1970; `context_tokens` of prompt and answer
-    together; `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path` on the master's computer, by
-    which requests may name the model, though no client is told it."""
+    """The served model and its weights. `created`: seconds since 1970; `context_tokens`: of prompt and answer together;
+    `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path`: on the master's computer. Requests may
+    name the model by it, but no client is told it."""
 
     name: str
     context_tokens: int
@@ -54,12 +54,12 @@ class ModelInfo:
 class Service:
     """A master with its model, for any thread. All methods return at once but `what_if`.
 
-    `usual_sampling` gives what a request does not say; `max_sequence`: as `context_tokens`."""
+    `usual_sampling`: the default of requests; `max_sequence`: the context in tokens."""
 
     def __init__(
         self,
         master: Master,
-        door: FrontDoor,
+        registrar: Registrar,
         pairing: PairingHub,
         model: PreparedModel,
         aliases: Sequence[str],
@@ -70,7 +70,7 @@ class Service:
         self._placement = placement
         self._master = master
         self._supervisor = supervisor
-        self._door = door
+        self._registrar = registrar
         self._pairing = pairing
         others = dict.fromkeys(name for name in (*model.also_called, *aliases) if name != model.public_name)
         self._info = ModelInfo(
@@ -100,29 +100,29 @@ class Service:
         return self._seen(self._master.status)
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status`; asks nodes for counters, and with `timeline` spans of a step, that a later call has."""
+        """Returns `status`; asks nodes for counters, and with `timeline` for spans of a step, for later calls."""
         return self._seen(self._master.observe(timeline=timeline))
 
     def timeline(self) -> StepTimeline | None:
         return self._master.timeline
 
     def request_lines(self) -> tuple[RequestLine, ...]:
-        """Progress of each accepted request: those that run, then those that wait."""
+        """Returns the progress of all accepted requests, the running ones first."""
         return self._master.requests.lines
 
     def events(self) -> tuple[ClusterEvent, ...]:
-        """The last events of the cluster, the latest first."""
+        """Returns the last events, the latest first."""
         return self._master.events
 
     def dismiss(self, request: str) -> bool:
-        """Ends the request of that id, whose reader is told so. Returns whether there is one."""
+        """Ends the request with this id and tells its reader. Returns whether there is one."""
         return self._master.requests.dismiss(request)
 
-    def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> PendingAnswer:
-        """Raises QueueFull, NotServing, or UserError."""
+    def submit(self, request: GenerationRequest, client: str, *, has_reader: bool = True) -> PendingAnswer:
+        """Queues the request. Raises QueueFull, NotServing."""
         if self._supervisor.failed:
             raise NotServing(f"the master ends: its thread {self._supervisor.failed} failed")
-        return self._master.submit(request, client, attended=attended)
+        return self._master.submit(request, client, has_reader=has_reader)
 
     def postpone(self, count: int, client: str) -> None:
         self._master.requests.postpone(count, client)
@@ -131,12 +131,12 @@ class Service:
         return self._master.resume(request, said)
 
     def pending(self) -> list[dict[str, str]]:
-        """Name and address of each worker that waits to be let in."""
+        """Returns name and address of each worker that waits for admission."""
         return [{"name": one.host, "address": one.address} for one in self._pairing.pending()]
 
     def members(self) -> dict[str, list[dict[str, str]]]:
-        """Name and host of each worker, by its admission, and of each revoked one, by its revocation."""
-        table = self._door.journal.table
+        """Returns name and host of members, in order of admission, and of revoked workers, in order of revocation."""
+        table = self._registrar.journal.table
         known = (("members", table.members), ("revoked", table.revoked))
         return {kind: [{"name": one.name, "host": one.host} for one in some] for kind, some in known}
 
@@ -145,14 +145,14 @@ class Service:
         return self._pairing.approve(code).name
 
     def revoke(self, name: str) -> str:
-        """Revokes the node of this name or, alone, this host; returns its name. Raises UserError, UnknownWorker."""
+        """Revokes the worker of this name or, alone, this host; returns its name. Raises UserError, UnknownWorker."""
         peer = self._called(name)
-        self._door.revoke(peer, self._master.forget)
+        self._registrar.revoke(peer, self._master.remove_worker)
         return peer
 
     def what_if(self, without: str) -> Forecast:
         """Predicts the speed without that worker, or with one more like the last if the name is empty. Blocks for two
-        plans. Raises as `revoke`, UserError where there is no worker to be like, NotServing."""
+        plans. Raises as `revoke`, UserError without any worker, NotServing."""
         name = self._called(without) if without else ""
         try:
             # The control thread answers within a turn, unless it starts or ends rank 0's processes.
@@ -161,7 +161,7 @@ class Service:
             raise NotServing("the master is busy: try again later") from None
         if not machines:
             raise UserError("there is no worker yet that another one could be like")
-        return foresight.what_if(self._placement, machines, name)
+        return loss_plans.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
         """Takes that worker out of plans; `status` says when it has no part. The result is its name, or CannotDrain,
@@ -182,7 +182,7 @@ class Service:
 
     def _called(self, name: str) -> str:
         here = (node for node in self._master.status.nodes if node.host and node.state != "lost")
-        return self._door.journal.table.called(name, {node.name: node.host for node in here})
+        return self._registrar.journal.table.called(name, {node.name: node.host for node in here})
 
     def _seen(self, status: ClusterStatus) -> ClusterStatus:
         why, failed = self._supervisor.failure, self._supervisor.failed

@@ -1,8 +1,8 @@
 """Membership, plans, sessions and the request queue of a cluster. No torch.
 
-`master` receives messages. `roster` holds machines, each with its state in `workers`; `selection` picks those that a
-plan may have, `placement` asks the planner, `assignments` is its answer, `foresight` plans for what may come.
-`reconciler` does what is due, `session_manager` owns rank 0 and runs a `session` per plan, each with its `epoch`;
-`switching` says when a plan replaces the one that serves. `counters` watch nodes, `blame` says which node caused a
-loss, `history` counts events. `request_queue` holds requests, each with `journal` and `request_times`; clients take
-`turns`. Other threads read `status`."""
+`master` receives messages. `roster` holds machines, each with its state in `workers`; `selection` picks the machines
+for a plan, `placement` asks the planner, `assignments` has its answer, `loss_plans` plans for losses. `reconciler`
+makes plans, `session_manager` owns rank 0 and runs a `session` per plan, each with its `epoch`; `switching` says when a
+plan replaces the one that serves. `counters` watch nodes, `blame` says which node caused a loss, `history` counts
+events. `request_queue` holds requests, each with `journal` and `request_times`; `fair_scheduler` picks the next one.
+Other threads read `status`."""

@@ -9,15 +9,15 @@ from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire import fields as f
-from tpiedge.wire.control import Assign, Carried
+from tpiedge.wire.control import Assign, KVSnapshot
 from tpiedge.wire.epochs import Prepare
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The part of one machine in a plan; its rank is its place there. `machine` is "" for the master's own.
-    `weight_bytes` are kept in memory, as `weights` says. `why` is a sentence for the user, `host` the machine's name
-    for the user, "" if unknown, `speed` bytes per second of weights stored as the model's are."""
+    """The part of one machine in a plan; its index there is its rank. `machine` is "" for the master's machine.
+    `weight_bytes` stay in memory, as `weights` says. `why`, a sentence, and `host`, a name or "", are for the user.
+    `speed` is in bytes of weights per second, quantised if the model is."""
 
     machine: str
     share: NodeShare
@@ -28,8 +28,8 @@ class Assignment:
     host: str = field(default="", compare=False)
     speed: float = field(default=0.0, compare=False)
     ffn_s: float = field(default=0.0, compare=False)  # in a layer, for one token; 0: not known
-    slowdown: float = field(default=1.0, compare=False)  # expected, times slower than measured
-    planned_bytes: int = field(default=0, compare=False)  # most memory, with the process that starts it
+    slowdown: float = field(default=1.0, compare=False)  # expected: so many times slower than measured
+    planned_bytes: int = field(default=0, compare=False)  # peak memory, with the process that starts it
 
     @property
     def attention(self) -> f.UnitRange:
@@ -68,7 +68,7 @@ class Served:
     kv: f.KVPrecision = "f32"
     group_size: int = 1  # query heads of a KV head
     kv_head_bytes: float = 0.0  # KV cache for a position of one KV head in all layers; 0: not known
-    grids: Exponents = ()  # of o and down of each layer, if quantised
+    grids: Exponents = ()  # of each layer's o and down, if quantised
     apart: str = ""  # the part of a quantised model that machines compute with different bits, if any
 
     @property
@@ -98,9 +98,9 @@ class Served:
         )
 
     def assign(
-        self, epoch: int, plan: Assignments, rank: int, keys: Mapping[int, str], carried: Carried | None
+        self, epoch: int, plan: Assignments, rank: int, keys: Mapping[int, str], snapshot: KVSnapshot | None
     ) -> Assign:
-        """Makes the Assign for `rank`; `keys` are the nodes' public keys, `carried` is the earlier epoch's KV cache."""
+        """Makes the Assign for `rank`; `keys` are the nodes' public keys, `snapshot` the earlier epoch's KV cache."""
         assignment = plan.assignments[rank]
         return Assign(
             epoch=epoch,
@@ -121,10 +121,10 @@ class Served:
             kv=self.kv,
             grids=self.grids,
             elastic=any(one.weights.pin == "auto" for one in plan.assignments),
-            carried=carried,
+            snapshot=snapshot,
         )
 
 
 def collective_names(collective: str, bulk_collective: str) -> str:
-    """Names the collective of a token's all-reduces, and a prompt's if it differs."""
+    """Names the collective for tokens, and the one for prompts if it differs."""
     return collective if collective == bulk_collective else f"{collective} (prompts: {bulk_collective})"

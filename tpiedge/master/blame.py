@@ -18,8 +18,8 @@ _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a session, and the worker at fault if the master knows one. The worker is "unfit" if it could not
-    prepare its part or its node failed before all were ready; else its node "died"."""
+    """The end of a session, and the worker at fault if the master knows one. `fault` is "unfit" if it could not prepare
+    its part or its node failed before all were ready; else "died"."""
 
     error: TpiedgeError
     worker: str | None = None
@@ -53,7 +53,6 @@ def failure_of(
 
 
 def _with_host(error: TpiedgeError, rank: int | None, assignments: Sequence[Assignment]) -> TpiedgeError:
-    """Adds machines' names to the error."""
     if isinstance(error, PeerLost):
 
         def named(found: re.Match[str]) -> str:

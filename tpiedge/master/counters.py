@@ -1,7 +1,7 @@
 """Counters of nodes: rates, the time line of a step, the speed of machines, and the progress of requests. Pure.
 
-Progress is a token, scores or the end of a running request, a node that got further than ever in its step, blocks or
-weights, and a change in rank 0's counters, which alone show the chunks of a long prompt."""
+Progress is a token, scores or the end of a running request; a node further than ever in steps, blocks or bytes read; or
+a change of rank 0's counters, which alone show the chunks of a long prompt."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from msgspec import structs
 from tpiedge.master.epoch import Member
 from tpiedge.wire.control import Stats, StepSpans
 
-#: A stranger who reaches rank 0's port could change some of them, and so keep a stuck request alive for ever.
+#: Counters that show no progress: an unknown peer at rank 0's port could change some, and keep a stuck request alive.
 _NO_PROGRESS: Final = dict.fromkeys(
     ("peak_rss_bytes", "kv_bytes", "kv_pages", "kv_pages_used", "bytes_received", "dropped", "refused"), 0
 )
-#: Speeds are compared in windows of WINDOW_S with STEPS steps at least, and believed if AGREEING windows agree.
+#: Speeds are compared in windows of at least WINDOW_S and STEPS steps, and used if WINDOWS in a row agree.
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
-AGREEING: Final = 3
+WINDOWS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A node's `latest` counters came `spent_s` (0: they are one) after the `first` ones of the last seconds."""
+    """A node's `first` and `latest` counters of the last seconds, and the seconds between them; 0 for one report."""
 
     latest: Stats
     first: Stats
@@ -38,7 +38,7 @@ class CounterLog:
     def __init__(self) -> None:
         self._heard: deque[tuple[float, Stats]] = deque()
 
-    def take(self, stats: Stats, now: float) -> None:
+    def add(self, stats: Stats, now: float) -> None:
         self._heard.append((now, stats))
         while now - self._heard[0][0] > 6.0:
             self._heard.popleft()
@@ -61,17 +61,17 @@ class StepTimeline:
     spans: tuple[StepSpans, ...]
 
 
-class Pace:
-    """Finds nodes slower or faster than expected: as all take the same steps, the ratio of measured to expected FFN
-    time should be equal. The reference is rank 0, which cannot be replaced; if it has no FFN, nothing is found."""
+class Speeds:
+    """Measured speeds of nodes: how many times slower than expected each is. All nodes take the same steps, so their
+    ratios of measured to expected FFN time should be equal. Rank 0 is the reference: it needs an FFN."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         """`expected`: by rank, a number proportional to the seconds of a step's FFN; 0: not known."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
-        self.slower = [deque[float](maxlen=AGREEING) for _ in expected]  # by rank, in the last windows
+        self.slowdowns = [deque[float](maxlen=WINDOWS) for _ in expected]  # by rank, in the last windows
 
-    def look(self, counters: Mapping[int, Stats], now: float) -> None:
+    def update(self, counters: Mapping[int, Stats], now: float) -> None:
         """Ends a window if one is due. `counters`: the latest of each rank."""
         if 0 not in counters:
             return
@@ -82,29 +82,29 @@ class Pace:
         if now - began < WINDOW_S or steps < STEPS:
             return
         self._began = now, counters
-        # More than four tokens in a step are a prompt or many answers: then arithmetic counts, not reading weights.
+        # Above four tokens a step has a prompt or many answers: arithmetic then takes longer than reading weights.
         if counters[0].tokens - first[0].tokens > 4 * steps:
             return
-        paces = {
+        ratios = {
             rank: (counters[rank].ffn_s - first[rank].ffn_s) / steps / expected
             for rank, expected in enumerate(self._expected)
             if expected > 0 and rank in first and rank in counters
         }
-        for rank, pace in paces.items():
-            if rank and pace > 0 and paces.get(0, 0.0) > 0:
-                self.slower[rank].append(pace / paces[0])
+        for rank, ratio in ratios.items():
+            if rank and ratio > 0 and ratios.get(0, 0.0) > 0:
+                self.slowdowns[rank].append(ratio / ratios[0])
 
 
 class RequestWatch:
-    """Watches all running requests together."""
+    """Watches the progress of all running requests together."""
 
     def __init__(self) -> None:
         self.running: set[str] = set()
-        self._progress_at = 0.0  # while a request runs
+        self._progress_at = 0.0  # valid while a request runs
         self._furthest: dict[int, tuple[tuple[int, int], int]] = {}
-        self._measured: Stats | None = None  # since the last progress of another kind
+        self._measured: Stats | None = None  # rank 0's, since the last progress of another kind
 
-    def begin(self, request: str, now: float) -> None:
+    def add(self, request: str, now: float) -> None:
         if not self.running:
             self.advance(now)
         self.running.add(request)
@@ -113,7 +113,7 @@ class RequestWatch:
         """Notes progress of a running request."""
         self._progress_at, self._measured = now, None
 
-    def end(self, request: str, now: float) -> None:
+    def remove(self, request: str, now: float) -> None:
         self.running.remove(request)
         self.advance(now)
 

@@ -1,5 +1,5 @@
 """One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part of the plan.
-A node to which others connect answers with its address; once all peers of a node listen, it gets their addresses."""
+A node to which others connect answers with its address; a node gets its peers' addresses once all of them listen."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from tpiedge.wire.fields import Message
 
 EpochEvent = Message | TpiedgeError  # a message of a node, or the end of the epoch
 
-#: Failures of a node that the user sees as themselves, not as a lost node.
+#: Errors of a node that the user sees unchanged, not as a lost node.
 _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     **{kind.__name__: kind for kind in (UserError, GrammarRefused, ChildLost, OutOfMemory, InternalError)},
     **dict.fromkeys(("ReadFault", "IntegrityError"), ResourceError),
@@ -54,12 +54,12 @@ class Member:
     step: int = 0
     block: int = 0
     bytes_read: int = 0
-    asked: float | None = None  # when it got its part, until it says where it listens
+    assigned_at: float | None = None  # when it got its part, until it says where it listens
     endpoint: str = ""  # where it listens
     peers: range | None = None  # the ranks that it is still to connect to
-    #: It ended by itself, broke the protocol or hangs; a silent node or a lost link or machine is no such failure.
+    #: Whether it ended by itself, broke the protocol or hung; silence and a lost link or machine do not count.
     failed: bool = False
-    gave_up: str = ""  # why, over another node
+    gave_up: str = ""  # why it gave up over another node
     disputes: bool = False  # it gave up over a worker, and either may be at fault
     breach: str = ""  # how it broke the protocol
 
@@ -67,7 +67,7 @@ class Member:
 @dataclass(eq=False)
 class Epoch:
     """Belongs to one thread; nothing blocks. Each node goes STARTING -> JOINED -> LOADING -> READY, each at most once,
-    and to LOST from anywhere, for good. `assign(rank)` makes a node's part of the plan; `tell` gets every event."""
+    and to LOST from anywhere, for good. `assign(rank)` makes a node's part of the plan; `tell` gets events."""
 
     number: int
     _clock: Clock
@@ -87,13 +87,13 @@ class Epoch:
         return all(member.state is NodeState.READY for member in self.members)
 
     def handle(self, rank: int, message: Message, source: str = "") -> None:
-        """Handles a message of node `rank` from IP `source`; loses a node that breaks the protocol."""
+        """Handles a message of node `rank` from IP `source`; marks it as lost if it breaks the protocol."""
         try:
             self._dispatch(rank, message, source)
         except ProtocolError as error:
             self.broke_protocol(rank, str(error))
 
-    def lose(self, rank: int, cause: str) -> None:
+    def mark_lost(self, rank: int, cause: str) -> None:
         """Marks the node as lost, once. Raises ProtocolError for an unknown rank."""
         member = self._member(rank)
         if member.state is NodeState.LOST:
@@ -104,33 +104,33 @@ class Epoch:
         self._tell(PeerLost(rank, "the work" if self.started else "the start", cause))
 
     def fail(self, rank: int, cause: str) -> None:
-        """Loses a node that ended by itself, or hangs."""
+        """Marks a node as lost that ended by itself or hangs."""
         self._member(rank).failed = True
-        self.lose(rank, cause)
+        self.mark_lost(rank, cause)
 
     def broke_protocol(self, rank: int, cause: str) -> None:
         self.fail(rank, cause)  # first: it checks the rank
         self.members[rank].breach = self.members[rank].breach or sanitised_line(cause) or _UNSAID
 
     def ended(self, rank: int, cause: str) -> None:
-        """Loses a node whose process ended."""
-        if not self._explained(rank):  # what it said explains more than an exit status
+        """Marks a node as lost whose process ended."""
+        if not self._explained(rank):  # its own report explains more than an exit status
             self.fail(rank, cause)
 
     def _explained(self, rank: int) -> bool:
-        """Loses a node that said why it gives up; first the node over which rank 0, the master's own, did."""
+        """Marks a node as lost that reported why it gave up; if it is rank 0, first the node that it gave up over."""
         report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):
-            self.lose(missed.rank, missed.cause)
+            self.mark_lost(missed.rank, missed.cause)
         if report:
-            self.lose(rank, f"it gave up, because {report}")
+            self.mark_lost(rank, f"it gave up, because {report}")
         return bool(report)
 
-    def tick(self, *, excused: bool = False) -> None:
-        """Loses silent nodes, unless they are `excused`, and sends every node the progress of all."""
+    def tick(self, *, own_stall: bool = False) -> None:
+        """Marks silent nodes as lost, except after an `own_stall`; sends every node the progress of all."""
         now, timing = self._clock.now(), self._timing
-        for member in () if excused else self.members:
+        for member in () if own_stall else self.members:
             silent_s = now - member.heard
             if member.state is NodeState.STARTING:
                 limit_s, cause = timing.start_s, f"it did not start within {timing.start_s:.0f} s"
@@ -139,10 +139,10 @@ class Epoch:
                 limit_s = timing.timeout_s * (1 if member.state is NodeState.READY else 6)
                 cause = f"silent for {silent_s:.1f} s (killed, frozen or cut off)"
             if silent_s > limit_s and not self._explained(member.rank):
-                self.lose(member.rank, cause)
+                self.mark_lost(member.rank, cause)
         for member in self.members:
-            if member.asked is not None and now - member.asked >= 60.0:
-                self.lose(member.rank, "it did not say where it listens within 60 s")
+            if member.assigned_at is not None and now - member.assigned_at >= 60.0:
+                self.mark_lost(member.rank, "it did not say where it listens within 60 s")
         peers = tuple(
             control.PeerPulse(one.rank, one.step, one.block, one.bytes_read, one.state.value)
             for one in self.members
@@ -160,17 +160,17 @@ class Epoch:
                 part = self._assign(rank)
                 self._post(part, rank)
                 if listens(rank, len(part.nodes), part.collective):
-                    member.asked = self._clock.now()
+                    member.assigned_at = self._clock.now()
                 if rank:
                     member.peers = connects_to(rank, len(part.nodes), part.collective)
                     self._connect()
             case control.Listening(endpoint=endpoint):
-                if member.asked is None:
+                if member.assigned_at is None:
                     raise ProtocolError(
                         "it says that it listens, where nobody is to connect to it or it has said so"
                     )
-                member.asked = None
-                # Rank 0 is the master's own, and may listen at each address of this machine.
+                member.assigned_at = None
+                # Rank 0 runs on this machine, and may listen at any of its addresses.
                 member.endpoint = endpoint_at(source if rank else "", check_endpoint(endpoint))
                 self._connect()
             case control.Heartbeat():
@@ -190,8 +190,8 @@ class Epoch:
                 self._tell(message)
             case control.Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
                 self._node_failed(member, message)
-            case control.Accused(accused=accused, cause=cause) if rank == 0:
-                self.broke_protocol(accused, cause)
+            case control.Breach(offender=offender, cause=cause) if rank == 0:
+                self.broke_protocol(offender, cause)
             case control.Stats() | control.StepSpans():
                 self._tell(message)
             case _ if rank == 0 and isinstance(message, _OF_RANK_0):
@@ -234,7 +234,7 @@ class Epoch:
                 member.disputes = True
         else:
             if failed.kind == "ProtocolError" and self.started:
-                # It got a wrong part to add up, and cannot tell which node sent that.
+                # It got a wrong part of a sum, and cannot tell which node sent it.
                 member.gave_up, member.disputes = sanitised_line(failed.message) or _UNSAID, True
             self.fail(member.rank, failed.message)
 

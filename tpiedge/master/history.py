@@ -1,5 +1,5 @@
-"""Events of plans and machines, counted and listed. Clients whose answers pause hear which machine was lost, which is
-waited for, and without which their answers go on. Pure."""
+"""Counts and lists events of plans and machines. Tells clients of paused answers which machine was lost, which is
+awaited, and without which they go on. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -14,7 +14,7 @@ from tpiedge.master.roster import STOPPED, Machine, Roster
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
-PLANNED: Final = "a new plan begins"  # replaces a serving one
+PLANNED: Final = "switching to a new plan"  # replaces a serving one
 EVENTS: Final = 100
 
 MachineEvent: TypeAlias = Literal["joined", "left", "lost", "drained", "undrained", "cleared", "revoked"]
@@ -33,9 +33,9 @@ class ClusterEvent:
 
 
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
-"""The end of a serving plan: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
+"""Why a serving plan ended: a worker was stopped or revoked, a machine was lost, broke the protocol or contradicts
 another one, a worker's node failed by itself, or anything else."""
-PlanCause: TypeAlias = Literal["start", "loss", "plan"]  # a first plan, or it replaces a lost or serving one
+PlanCause: TypeAlias = Literal["start", "loss", "plan"]  # the first, or after a lost or serving one
 LOSS_CAUSES: Final[tuple[LossCause, ...]] = get_args(LossCause)
 PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 
@@ -65,7 +65,8 @@ class History:
     _answers: bool = False  # whether the latest plan has served
     _interrupted: float | None = None  # when an unplanned end came, until another plan serves
     _no_plan: str = ""
-    #: The end of the last session, the machine at fault, and the session's workers (None: of the earlier master).
+    _parts: str = ""  # the machines of the latest plan
+    #: Why the last session ended, the machine at fault, and the session's workers (None: of the earlier master).
     _loss: str = ""
     _lost_host: str = ""
     _members: Collection[str] | None = ()
@@ -84,7 +85,7 @@ class History:
 
     def started_again(self) -> str:
         """Notes that this master continues answers of an earlier one. Returns the words for clients."""
-        self._members, self._loss = None, "the master was started again"
+        self._members, self._loss = None, "the master was restarted"
         return self._loss
 
     def planned(self) -> str:
@@ -95,7 +96,8 @@ class History:
         cause: PlanCause = "plan" if replaces else "loss" if any(self.so_far.losses) else "start"
         self.so_far.begun[PLAN_CAUSES.index(cause)] += 1
         self._answers, self._no_plan = False, ""
-        self._add("planned", detail=", ".join(one.host or "master" for one in assignments))
+        self._parts = ", ".join(one.host or "master" for one in assignments)
+        self._add("planned", detail=self._parts)
 
     def serves(self, epoch: int, now: float) -> None:
         self._answers = True
@@ -103,7 +105,7 @@ class History:
             return
         self._serving = epoch
         if self._interrupted is None:
-            self._add("serving")
+            self._add("serving", detail=self._parts)
             return
         recoveries = deepcopy(self.so_far.recoveries)  # other threads read it
         took_s = now - self._interrupted
@@ -196,6 +198,4 @@ def _cause(failure: Failure, breached: bool) -> LossCause:
         return "stopped"
     if failure.disputed:
         return "dispute"
-    if failure.machine_lost:
-        return "machine"
-    return "node" if failure.worker is not None else "other"
+    return "machine" if failure.machine_lost else "node" if failure.worker is not None else "other"

@@ -4,9 +4,9 @@ Laws:
 1. A token, a score and an embedding are passed on once and in order, even if several epochs repeat them.
 2. The next epoch continues prompt and answer exactly: a random number depends only on the seed and the token's position
    (`engine/sampler.py`).
-3. A request is a suspect after SUSPECT deaths of nodes (`died` in `blame.py`) in a row without progress, and guilty
-   after GUILTY, one of which came while it ran alone. Three deaths after a single event count as one: a single event
-   shows only that the prompt was read."""
+3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress,
+   and poison after POISON_AFTER, one of which came while it ran alone. Three deaths after a single event count as one:
+   a single event shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -18,13 +18,13 @@ from tpiedge.master.request_times import PauseCause, Reading, ReadingProgress, T
 from tpiedge.wire.control import AnswerPart, Embedding, Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
-SUSPECT: Final = 2
-GUILTY: Final = 3
+QUARANTINE_AFTER: Final = 2
+POISON_AFTER: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The answer pauses; `why`, in one line. Repeated when the reason changes."""
+    """The answer pauses; `why` is one line. Sent again when the reason changes."""
 
     why: str
 
@@ -37,11 +37,11 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenUp:
+class Resubmitted:
     """Marks the first time that this master asks rank 0 for the rest of an earlier master's answer."""
 
 
-AnswerEvent: TypeAlias = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
+AnswerEvent: TypeAlias = AnswerPart | Paused | Resumed | Resubmitted | Reading | Finished
 _Event = AnswerEvent | TpiedgeError
 RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 
@@ -67,15 +67,15 @@ class RequestLine:
 
 @dataclass(eq=False)
 class PendingAnswer:
-    """Made by `RequestQueue`, which calls all but `events`, `attend`, `cancel` and `complete`, under its lock."""
+    """A request of `RequestQueue`, whose lock all but `events`, `set_has_reader`, `cancel` and `complete` need."""
 
     request: GenerationRequest
     client: str
     _cancel: Callable[["PendingAnswer"], None]
     _wake: Callable[[], None]
-    attended: bool = True  # has a reader
-    gives_way: bool = False  # is, or was, preempted
-    inherited: bool = False  # an earlier master accepted it, and this one has not asked for it yet
+    has_reader: bool = True
+    preempted: bool = False  # since its last start
+    recovered: bool = False  # of an earlier master, and not resubmitted yet
     whole: bool = False  # the caller has the whole answer
     unwanted: bool = False  # cancelled while it ran
     dismissed: bool = False  # an administrator ended it
@@ -84,24 +84,24 @@ class PendingAnswer:
     times: Timeline = field(default_factory=Timeline)
     progress: ReadingProgress = field(default_factory=ReadingProgress)
     answer_ids: list[int] = field(default_factory=list)  # tokens that were passed on
-    begun: bool = False  # rank 0 of any epoch was asked
-    interruptions: int = 0  # epochs that ended under it
+    begun: bool = False  # rank 0 was asked for it, in any epoch
+    interruptions: int = 0  # ends of its epochs, and preemptions
     paused: float | None = None  # since when
     paused_by: PauseCause = "plan"  # the cause of the latest pause
     _scored: int = 1  # the first position of the prompt without a score
     _embedded: bool = False  # whether its embedding was passed on
     _passed_on: int = 0  # events in this epoch
-    _thirds: int = 0  # of deaths in a row (third law)
-    _alone: bool = False  # during one of them
+    _thirds: int = 0  # thirds of deaths in a row (law 3)
+    _alone: bool = False  # ran alone during one of them
     _told: str = ""
     _events: "queue.Queue[_Event]" = field(default_factory=queue.Queue)
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Yields events up to Finished; blocks between them. Raises the request's error. Closing it cancels."""
+        """Yields events up to Finished; blocks between them. Raises the request's error. Cancels if closed."""
         ended = False
         try:
             while not ended:
-                event = self._events.get()  # bounded by the queue's first law
+                event = self._events.get()  # bounded by law 1 of request_queue.py
                 ended = isinstance(event, Finished | TpiedgeError)
                 if isinstance(event, TpiedgeError):
                     raise event
@@ -110,9 +110,9 @@ class PendingAnswer:
             if not ended:
                 self.cancel()
 
-    def attend(self, attended: bool) -> None:
+    def set_has_reader(self, has_reader: bool) -> None:
         """Says whether the answer has a reader. Thread-safe, does not block."""
-        self.attended = attended
+        self.has_reader = has_reader
         self._wake()
 
     def cancel(self) -> None:
@@ -125,20 +125,20 @@ class PendingAnswer:
         self.cancel()
 
     @property
-    def losses(self) -> int:
+    def deaths(self) -> int:
         return self._thirds // 3
 
     @property
-    def suspect(self) -> bool:
-        return self.losses >= SUSPECT
+    def quarantined(self) -> bool:
+        return self.deaths >= QUARANTINE_AFTER
 
     @property
-    def guilty(self) -> bool:
-        return self._alone and self.losses >= GUILTY
+    def poison(self) -> bool:
+        return self._alone and self.deaths >= POISON_AFTER
 
     @property
     def reading(self) -> bool:
-        """Whether nothing was passed on in this epoch."""
+        """Whether this epoch has passed on no event."""
         return self._passed_on == 0
 
     @property
@@ -163,12 +163,12 @@ class PendingAnswer:
 
     def restore(self, said: Iterable[AnswerPart], now: float) -> None:
         for message in said:
-            self.take(message)
+            self.append(message)
         self.begun = True
         self.interrupted(now, "restart")
 
     def interrupted(self, now: float, cause: PauseCause) -> None:
-        """Notes that its epoch ended. A pause goes on."""
+        """Notes that its epoch ended or it was preempted. An earlier pause goes on."""
         self.interruptions += 1
         self._passed_on = 0
         if self.paused is None:
@@ -180,7 +180,7 @@ class PendingAnswer:
             self._thirds += 3 if self._passed_on == 0 else 1
             self._alone |= alone
 
-    def take(self, message: AnswerPart) -> AnswerPart | None:
+    def append(self, message: AnswerPart) -> AnswerPart | None:
         new: AnswerPart | None = None
         match message:
             case Token() if message.index == len(self.answer_ids):
@@ -215,25 +215,25 @@ class PendingAnswer:
             (tokens - 1) / spent_s if tokens > 1 and spent_s > 0 else 0.0,
             self._told if paused is not None else "",
             now - paused if paused is not None else 0.0,
-            self.attended,
+            self.has_reader,
             self.progress.reading(self.positions) if running and self.reading else None,
             self.client,
         )
 
     def read(self, done_tokens: int, now: float) -> None:
         """Notes how much of its prompt is read. Its reader hears that, unless the answer pauses."""
-        if self.reading and self.progress.take(done_tokens, now) and self.paused is None:
+        if self.reading and self.progress.update(done_tokens, now) and self.paused is None:
             reading = self.progress.reading(self.positions)
             if reading is not None:
                 self.put(reading)
 
     def put(self, event: _Event) -> None:
-        if not isinstance(event, TakenUp):  # which ends no pause
+        if not isinstance(event, Resubmitted):  # it ends no pause
             self._told = ""
         self._events.put(event)
 
     def pause(self, why: str) -> None:
-        """Tells `why` it pauses, unless that was its last event."""
+        """Tells the reader `why` it pauses, unless that was the last event."""
         if why != self._told:
             self.put(Paused(why))
             self._told = why

@@ -1,7 +1,7 @@
 """The master of a cluster.
 
 Its control thread owns the hub and decides everything; other threads submit requests and read snapshots. Messages
-change the roster and the sessions (`session_manager`); then `reconciler` does what is due."""
+change the roster and the sessions (`session_manager`); then `reconciler` plans and switches."""
 
 import logging
 import math
@@ -19,13 +19,13 @@ from msgspec import structs
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.host.device import usable_cores
-from tpiedge.joining.front_door import FrontDoor
+from tpiedge.joining.registrar import Registrar
 from tpiedge.launch.bootstrap import OwnStalls, Timing, node_of
 from tpiedge.master.assignments import Served
 from tpiedge.master.counters import StepTimeline
-from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import PendingAnswer
+from tpiedge.master.loss_plans import LossPlans, PlaceNodes
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import STOPPED, Machine, Roster
@@ -45,8 +45,8 @@ from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
 
-_BURST = 5000  # messages per round
-FLOOD: Final = 3000  # messages of a peer between two heartbeats that break the protocol
+_BURST = 5000  # messages per turn
+FLOOD: Final = 3000  # messages between two heartbeats with which a peer breaks the protocol
 
 
 class Master:
@@ -59,30 +59,30 @@ class Master:
         served: Served,
         plan: PlaceNodes,
         rank_zero: RankZero,
-        door: FrontDoor,
+        registrar: Registrar,
         *,
         timing: Timing | None = None,
         queue_limit: int = QUEUE_LIMIT,
         known: Sequence[str] = (),
         recovery_grace_s: float = RECOVERY_GRACE_S,
-        stock: bool = True,  # machines fetch what plans for losses need of them
+        prefetch: bool = True,  # machines fetch the shards that plans for losses need
     ) -> None:
-        """`known`: workers that were let in before. Requests wait for lost machines for `recovery_grace_s`."""
+        """`known`: workers admitted earlier, in order. Requests wait for lost machines for `recovery_grace_s`."""
         timing = timing or Timing()
         roster = self._roster = Roster(timing.timeout_s, known)
         send = self._send = partial(send_if_connected, hub)
         self._hub = hub
         self._clock = clock
-        self._door = door
+        self._registrar = registrar
         self._heartbeat_s = timing.heartbeat_s
         compiles = max(1, math.floor(usable_cores()) // 2)
         requests = self.requests = RequestQueue(  # a lambda, because the sessions, made next, need the queue
             queue_limit, served.sequences, lambda id: self._sessions.cancel(id), hub.wake, clock.now, compiles
         )
         self._sessions = SessionManager(hub, send, roster, rank_zero, served, timing, clock, requests)
-        self._foresight = Foresight(plan, send, served.pack_id, stock=stock)
+        self._loss_plans = LossPlans(plan, send, served.pack_id, prefetch=prefetch)
         self._reconciler = Reconciler(
-            clock, plan, roster, self._sessions, requests, send, recovery_grace_s, self._foresight
+            clock, plan, roster, self._sessions, requests, send, recovery_grace_s, self._loss_plans
         )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due
@@ -99,15 +99,16 @@ class Master:
         self._sessions.number = first_epoch - 1
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
-        """Queues the request; does not block. `attended`: it has a reader. Raises QueueFull, NotServing."""
+    def submit(
+        self, request: GenerationRequest, client: str = "", *, has_reader: bool = True
+    ) -> PendingAnswer:
+        """Queues the request; does not block. Raises QueueFull, NotServing."""
         if self.failed is not None or self._reconciler.hopeless:
             self.requests.refuse(self._reconciler.not_serving())
-        return self.requests.submit(request, client, attended=attended)
+        return self.requests.submit(request, client, has_reader=has_reader)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Queues, in order before `start`, a request that an earlier master answered with `said`. It waits for machines
-        as after a loss."""
+        """Resumes an earlier master's request, which waits as after a loss. Call it before `start`, in order."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -115,7 +116,7 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with histograms. Later calls see counters, and with `timeline` a step. Does not block."""
+        """Returns `status` with histograms; asks nodes for counters, and with `timeline` for a step. Does not block."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
@@ -135,11 +136,11 @@ class Master:
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
 
-    def forget(self, name: str) -> None:
-        self._order(lambda: self._forget(name))
+    def remove_worker(self, name: str) -> None:
+        self._order(lambda: self._remove_worker(name))
 
     def drain_worker(self, name: str) -> Future[str]:
-        """Takes the worker out of plans. The result is its name, or CannotDrain; it may be cancelled."""
+        """Takes the worker out of plans. The future has its name, or CannotDrain; it may be cancelled."""
         ordered: Future[str] = Future()
         self._order(lambda: self._reconciler.drain(name, ordered))
         return ordered
@@ -183,30 +184,30 @@ class Master:
 
     def _hear(self, until: float) -> None:
         """Handles messages, waiting for the first one, until heartbeats are due at `until`. Raises EndpointClosed."""
-        for name in self._door.settle():
+        for name in self._registrar.finish_joins():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
-        # At least a tenth of a second: late heartbeats must not end all hearing.
+        # At least 0.1 s: late heartbeats must not keep messages waiting for ever.
         enough = max(until, self._clock.now() + 0.1)
         for _ in range(_BURST):
             if not self._hear_one(0.0) or self._clock.now() >= enough:
                 return
 
     def _tick(self, late_s: float) -> None:
-        now, excused = self._clock.now(), self._stalls.beat(late_s)
+        now, own_stall = self._clock.now(), self._stalls.beat(late_s)
         self._traffic.clear()
-        self._door.tick()
-        for name, cause in () if excused else self._roster.silent(now):
-            self._lose(name, cause)
+        self._registrar.tick()
+        for name, cause in () if own_stall else self._roster.silent(now):
+            self._drop_peer(name, cause)
         self._look_at_links()
-        self._sessions.tick(excused=excused)
+        self._sessions.tick(own_stall=own_stall)
         for machine in self._roster.present:
             self._send(self._sessions.pulse, machine.name)
 
-    def _forget(self, name: str) -> None:
-        self._roster.forget(name)
+    def _remove_worker(self, name: str) -> None:
+        self._roster.remove(name)
         self._probings.pop(name, None)
-        self._sessions.lose(name, "its membership was revoked", intended=True)
+        self._sessions.drop_machine(name, "its membership was revoked", intended=True)
 
     def _hear_one(self, wait_s: float) -> bool:
         try:
@@ -217,7 +218,7 @@ class Master:
         except MalformedMessage as error:
             self._broke_protocol(error.peer, str(error))
         except LinkReset as error:
-            self._lose(error.peer, str(error))
+            self._drop_peer(error.peer, str(error))
         return True
 
     def _handle(self, envelope: Envelope) -> None:
@@ -230,8 +231,8 @@ class Master:
             epoch = self._sessions.epoch(number)
             if epoch is not None:
                 epoch.handle(rank, message, self._hub.address_of(sender))
-        elif not self._door.is_member(sender):
-            self._door.heard(sender, message)
+        elif not self._registrar.is_member(sender):
+            self._registrar.handle(sender, message)
         else:
             self._hear_agent(sender, message)
 
@@ -249,23 +250,23 @@ class Master:
                 elif result is not None:
                     self._send(result, name)
             case epochs.Leaving():
-                self._lose(name, STOPPED, WorkerEvent.STOPPED)
+                self._drop_peer(name, STOPPED, WorkerEvent.STOPPED)
             case Enrol():
-                self._door.heard(name, message)
-            case _ if not isinstance(message, AgentReport | epochs.AgentPulse | epochs.Stocked):
+                self._registrar.handle(name, message)
+            case _ if not isinstance(message, AgentReport | epochs.AgentPulse | epochs.Prefetched):
                 cause = f"it sent {type(message).__name__}, which is not a worker's to send"
                 self._broke_protocol(name, cause)
             case _ if not self._roster.heard(name, now):
                 self._send(epochs.AskOffer(0), name)
-            case epochs.Stocked():
-                self._foresight.heard(name, message)
+            case epochs.Prefetched():
+                self._loss_plans.heard(name, message)
             case _ if isinstance(message, AgentReport):
                 self._sessions.heard(name, message)
 
     def _hear_offer(self, name: str, offer: epochs.Offer, now: float) -> None:
         known = self._roster.get(name)
         if known is not None and known.offer.nonce != offer.nonce:
-            self._lose(name, "its agent was started anew")
+            self._drop_peer(name, "its agent was started anew")
         offer, known = structs.replace(offer, host=sanitised_name(offer.host)), self._roster.get(name)
         if known is not None and known.offer == offer and self._roster.heard(name, now):
             return  # it was asked twice
@@ -276,7 +277,7 @@ class Master:
         self._send(probing.begin(now), name)
 
     def _look_at_links(self) -> None:
-        """Loses machines whose connection is gone since the last heartbeat, unless they may be dialling anew."""
+        """Drops machines whose connection is gone since the last heartbeat, unless they may be reconnecting."""
         now, before, self._cut_off = self._clock.now(), self._cut_off, {}
         for one in self._roster.present:
             if self._hub.is_connected(one.name):
@@ -285,32 +286,32 @@ class Master:
             # The handshakes of TCP and of CURVE take four round trips.
             dialling_s = 4 * one.link.round_trip_s if one.link is not None else 0.0
             if now > since and now - since >= dialling_s:
-                self._lose(one.name, "its process ended or its connection broke")
+                self._drop_peer(one.name, "its process ended or its connection broke")
 
     def _broke_protocol(self, peer: str, cause: str) -> None:
-        """Loses the peer and cuts its connection; its machine waits."""
+        """Drops the peer and its connection; a worker is left out for a while."""
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None and self._roster.get(peer) is not None:
             _log.warning("%s broke the protocol: %s", peer, cause)
             self._roster.step(peer, WorkerEvent.BREACHED, self._clock.now(), "breach", cause)
-            self._lose(peer, cause)
+            self._drop_peer(peer, cause)
         elif rank is not None and epoch is not None:
             # Rank 0 as well: the bad message may have been the end of an answer.
             epoch.broke_protocol(rank, cause)
         self._hub.disconnect(peer)
 
-    def _lose(self, peer: str, cause: str, event: WorkerEvent = WorkerEvent.LOST) -> None:
+    def _drop_peer(self, peer: str, cause: str, event: WorkerEvent = WorkerEvent.LOST) -> None:
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None:
-            self._sessions.lose(peer, cause, intended=event is WorkerEvent.STOPPED)
-            self._roster.lose(peer, cause, self._clock.now(), event)
+            self._sessions.drop_machine(peer, cause, intended=event is WorkerEvent.STOPPED)
+            self._roster.mark_away(peer, cause, self._clock.now(), event)
         elif epoch is not None:
-            epoch.lose(rank, cause)
+            epoch.mark_lost(rank, cause)
 
     def _order(self, call: Callable[[], None]) -> None:
-        """Has the control thread make the call in its next turn."""
+        """Makes the control thread run `call` in its next turn."""
         self._calls.put(call)
         self._hub.wake()
 
@@ -327,8 +328,7 @@ class Master:
             self._end_all()
 
     def _end_all(self) -> None:
-        stopped = Cancelled("the master was stopped")
-        error = stopped if self.failed is None else MasterFailed(str(self.failed))
+        error = Cancelled("the master was stopped") if self.failed is None else MasterFailed(str(self.failed))
         self.requests.close(NotServing(str(error)))
         self.requests.fail_all(error)
         self._sessions.close()

@@ -17,9 +17,9 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """A function of the machines that are present. `own` says what the master's machine, with `threads` threads, gives
-    now. `weights` (--shares) are relative shares, the master's first, then the workers' in the order in which they were
-    let in; a plan waits for that many machines. The serving plan is replaced only by a clearly faster one."""
+    """Plans for the present machines. `own` returns what the master's machine, with `threads` threads, offers now.
+    `weights` (--shares) are relative shares, the master's first, then the workers' by admission; a plan waits for that
+    many machines. Only a clearly faster plan replaces the serving one."""
 
     model: ModelFacts
     own: Callable[[], prediction.MachineFacts]
@@ -43,7 +43,7 @@ class NodePlacement:
                 "shares", "others came first, and the master's --shares have no part for more"
             )
             named = {machine.name: machine for machine in machines}
-            machines = tuple(named.pop(one.name) for one in seated(wanted, machines))
+            machines = tuple(named.pop(one.name) for one in fill_slots(wanted, machines))
             spare |= dict.fromkeys(named, beyond)
         best = self._allocate(machines)
         if isinstance(best, Infeasible):
@@ -54,7 +54,7 @@ class NodePlacement:
             return self._assignments_of(best, machines, spare)
         workers = len(machines) - sum(one.kind == "no room" for one in best.spare.values())
         seconds = best.plan.step_s, kept.plan.step_s
-        little = slower(*seconds, "not worth starting every node anew", workers)
+        little = slower(*seconds, "not worth restarting every node", workers)
         reasons = {one.name: best.spare.get(rank, little) for rank, one in enumerate(machines, 1)}
         out = {name: why for name, why in reasons.items() if name not in serving}
         return self._assignments_of(kept, there, spare | out)
@@ -62,7 +62,7 @@ class NodePlacement:
     def _kept(
         self, there: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation, *, fewer: bool
     ) -> Allocation | None:
-        """Returns the serving plan if it misses only new machines and takes at most 1.1 times the best one's time."""
+        """Returns the serving plan if it lacks only new machines and takes at most 1.1 times the best one's time."""
         if self.weights is not None or not serving or not fewer or len(there) < len(serving):
             return None
         kept = self._allocate(there)
@@ -118,15 +118,15 @@ class NodePlacement:
         return machine.offer.capacity.speed(self.model.quantised) / machine.slowdown
 
 
-def seated(count: int, machines: Sequence[Machine]) -> list[Machine]:
-    """Returns the machines for `count` parts of --shares: each part's owner, or the first machine that owns no part."""
+def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
+    """Returns the machines in `count` slots of --shares: a slot's owner, or the next machine that owns no slot."""
     owners = {one.place: one for one in machines if one.place < count}
     others = (one for one in machines if one.place >= count)
-    return [owners.get(seat) or next(others) for seat in range(count)]
+    return [owners.get(slot) or next(others) for slot in range(count)]
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
-    """Returns Assignment.ffn_s. A block of 0.04 to 0.4 MB was measured to cost as much as 0.1 to 0.5 MB more."""
+    """Returns Assignment.ffn_s. The overhead of a block of 0.04 to 0.4 MB was measured to equal 0.1 to 0.5 MB."""
     if not share.ffn or speed <= 0:
         return 0.0
     return (layer_bytes(model, NodeShare(Share(0, 0), share.ffn)) + (1 << 18)) / speed

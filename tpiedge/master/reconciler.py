@@ -1,7 +1,7 @@
 """Makes plans, and begins, switches and ends sessions for them.
 
 When one session takes the place of another, by plan (`switching.py`) or after a loss, running requests pause and go on
-in the next. If nothing is to serve, requests wait for the recovery grace; then they fail and new ones are refused."""
+in the next. If no session can serve, requests wait for the recovery grace; then they fail and new ones are refused."""
 
 import logging
 import math
@@ -15,8 +15,8 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.master.assignments import Assignments
 from tpiedge.master.blame import Failure
-from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.history import History
+from tpiedge.master.loss_plans import LossPlans, PlaceNodes
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.selection import FETCHES, Selection
@@ -32,7 +32,7 @@ from tpiedge.wire.epochs import Spare
 from tpiedge.wire.fields import SpareKind
 
 RECOVERY_GRACE_S: Final = 120.0
-_SETTLED_S: Final = 5.0  # an epoch's service before plans for losses are made
+_SETTLED_S: Final = 5.0  # an epoch serves this long before plans for losses are made
 
 _log = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ class Reconciler:
     _requests: RequestQueue
     _tell: Callable[[Spare, str], None]
     _grace_s: float
-    _foresight: Foresight
-    hopeless: bool = False  # nothing is to serve, and requests wait no longer
-    _stuck: float | None = None  # since when nothing is served nor about to be
-    _served: bool = False  # whether a session was ready, of this master or of the one before
+    _loss_plans: LossPlans
+    hopeless: bool = False  # no session can serve, and requests wait no longer
+    _stuck: float | None = None  # since when no session serves or is about to
+    _served: bool = False  # whether a session of this or an earlier master was ready
     _told: dict[str, tuple[float, SpareKind]] = field(default_factory=dict)  # `since` and reason, by machine
     _failures: int = 0  # failed attempts in a row since requests could last be served
     _known: int | None = None  # the roster's generation of the last plan; None: another plan is due
@@ -75,11 +75,11 @@ class Reconciler:
         self.history = History(self._roster, time.time)
         self.selection = Selection(self._clock, plan, self._roster, self._sessions)
         self._switching = Switching(self._requests, self._roster, self._sessions.served, self.selection)
-        self._own_bytes = self._sessions.rank_zero.memory_bytes  # for which plans are made
+        self._own_bytes = self._sessions.rank_zero.memory_bytes  # the master's memory that plans count with
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def served_before(self) -> str:
-        """Has requests of an earlier master wait for machines. Returns the words for their readers."""
+        """Lets requests of an earlier master wait for machines. Returns the words for their readers."""
         self._served = True
         return self.history.started_again()
 
@@ -99,9 +99,9 @@ class Reconciler:
         called = name if machine is None else machine.offer.host or name
         refusal = ""
         if machine is None or not machine.present:
-            refusal = f"{called} is away: it has no part that could be taken from it"
+            refusal = f"{called} is away and has no part in the plan"
         elif not machine.drained and (reason := self.selection.find(without=name).reason):
-            refusal = f"without {called} the others cannot serve, so it keeps its part: {reason}"
+            refusal = f"cannot drain {called}: the others cannot serve without it: {reason}"
         if refusal:
             ordered.set_exception(CannotDrain(refusal))
             return
@@ -118,7 +118,7 @@ class Reconciler:
         for session in sessions.active:
             if session.failure is not None:
                 self._end(session, session.failure)
-        if sessions.ready or not sessions.active:  # a worker that comes back would end a session that begins
+        if sessions.ready or not sessions.active:  # a worker's return would end a session that begins
             self._roster.readmit(now)
         own_bytes = sessions.rank_zero.memory_bytes
         if own_bytes != self._own_bytes:
@@ -135,7 +135,7 @@ class Reconciler:
         self._dispatch()
         idle = sessions.coming is None and self._requests.idle  # plans for losses take the master's time
         if idle and sessions.serving is not None and sessions.serving.served_s >= _SETTLED_S:
-            self._foresight.look(self.selection.plannable(), sessions.serving.machines, own_bytes)
+            self._loss_plans.plan_next(self.selection.plannable(), sessions.serving.machines, own_bytes)
         stuck = self._failures >= 4 or (self._planless and sessions.serving is None)
         if sessions.ready or (sessions.active and not stuck):
             self._stuck = None
@@ -155,7 +155,7 @@ class Reconciler:
         self._publish()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a plan is due: once no worker has arrived for 0.3 s, and 2 s after a change at the latest."""
+        """Whether a plan is due: the roster changed, and no worker has arrived for 0.3 s or 2 s have passed."""
         if self._known == self._roster.generation:
             return False
         if self._changed is None:
@@ -167,27 +167,27 @@ class Reconciler:
         """Replaces the serving session by the coming one if that is due, once rank 0 has halted."""
         if not self._switching.due(coming, serving, self._own_bytes, now):
             return
-        carried = None
+        snapshot = None
         if serving is not None:
             if not self._switching.ready(serving, coming, now):
                 if now - self._switching.since >= 0.5:
                     self._requests.pause(self.history.planned(), self._switching.since)
                 return
-            carried = self._switching.carried(serving)
+            snapshot = self._switching.snapshot(serving)
             self._requests.interrupt(self.history.planned(), since=self._switching.since)
         self._reason = "loading the weights"
-        self._sessions.switch(coming, carried)
+        self._sessions.switch(coming, snapshot)
         self.history.began(coming.assignments, replaces=serving is not None)
         if self._known == self._roster.generation:
-            self._notify()  # the workers that the plan leaves out had a part when it was made
+            self._notify()  # workers that the plan leaves out had a part until now
 
     def _look_for_slow(self) -> None:
-        """Leaves late workers, which go on fetching, out of plans until the others serve."""
+        """Leaves overdue workers, which go on fetching, out of plans until the others serve."""
         coming, slow = self._sessions.coming, self.selection.slow
         if self._sessions.ready:
             slow = frozenset()
         elif self._sessions.serving is None and coming is not None:
-            slow = slow.union(coming.late())
+            slow = slow.union(coming.overdue())
         if slow != self.selection.slow:
             self.selection.slow, self._known = slow, None
 
@@ -195,11 +195,11 @@ class Reconciler:
         serving, ready = self._sessions.serving, self._sessions.ready
         routing = ready.routing if ready is not None else None
         spare = {**self._spare, **self.selection.excluded()}
-        stocked, now = self._foresight.stocked, self._clock.now()
+        prefetched, now = self._loss_plans.reports, self._clock.now()
         self.status = ClusterStatus(
             ready=ready is not None,
             reason=self._reason,
-            nodes=node_statuses(self._roster, self._sessions, spare, stocked, now),
+            nodes=node_statuses(self._roster, self._sessions, spare, prefetched, now),
             queued=self._requests.waiting,
             running=self._requests.running,
             epoch=serving.number if serving is not None else 0,
@@ -246,7 +246,7 @@ class Reconciler:
                     self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
     def _apply(self, found: Assignments) -> None:
-        """Ensures that a session with these assignments serves or is coming, maybe later after repeated failures."""
+        """Ensures that a session with these assignments serves or is coming; delays it after repeated failures."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
@@ -259,7 +259,7 @@ class Reconciler:
                     self._reason += again + format_seconds(due - now)
                 return
             self._reason = f"preparing {counted(len(assignments), 'node')}"
-            self._sessions.begin(found)
+            self._sessions.prepare_session(found)
 
     def _dispatch(self) -> None:
         serving, coming = self._sessions.ready, self._sessions.coming
@@ -271,7 +271,7 @@ class Reconciler:
             self._roster.proved(serving.machines)
         self._served, self._failures, self._reason = True, 0, ""
         if coming is not None and coming.phase is Phase.PREPARED:
-            self._reason = "a faster plan waits until it is worth the pause"
+            self._reason = "a faster plan waits until it makes up for the pause"
         while self._requests.prepare(serving.compile):
             pass
         while self._requests.start(serving.ask):
@@ -282,7 +282,7 @@ class Reconciler:
         error, served = failure.error, session is self._sessions.serving
         _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
         _log.warning("%s: %s", "stopped serving" if served else "the new plan failed", error)
-        self._attribute(session, failure)  # first: workers without a part fail in none
+        self._attribute(session, failure)  # first: a worker without a part cannot fail to prepare it
         self._reason = str(error)
         if served:
             self._sessions.end_serving()
@@ -299,7 +299,7 @@ class Reconciler:
             self._failures += not self._sessions.ready
 
     def _attribute(self, session: Session, failure: Failure) -> None:
-        """Notes whose failure ended a session: a worker's, or else the own node's. A lost machine was noted before."""
+        """Attributes a session's end to a worker, or else to the master's node. A lost machine was noted before."""
         now = self._clock.now()
         if failure.disputed:
             _log.warning("all-reduces go by the star for a while: two workers contradict each other")

@@ -2,12 +2,12 @@
 
 Laws:
 1. An accepted request ends exactly once: with Finished, or with an error.
-2. Clients take turns (`turns.py`); requests of one client start in their order. A request without a reader (`attend`)
-   starts after all others, and is preempted for one with a reader.
+2. Clients are scheduled fairly (`fair_scheduler.py`); requests of one client start in order. A request without a
+   reader starts after all others, and is preempted for one with a reader.
 3. When an epoch ends, its requests go on in the next one, before requests that never ran.
-4. Of waiting requests, the one with most `losses` begins first. A suspect (`journal.py`) runs alone; while one waits,
-   only what ran before begins. So a request that kills nodes fails alone.
-5. A request with a grammar starts once that is compiled. Processor time of grammars counts in turns.
+4. The waiting request with most `deaths` starts first. A quarantined one (`journal.py`) runs alone; while it waits, no
+   new request starts. So a request that kills nodes fails alone.
+5. A request with a grammar starts once the grammar is compiled. Clients are charged for the processor time of grammars.
 """
 
 import math
@@ -30,16 +30,16 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
-from tpiedge.master.journal import PendingAnswer, RequestLine, Resumed, TakenUp
+from tpiedge.master.fair_scheduler import Compiling, FairScheduler
+from tpiedge.master.journal import PendingAnswer, RequestLine, Resubmitted, Resumed
 from tpiedge.master.request_times import ReadingProgress, ReadingRate, RequestHistograms, Totals
-from tpiedge.master.turns import Compiling, Turns
-from tpiedge.portions import Portions, may_have
+from tpiedge.quotas import ClientQuotas, within_quota
 from tpiedge.wire import control
 from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
-#: Requests of one client that may wait, and choices that may wait to be submitted; all clients have twice as many.
+#: Limits of a client's waiting requests, and of its choices not submitted yet; all clients together have twice as many.
 QUEUE_LIMIT: Final = 64
 POSTPONED_LIMIT: Final = 8192
 #: Errors of a request that rank 0 may report; any other is a defect.
@@ -61,8 +61,8 @@ class Dismissed(Cancelled):
 
 @dataclass(eq=False)
 class RequestQueue:
-    """Up to `limit` requests of a client wait, twice as many of all, and up to `parallel` run; their ids must differ.
-    Interrupted requests do not count. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not
+    """Up to `limit` requests of a client, and twice as many of all clients, wait, not counting interrupted ones; up to
+    `parallel` run. Ids must differ. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not
     call back; `on_submit()` follows each accepted one. `compiles` grammars are compiled at a time."""
 
     limit: InitVar[int]
@@ -72,7 +72,7 @@ class RequestQueue:
     _now: Callable[[], float] = time.monotonic
     compiles: InitVar[int] = 1
     totals: Totals = field(default_factory=Totals)  # replaced as a whole: readers need no lock
-    _turns: Turns = field(default_factory=Turns)
+    _scheduler: FairScheduler = field(default_factory=FairScheduler)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: deque[PendingAnswer] = field(default_factory=deque)
     _running: dict[str, PendingAnswer] = field(default_factory=dict)  # by id, in the order of their start
@@ -82,7 +82,7 @@ class RequestQueue:
 
     def __post_init__(self, limit: int, compiles: int) -> None:
         self._places = 2 * limit
-        self._postponed = Portions(2 * POSTPONED_LIMIT)
+        self._postponed = ClientQuotas(2 * POSTPONED_LIMIT)
         self._compiling = Compiling(compiles, self._parallel)
 
     @property
@@ -92,7 +92,7 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + self._postponed.taken
+        return len(self._waiting) + self._postponed.used
 
     @property
     def running(self) -> int:
@@ -124,15 +124,17 @@ class RequestQueue:
         with self._lock:
             raise self._refused(error)
 
-    def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
-        """Accepts a request; `attended`: it has a reader. Raises QueueFull, or the error of `close`."""
-        answering = PendingAnswer(request, client, self._cancelled, self._on_submit, attended)
+    def submit(
+        self, request: GenerationRequest, client: str = "", *, has_reader: bool = True
+    ) -> PendingAnswer:
+        """Accepts a request. Raises QueueFull, or the error of `close`."""
+        answering = PendingAnswer(request, client, self._cancelled, self._on_submit, has_reader)
         with self._lock:
             if self._closed is not None:
                 raise self._refused(self._closed)
-            waiting = [one.client for one in self._waiting if one.gives_way or not one.begun]
+            waiting = [one.client for one in self._waiting if one.preempted or not one.begun]
             own = waiting.count(client)
-            if not may_have(own, len(waiting), self._places):
+            if not within_quota(own, len(waiting), self._places):
                 raise self._full(f"{len(waiting)} requests", own)
             answering.times.accepted = self._now()
             self._waiting.append(answering)
@@ -140,24 +142,24 @@ class RequestQueue:
         return answering
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts requests that the client will submit later; a negative `count` ends that. Raises QueueFull."""
+        """Counts requests that the client will submit later; a negative `count` takes some back. Raises QueueFull."""
         with self._lock:
             if count < 0:
-                self._postponed.leave(client, -count)
-            elif not self._postponed.take(client, count):
-                choices = f"{self._postponed.taken} choices of requests"
-                raise self._full(choices, self._postponed.of(client))
+                self._postponed.release(client, -count)
+            elif not self._postponed.acquire(client, count):
+                choices = f"{self._postponed.used} choices of requests"
+                raise self._full(choices, self._postponed.used_by(client))
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
         """Accepts a request of an earlier master, which passed `said` on. Its events begin with a pause because of
-        `why`, and TakenUp when rank 0 is asked. To be called before `submit`. Raises the error of `close`."""
-        answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, inherited=True)
+        `why`, and Resubmitted when rank 0 is asked. Call it before `submit`. Raises the error of `close`."""
+        answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, recovered=True)
         with self._lock:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)
             answering.restore(said, self._now())
             answering.pause(why)
-            if not self._settled(answering):
+            if not self._finish_if_complete(answering):
                 self._waiting.append(answering)
         self._on_submit()
         return answering
@@ -165,7 +167,7 @@ class RequestQueue:
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
         """Hands the next grammar's request to `compile_next`, with its group's name. Returns whether one was due."""
         with self._lock:
-            one = self._compiling.next(self._waiting, self._turns)
+            one = self._compiling.next(self._waiting, self._scheduler)
             if one is None:
                 return False
             try:
@@ -179,24 +181,24 @@ class RequestQueue:
         """Hands the next request to `ask`, which sends it to rank 0 and must neither block nor call back. Returns False
         if none can start; running requests without a reader may then be preempted."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
-            if len(self._running) >= self._parallel or any(one.suspect for one in self._running.values()):
-                self._make_way(sum(one.attended and self._compiling.may_begin(one) for one in self._waiting))
+            if len(self._running) >= self._parallel or any(one.quarantined for one in self._running.values()):
+                self._preempt(sum(one.has_reader and self._compiling.may_begin(one) for one in self._waiting))
                 return False
             starting = self._next()
             if starting is None:
                 return False
             self._waiting.remove(starting)
             if not starting.begun:
-                self._turns.give(starting.client, len(starting.request.prompt_ids))
+                self._scheduler.charge(starting.client, len(starting.request.prompt_ids))
             self._running[starting.request.id] = starting
-            starting.begun, starting.gives_way = True, False
+            starting.begun, starting.preempted = True, False
             starting.compiling = "begun"
             starting.progress = ReadingProgress()
-            if starting.inherited:
-                starting.inherited = False
-                starting.put(TakenUp())
+            if starting.recovered:
+                starting.recovered = False
+                starting.put(Resubmitted())
             now = self._now()
-            self._rate.begin(now)
+            self._rate.start(now)
             self._times.started(starting.times, now)
             try:
                 ask(starting.rest)
@@ -218,8 +220,8 @@ class RequestQueue:
             if known is None:
                 return
             processor_s = getattr(message, "processor_s", 0.0)
-            if processor_s > 0.0:  # a slow machine computes fewer tokens in a second
-                self._turns.give(known.client, math.ceil(100 * processor_s))
+            if processor_s > 0.0:  # as 100 tokens per second; a slow machine computes fewer
+                self._scheduler.charge(known.client, math.ceil(100 * processor_s))
             match message:
                 case control.Token() | control.PromptScores() | control.Embedding() if running is not None:
                     self._pass_on(message, running)
@@ -244,26 +246,26 @@ class RequestQueue:
     def interrupt(
         self, why: str, lost: TpiedgeError | None = None, since: float | None = None, *, died: bool = False
     ) -> None:
-        """Ends the epoch of all running requests, by a plan or because it was `lost`. If a node `died`, a guilty
+        """Ends the epoch of all running requests, by a plan or because it was `lost`. If a node `died`, a poison
         request (`journal.py`) fails with the loss. `since`: when they began to pause, if before now."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
-            going_on = [one for one in running if not self._settled(one)]
+            going_on = [one for one in running if not self._finish_if_complete(one)]
             for one in going_on:
                 if died:
                     one.died(alone=len(running) == 1)
                 one.interrupted(now, "plan" if lost is None else "loss")
             if died and lost is not None:
-                guilty = [one for one in going_on if one.guilty]
-                self._fail(guilty, lost)
-                going_on = [one for one in going_on if one not in guilty]
+                poison = [one for one in going_on if one.poison]
+                self._fail(poison, lost)
+                going_on = [one for one in going_on if one not in poison]
             self._running.clear()
             self._compiling.entries.clear()
             self._look_at_readers()
             for one in going_on:
-                one.gives_way = False
+                one.preempted = False
                 one.pause(why)
-            self._waiting = deque(sorted([*going_on, *self._waiting], key=lambda one: -one.losses))
+            self._waiting = deque(sorted([*going_on, *self._waiting], key=lambda one: -one.deaths))
 
     def pause(self, why: str, since: float) -> None:
         """Pauses running requests, though their epoch lasts, and tells their readers `why`."""
@@ -279,7 +281,7 @@ class RequestQueue:
             for one in (*self._running.values(), *self._waiting):
                 if one.paused is None:
                     one.pause("" if serving or one.begun else why)
-                elif not one.gives_way:
+                elif not one.preempted:
                     one.pause(why)
 
     def fail_all(self, error: TpiedgeError) -> None:
@@ -313,39 +315,38 @@ class RequestQueue:
 
     # --- under the lock
 
-    def _full(self, waiting: str, own: int) -> TpiedgeError:
-        words = f"{waiting} are waiting already, {own} of this client: try again later"
-        return self._refused(QueueFull(words))
+    def _full(self, what: str, own: int) -> TpiedgeError:
+        return self._refused(QueueFull(f"{what} are waiting already, {own} of this client: try again later"))
 
     def _refused(self, error: TpiedgeError) -> TpiedgeError:
         self._count(refused=1)
-        return error.with_traceback(None)  # raised again and again, it would lengthen its traceback
+        return error.with_traceback(None)  # one error, raised often, would lengthen its traceback
 
     def _next(self) -> PendingAnswer | None:
-        """Picks the request that starts. Requests that ran are in front and go on in order."""
-        suspects = [one for one in self._waiting if one.suspect]
-        if not self._running and suspects:
-            return suspects[0]
-        able = [one for one in self._waiting if not one.suspect and self._compiling.may_begin(one)]
-        if suspects:
+        """Picks the request that starts. Requests that ran before are in front, in order."""
+        quarantined = [one for one in self._waiting if one.quarantined]
+        if not self._running and quarantined:
+            return quarantined[0]
+        able = [one for one in self._waiting if not one.quarantined and self._compiling.may_begin(one)]
+        if quarantined:
             able = [one for one in able if one.begun]
-        able = [one for one in able if one.attended] or able
+        able = [one for one in able if one.has_reader] or able
         if not able or able[0].begun:
             return able[0] if able else None
-        return self._turns.next(able, self._running.values(), self._waiting)
+        return self._scheduler.pick(able, self._running.values(), self._waiting)
 
-    def _make_way(self, awaited: int) -> None:
+    def _preempt(self, awaited: int) -> None:
         """Preempts running requests without a reader, the latest first, if `awaited` waiting requests lack places."""
-        missing = awaited - sum(one.gives_way or one.unwanted for one in self._running.values())
-        absent = (one for one in reversed(self._running.values()) if not one.attended)
-        able = [one for one in absent if not (one.gives_way or one.unwanted or one.suspect)]
+        missing = awaited - sum(one.preempted or one.unwanted for one in self._running.values())
+        absent = (one for one in reversed(self._running.values()) if not one.has_reader)
+        able = [one for one in absent if not (one.preempted or one.unwanted or one.quarantined)]
         for one in able[: max(0, missing)]:
-            one.gives_way = True
+            one.preempted = True
             self._on_cancel(one.request.id)
 
     def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
         reading, positions = answering.reading, answering.positions
-        new = answering.take(message)
+        new = answering.append(message)
         if new is None:
             return
         if reading:
@@ -358,7 +359,7 @@ class RequestQueue:
             answering.put(Resumed(paused_s))
         if isinstance(new, control.Token):
             self._count(tokens=1)
-            self._turns.give(answering.client, 1)
+            self._scheduler.charge(answering.client, 1)
             self._times.token(answering.times, self._now())
         answering.put(new)
 
@@ -369,22 +370,21 @@ class RequestQueue:
 
     def _look_at_readers(self) -> None:
         if not any(one.reading for one in self._running.values()):
-            self._rate.rest(self._now())
+            self._rate.stop(self._now())
 
     def _finish(self, message: control.Finished, answering: PendingAnswer) -> None:
         """Ends a running request as rank 0 says, unless part of the answer is missing."""
         cancelled = message.reason == "cancel"
-        if cancelled and answering.gives_way and not answering.unwanted:
-            if not self._settled(answering):
+        if cancelled and answering.preempted and not answering.unwanted:
+            if not self._finish_if_complete(answering):
                 self._leave(answering)
                 answering.interrupted(self._now(), "priority")
                 answering.pause("requests that somebody waits for come first")
                 self._waiting.appendleft(answering)
             return
         if not cancelled and not answering.agrees(message):
-            told = len(answering.answer_ids)
-            missing = f"{told} of the answer's {message.tokens} tokens came: report it"
-            self._fail([answering], InternalError(missing))
+            words = f"{len(answering.answer_ids)} of the answer's {message.tokens} tokens came: report it"
+            self._fail([answering], InternalError(words))
             return
         self._leave(answering)
         unfinished = int(cancelled and not answering.whole)
@@ -402,7 +402,7 @@ class RequestQueue:
         last = structs.replace(message, steps=0) if answering.interruptions else message
         answering.put(Dismissed() if cancelled and answering.dismissed else last)
 
-    def _settled(self, answering: PendingAnswer) -> bool:
+    def _finish_if_complete(self, answering: PendingAnswer) -> bool:
         reason = "cancel" if answering.unwanted else answering.finish_reason
         if reason is None:
             return False

@@ -1,4 +1,4 @@
-"""Latencies, lengths and reading rates of requests, in seconds as readers see them, pauses included. Times that began
+"""Latencies, lengths and reading rates of requests. Latencies include pauses, as readers see them. Times that began
 under an earlier master are not counted. A failed or cancelled request has no latency. Pure."""
 
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Literal, TypeAlias, get_args
 
 PauseCause: TypeAlias = Literal["plan", "loss", "restart", "priority"]
-"""An answer paused for a plan (or a stopped worker), a loss, another master, or requests with a reader."""
+"""Why an answer paused: a plan or a stopped worker, a loss, a restarted master, or requests with a reader."""
 PAUSE_CAUSES: Final[tuple[PauseCause, ...]] = get_args(PauseCause)
 SECONDS: Final = (
     *(round(digit * 10.0**exponent, 9) for exponent in range(-3, 3) for digit in (1, 2, 3, 5)),
@@ -20,7 +20,7 @@ LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for 
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values were at most `bounds[i]` and above the bound before, the last ones above all."""
+    """`counts[i]` values were above `bounds[i - 1]` and at most `bounds[i]`; the last count is of values above all."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(init=False)
@@ -107,7 +107,7 @@ class RequestHistograms:
 
 
 class ReadingRate:
-    """Rate at which the cluster reads prompts; between `begin` and `rest` it reads one or more."""
+    """Rate at which the cluster reads prompts; between `start` and `stop` it reads one or more."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -119,14 +119,14 @@ class ReadingRate:
         """Seconds per token at the slowest recent rate; 0 if unknown."""
         return max(self._rates, default=0.0)
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         if self._since is None:
             self._since, self._tokens = now, 0
 
     def read(self, tokens: int) -> None:
         self._tokens += tokens
 
-    def rest(self, now: float) -> None:
+    def stop(self, now: float) -> None:
         """Notes that no prompt is read any more. The rate of fewer than 64 tokens would be mostly waiting."""
         if self._since is not None and self._tokens >= 64:
             self._rates.append((now - self._since) / self._tokens)
@@ -144,15 +144,15 @@ class Reading:
 
 
 class ReadingProgress:
-    """Progress of one prompt in one epoch. Its rate is without tokens before the first report, perhaps cached ones."""
+    """Progress of one prompt in one epoch. Its rate leaves out tokens before the first report, which may be cached."""
 
     def __init__(self) -> None:
         self._done = self._before = 0
         self._begun: float | None = None
         self._last = 0.0
 
-    def take(self, done_tokens: int, now: float) -> bool:
-        """Takes a report; returns whether more tokens are computed than at the one before. False for the first one."""
+    def update(self, done_tokens: int, now: float) -> bool:
+        """Takes a report. Returns whether more tokens are computed than in the previous one; False for the first."""
         if self._begun is None:
             self._begun, self._last = now, now
             self._before = self._done = done_tokens

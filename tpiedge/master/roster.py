@@ -1,7 +1,7 @@
 """The machines of a cluster as the master knows them. Pure.
 
-A machine is present from its Offer until it is lost. The GONE absent machines that were heard last are remembered. A
-drained machine stays so until its agent is started anew (another nonce) or the drain is undone."""
+A machine is present from its Offer until it is lost. The GONE absent machines heard from last are remembered. A machine
+stays drained until its agent is started anew (another nonce) or the drain is undone."""
 
 import logging
 import math
@@ -36,7 +36,7 @@ class Machine:
     standing: Standing = _PRESENT
     slowdown: float = 1.0  # times slower than measured
     slowed: float = -math.inf  # when `slowdown` changed
-    place: float = math.inf  # in the order in which machines were let in
+    place: float = math.inf  # in the order of admission
 
     @property
     def present(self) -> bool:
@@ -48,14 +48,14 @@ class Machine:
 
 
 class Roster:
-    """The workers in the order in which they were let in. `known`: names from before this master's start."""
+    """The workers in the order of their admission. `known`: names that an earlier master admitted."""
 
     def __init__(self, timeout_s: float, known: Sequence[str] = ()) -> None:
         self._timeout_s = timeout_s
         self._machines: dict[str, Machine] = {}
         self._places = {name: place for place, name in enumerate(known)}
         self.generation = 0  # changes when another plan may be made
-        self.own = _PRESENT  # the master's own machine, with the failures that are no worker's
+        self.own = _PRESENT  # the master's own machine, with failures that no worker caused
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -69,7 +69,7 @@ class Roster:
         return self._machines.get(name)
 
     def expect(self, name: str) -> int:
-        """Returns the place of a machine that was let in: the next one if it is new."""
+        """Returns the place of an admitted machine: the next one if it is new."""
         return self._places.setdefault(name, max(self._places.values(), default=-1) + 1)
 
     def offered(self, name: str, offer: Offer, now: float) -> None:
@@ -81,12 +81,12 @@ class Roster:
             cause, place = known.cause if known else "", self.expect(name)
             self._machines[name] = Machine(name, offer, now, now, None, cause, standing, place=place)
             self.step(name, WorkerEvent.OFFERED, now)
-            self.own = replace(self.own, due=min(self.own.due, now))  # the next plan is another one
+            self.own = replace(self.own, due=min(self.own.due, now))  # the next plan will differ
             return
         if known.offer != offer:
             if known.offer.capacity != offer.capacity:
                 known = replace(known, slowdown=1.0, slowed=-math.inf)
-            self._take(known, known.standing, ("plan",))
+            self._apply(known, known.standing, ("plan",))
         self._machines[name] = replace(known, offer=offer, heard=now)
 
     def heard(self, name: str, now: float) -> bool:
@@ -100,10 +100,10 @@ class Roster:
     def step(self, name: str, event: WorkerEvent, now: float, fault: Fault = "", cause: str = "") -> None:
         machine = self._machines.get(name)
         if machine is not None:
-            self._take(machine, *step(machine.standing, event, now, fault, cause))
+            self._apply(machine, *step(machine.standing, event, now, fault, cause))
 
     def proved(self, names: Iterable[str]) -> None:
-        """Ends the rows of failures of workers and of the own node."""
+        """Ends the rows of failures of the workers `names` and of the master's node."""
         self.own = replace(self.own, row=0)
         for name in names:
             machine = self._machines.get(name)
@@ -115,7 +115,7 @@ class Roster:
             if one.standing.fault and not one.standing.waits(now):
                 self.step(one.name, WorkerEvent.OVER, now)
 
-    def _take(self, machine: Machine, standing: Standing, actions: Sequence[WorkerAction]) -> None:
+    def _apply(self, machine: Machine, standing: Standing, actions: Sequence[WorkerAction]) -> None:
         if "plan" in actions:
             self.generation += 1
         self._machines[machine.name] = replace(machine, standing=standing)
@@ -127,8 +127,8 @@ class Roster:
             self.generation += 1
 
     def slowed(self, shown: Mapping[str, Sequence[float]], now: float) -> None:
-        """Notes speeds that changed by twice or more, once in ten minutes: each change makes answers pause. `shown`:
-        slowdowns of each machine with a part. Other machines are tried again at their measured speed."""
+        """Notes speeds that changed twofold or more, once in ten minutes at most: each change makes answers pause.
+        `shown`: slowdowns of each machine with a part. Other machines are tried again at their measured speed."""
         for one in self.present:
             found = [min(16.0, max(1 / 16, slowdown)) for slowdown in shown.get(one.name, (1.0,))]
             differs = (
@@ -142,22 +142,22 @@ class Roster:
                 self._machines[one.name] = replace(one, slowdown=slowdown, slowed=now)
                 self.generation += 1
 
-    def lose(self, name: str, cause: str, now: float, event: WorkerEvent = WorkerEvent.LOST) -> None:
+    def mark_away(self, name: str, cause: str, now: float, event: WorkerEvent = WorkerEvent.LOST) -> None:
         machine = self._machines.get(name)
         if machine is None or not machine.present:
             return
         words = f"it was lost: {cause}"
-        self._take(replace(machine, cause=cause), *step(machine.standing, event, now, "lost", words))
+        self._apply(replace(machine, cause=cause), *step(machine.standing, event, now, "lost", words))
         gone = [one for one in self._machines.values() if not one.present]
         if len(gone) > GONE:
             del self._machines[min(gone, key=lambda one: one.heard).name]
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         if self._machines.pop(name, None) is not None:
             self.generation += 1
 
     def silent(self, now: float) -> list[tuple[str, str]]:
-        """Returns the machines that were silent for too long, and the cause of each loss."""
+        """Returns machines that were silent for too long, with the cause of each loss."""
         return [
             (machine.name, f"silent for {now - machine.heard:.1f} s (killed, frozen or cut off)")
             for machine in self.present

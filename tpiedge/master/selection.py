@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tpiedge.clock import Clock
 from tpiedge.master.assignments import Assignment, Assignments
-from tpiedge.master.foresight import PlaceNodes, plan_safely
+from tpiedge.master.loss_plans import PlaceNodes, plan_safely
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import SessionManager
@@ -14,7 +14,7 @@ from tpiedge.planner.capacity import MOST_MACHINES, SpareReason, drained
 
 _MOST_WORKERS = MOST_MACHINES - 1
 _TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
-FETCHES = SpareReason("fetching", "its weights take long to come, and the others begin without it")
+FETCHES = SpareReason("fetching", "its weights take long to fetch, so the others start without it")
 _NAMED = 3  # workers of each kind that `absent` names
 
 
@@ -24,11 +24,11 @@ class Selection:
     _plan: PlaceNodes
     _roster: Roster
     _sessions: SessionManager
-    slow: frozenset[str] = frozenset()  # workers that are late while nothing is served
+    slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan, `without` one worker: if possible without waiting and slow workers, else with those whose waits
-        end first, else with slow ones."""
+        """Makes a plan, `without` one worker. Leaves out waiting and slow workers if possible; else takes waiting ones,
+        the shortest wait first; else slow ones."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}
@@ -60,7 +60,7 @@ class Selection:
         return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
     def due(self, assignments: Sequence[Assignment]) -> float:
-        """Returns when that plan may begin. A worker that could not prepare a new part keeps the one it serves."""
+        """Returns when a plan may begin. A worker that could not prepare a part may keep the part that it serves."""
         serving = self._sessions.serving
         kept = serving.assignments if serving is not None and self.serving_on() else ()
         found = [self._roster.own.due]
@@ -83,7 +83,7 @@ class Selection:
         return found
 
     def absent(self, spare: Mapping[str, SpareReason]) -> list[str]:
-        """Says which workers a cluster lacks, and why. `spare`: why plans have no part for machines."""
+        """Says which workers a cluster lacks, and why. `spare`: why machines have no part."""
         small = {name: reason.why for name, reason in spare.items() if reason.kind == "too small"}
         excluded = self.excluded()
         causes = {**small, **{name: one.why for name, one in excluded.items() if one.kind == "excluded"}}

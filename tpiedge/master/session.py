@@ -16,9 +16,9 @@ from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.bootstrap import Timing, control_name
 from tpiedge.master.assignments import Assignments, Served, collective_names
 from tpiedge.master.blame import Failure, failure_of
-from tpiedge.master.counters import AGREEING, WINDOW_S, Counted, CounterLog, Pace, RequestWatch, StepTimeline
+from tpiedge.master.counters import WINDOW_S, WINDOWS, Counted, CounterLog, RequestWatch, Speeds, StepTimeline
 from tpiedge.master.epoch import Epoch, EpochEvent, NodeState
-from tpiedge.planner.carriage import Carriage
+from tpiedge.planner.kv_transfer import KVMoves
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
 from tpiedge.wire import control
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 AgentReport = Preparing | Prepared | Spawned | NodeEnded
 
-#: Hashing what is on disk already, and building the engine, report no progress.
+#: Hashing files that are on disk already, and building the engine, report no progress.
 _STUCK_S = 300.0
 
 
@@ -83,12 +83,12 @@ class Session:
     timeline: StepTimeline | None = None  # the latest step that all nodes recorded; for any thread
     _spans: dict[int, control.StepSpans] = field(default_factory=dict)
     _overruled: str = ""  # why the collective is not the one that the user chose
-    _loaded: dict[int, float] = field(default_factory=dict)  # the most bytes of each node
+    _loaded: dict[int, float] = field(default_factory=dict)  # the most bytes that each rank reported
     _moved: float = 0.0  # when one of them grew
     _launched: float = 0.0
-    _ready: float = 0.0  # when all nodes were
+    _ready: float = 0.0  # when all nodes were ready
     _answered: bool = False  # whether a request made progress
-    _asked: float = 0.0  # when the counters were asked for
+    _stats_asked: float = 0.0  # when the counters were asked for
 
     def __post_init__(self) -> None:
         self.assignments, self.step_s = self._plan.assignments, self._plan.step_s
@@ -97,7 +97,7 @@ class Session:
         self._counters = [CounterLog() for _ in self.assignments]
         self._begun = self._clock.now()
         self._preparing = {machine: _Preparation(self._begun) for machine in self.ranks}
-        self._pace = Pace([one.ffn_s / one.slowdown for one in self.assignments])
+        self._speeds = Speeds([one.ffn_s / one.slowdown for one in self.assignments])
         # Longer than stall_s, after which a node that waits for a stuck one gives up: its report says more.
         self._stuck_s = self._timing.stall_s + self._timing.timeout_s
         self._watch = RequestWatch()
@@ -124,7 +124,7 @@ class Session:
 
     @property
     def proven(self) -> bool:
-        """Whether a request made progress, or half a minute without one has passed."""
+        """Whether a request made progress, or the session has served for half a minute."""
         return self.phase is Phase.READY and (self._answered or self.served_s >= 30.0)
 
     @property
@@ -141,8 +141,8 @@ class Session:
         one = self._preparing[machine]
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
-    def late(self) -> set[str]:
-        """Returns, after two seconds, workers that need ten seconds more, or had no progress for twenty."""
+    def overdue(self) -> set[str]:
+        """Returns workers that need 10 s more, or had no progress for 20 s; none in the first 2 s."""
         if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
         left_s = {
@@ -156,14 +156,14 @@ class Session:
             self._send(self._served.prepare(self.number, self._plan, rank, self._timing), machine)
         self._look_prepared()
 
-    def launch(self, root_key: str, overruled: str = "", carried: control.Carried | None = None) -> None:
-        """Starts the workers' nodes. `root_key`: of rank 0's, which the caller starts; `overruled`: why all-reduces
-        must go by the star; `carried`: the KV cache of the epoch before."""
+    def launch(self, root_key: str, overruled: str = "", snapshot: control.KVSnapshot | None = None) -> None:
+        """Starts the workers' nodes. `root_key`: the key of rank 0, which the caller starts; `overruled`: why
+        all-reduces must go by the star; `snapshot`: the KV cache of the epoch before."""
         self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
         served, keys = replace(self._served, collective=self._collective), {0: root_key, **self.keys}
-        assign = partial(served.assign, self.number, self._plan, keys=keys, carried=carried)
+        assign = partial(served.assign, self.number, self._plan, keys=keys, snapshot=snapshot)
         nodes = len(self.assignments)
         self.epoch = Epoch(self.number, self._clock, nodes, self._timing, assign, self._to_node, self._event)
         for machine in self.ranks:
@@ -192,15 +192,15 @@ class Session:
             case NodeEnded(cause=cause):
                 self._unfit(machine, rank, cause)
 
-    def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
-        """Loses the machine with its node; `intended` as in Failure."""
+    def drop_machine(self, machine: str, cause: str, *, intended: bool = False) -> None:
+        """Drops a lost machine with its node; `intended` as in Failure."""
         rank = self.ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
         if self.epoch is None:
             self.fail(Failure(self._lost(rank, cause)))
         else:
-            self.epoch.lose(rank, cause)
+            self.epoch.mark_lost(rank, cause)
         if self.failure is not None:
             self.failure = replace(
                 self.failure, worker=None, died=False, machine_lost=True, intended=intended
@@ -209,18 +209,18 @@ class Session:
     def ask(self, request: GenerationRequest) -> None:
         """Sends the request to rank 0. Raises ProtocolError for a value that does not fit its field."""
         self._to_node(control.Generate(self.number, request), 0)
-        self._watch.begin(request.id, self._clock.now())
+        self._watch.add(request.id, self._clock.now())
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Sends the request's grammar to rank 0. Raises as `ask` does."""
+        """Sends the request's grammar to rank 0. Raises as `ask`."""
         self._to_node(control.Compile(self.number, request, group), 0)
-        self._watch.begin(request.id, self._clock.now())
+        self._watch.add(request.id, self._clock.now())
 
-    def halt(self, following: int, what: Carriage) -> None:
+    def halt(self, following: int, what: KVMoves) -> None:
         """Stops rank 0, which leaves its KV cache to the epoch `following`."""
         self.halting, self.halted = following, None
         kept = tuple((one.start, one.stop) for one in what.kept)
-        self._to_node(control.Halt(self.number, following, kept, what.stored, what.sent), 0)
+        self._to_node(control.Halt(self.number, following, kept, what.stored, what.gathered), 0)
 
     def resume(self) -> None:
         """Lets a halted rank 0 go on: no epoch follows."""
@@ -234,26 +234,26 @@ class Session:
         self._reach(Phase.ENDED)
 
     def tick(self) -> None:
-        """Loses nodes that live but make no progress."""
+        """Marks nodes as lost that live but make no progress."""
         now, epoch = self._clock.now(), self.epoch
         if self.phase is Phase.PREPARING:
             for machine in self._silent(_STUCK_S):
                 self._unfit(machine, self.ranks[machine], f"no progress for {_STUCK_S:.0f} s")
         elif self.phase is Phase.LAUNCHED and epoch is not None and now - self._moved > _STUCK_S:
             stuck = next(member.rank for member in epoch.members if member.state is not NodeState.READY)
-            epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
+            epoch.mark_lost(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
         elif self.phase is Phase.READY and epoch is not None and not self.halting:
             self._watch.look(epoch.members, now)
             quiet_s = self._watch.quiet_s(now)
             if quiet_s > self._stuck_s:  # the other nodes wait for rank 0, or have nothing to do
                 epoch.fail(0, f"alive but without progress in a request for {quiet_s:.0f} s")
-            if self._watch.running and now - self._asked >= WINDOW_S / 2:
+            if self._watch.running and now - self._stats_asked >= WINDOW_S / 2:
                 self.ask_counters()
 
     def ask_counters(self, *, timeline: bool = False) -> None:
         """Asks every node for its counters, and all together for the `timeline` of a step."""
         if self.phase is Phase.READY:
-            self._asked = self._clock.now()
+            self._stats_asked = self._clock.now()
             for rank in range(len(self.assignments)):
                 self._to_node(control.AskStats(self.number, timeline and rank == 0), rank)
 
@@ -264,9 +264,9 @@ class Session:
         """Returns each worker's slowdowns in the last windows, if there are enough. Call it with every heartbeat."""
         counted = [self.counted(rank) for rank in range(len(self.assignments))]
         latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
-        self._pace.look(latest, self._clock.now())
-        paces = self._pace.slower
-        return {one: paces[rank] if len(paces[rank]) == AGREEING else () for one, rank in self.ranks.items()}
+        self._speeds.update(latest, self._clock.now())
+        found = self._speeds.slowdowns
+        return {one: found[rank] if len(found[rank]) == WINDOWS else () for one, rank in self.ranks.items()}
 
     def end(self) -> None:
         """Tells every worker to end its node. Idempotent."""
@@ -300,13 +300,13 @@ class Session:
                     self.halted = event
                 return
             case control.Stats():
-                self._counters[event.rank].take(event, now)
+                self._counters[event.rank].add(event, now)
                 if event.rank == 0:
                     self._watch.measured(event, now)
             case control.Compiled() | control.Finished() | control.Failed() if (
                 event.request in self._watch.running
             ):
-                self._watch.end(event.request, now)
+                self._watch.remove(event.request, now)
                 refused = isinstance(event, control.Failed) and event.kind in ("UserError", "GrammarRefused")
                 self._answered |= refused or isinstance(event, control.Finished)
         self._tell(event)
@@ -317,7 +317,7 @@ class Session:
 
     def _loads(self, event: control.Loading | control.Ready, now: float) -> None:
         done = math.inf if isinstance(event, control.Ready) else event.done_bytes
-        if done > self._loaded.get(event.rank, -1):  # a number that goes back and forth is no progress
+        if done > self._loaded.get(event.rank, -1):  # a number that goes down and up again is no progress
             self._loaded[event.rank], self._moved = done, now
         if isinstance(event, control.Ready) and event.rank == 0:
             event = self.routing = structs.replace(event, why=self._overruled or event.why)

@@ -1,5 +1,5 @@
-"""The serving and the coming session, and the process of the master's own node. Nodes of one session at most run: rank
-0 has one process, and the hub admits no node of an ended session."""
+"""The serving and the coming session, and the process of the master's own node. At most one session's nodes run: rank 0
+has one process, and the hub admits no node of an ended session."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -20,25 +20,25 @@ from tpiedge.master.workers import WorkerEvent
 from tpiedge.transport.endpoint import EndpointClosed, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
-from tpiedge.wire.control import Cancel, Carried, Shutdown
+from tpiedge.wire.control import Cancel, KVSnapshot, Shutdown
 from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared
 from tpiedge.wire.fields import Message
 
 _log = logging.getLogger(__name__)
 
 STAR_S: Final = 600.0
-#: How long counters are kept up to date after a look, and a step is recorded each second.
+#: How long after a look counters are kept up to date, and a step is recorded each second.
 _OBSERVED_S = 90.0
 _WATCHED_S = 5.0
 
 
 @dataclass(eq=False)
 class RankZero(NodeSlot):
-    """The slot of the master's own node, rank 0 of every epoch. `bootstrap` lacks what changes with the epoch."""
+    """The slot of the master's own node, rank 0 of every epoch. `bootstrap` lacks an epoch's own fields."""
 
     bootstrap: NodeBootstrap = field(kw_only=True)
     _say: Callable[[str], None] = _log.warning
-    _has_locker: bool = True  # the folder's lock lets only one master run
+    _owns_snapshots: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
         """Offers more memory, because no plan can be made. Returns whether that was possible."""
@@ -104,19 +104,19 @@ class SessionManager:
         for session in self.active:
             session.heard(machine, message)
 
-    def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
+    def drop_machine(self, machine: str, cause: str, *, intended: bool = False) -> None:
         for session in self.active:
-            session.lose(machine, cause, intended=intended)
+            session.drop_machine(machine, cause, intended=intended)
 
-    def tick(self, *, excused: bool) -> None:
-        """Loses nodes that ended, are stuck or, unless `excused`, silent, and takes in memory and speeds."""
+    def tick(self, *, own_stall: bool) -> None:
+        """Marks nodes as lost that ended, are stuck or, but for an `own_stall`, silent; updates memory and speeds."""
         self.rank_zero.weigh()
         serving, now = self.serving, self._clock.now()
         if serving is not None and serving.epoch is not None:
             ended = self.rank_zero.exit_cause()
             if ended is not None:
                 serving.epoch.ended(0, ended)
-            serving.epoch.tick(excused=excused)
+            serving.epoch.tick(own_stall=own_stall)
         for session in self.active:
             session.tick()
         if self.ready is not None:
@@ -127,13 +127,13 @@ class SessionManager:
             serving.ask_counters(timeline=timeline)
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Asks nodes for a while for counters with every heartbeat, and for a step's `timeline` each second."""
+        """Makes every heartbeat ask nodes for counters for a while, and with `timeline` for a step each second."""
         if timeline:
             self._watched_until = self._clock.now() + _WATCHED_S
         else:
             self._observed_until = self._clock.now() + _OBSERVED_S
 
-    def begin(self, plan: Assignments) -> None:
+    def prepare_session(self, plan: Assignments) -> None:
         """Prepares a session in place of the coming one."""
         self.abandon()
         self.number += 1
@@ -150,8 +150,8 @@ class SessionManager:
             ended, self.coming = self.coming, None
             self._release(ended)
 
-    def switch(self, session: Session, carried: Carried | None = None) -> None:
-        """Replaces the serving session by the prepared one. `carried`: the KV cache that the serving one left."""
+    def switch(self, session: Session, snapshot: KVSnapshot | None = None) -> None:
+        """Replaces the serving session by the prepared one. `snapshot`: the KV cache that the serving one saved."""
         self.end_serving()
         self.coming, self.serving = None, session
         self._note(WorkerEvent.ENGAGED, session.machines)
@@ -166,17 +166,17 @@ class SessionManager:
         overruled = ""
         if session.linked and self._clock.now() < self._star_until:
             overruled = (
-                f"the star for {round(STAR_S / 60)} minutes, because one worker's word stands against another's; there "
-                f"the master sees every message: {self._dispute}"
+                f"star for {round(STAR_S / 60)} minutes, because two workers contradict each other; with star the "
+                f"master sees every message: {self._dispute}"
             )[:2000]
-        session.launch(keys.public, overruled, carried)
+        session.launch(keys.public, overruled, snapshot)
 
     def distrust(self, cause: str) -> None:
-        """Has epochs that begin within STAR_S use the star: two workers contradict each other over `cause`."""
+        """Makes epochs that begin within STAR_S use the star: two workers contradict each other over `cause`."""
         self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
-        """Ends the serving session, if any, and its nodes. Blocks shortly for rank 0."""
+        """Ends the serving session, if any. Blocks shortly for rank 0."""
         session, self.serving = self.serving, None
         if session is None:
             return

@@ -1,4 +1,4 @@
-"""State of a master for other threads, made from the control thread's."""
+"""Snapshots of a master's state for other threads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from tpiedge.master.session_manager import RankZero, SessionManager
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire.control import Stats, WorkerLink
-from tpiedge.wire.epochs import Preparing, Stocked
+from tpiedge.wire.epochs import Prefetched, Preparing
 from tpiedge.wire.fields import SpareKind
 from tpiedge.wire.probing import LinkSpeed
 
@@ -23,11 +23,11 @@ from tpiedge.wire.probing import LinkSpeed
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    A machine without a part has no `rank`; `why` explains that, or the size of its share; `spare` is the kind of
-    reason. `attention` and `ffn` are half-open intervals of units. `memory_bytes` is its limit, `speed` its bytes per
-    second of weights, `planned_bytes` what its node may grow to, `disk_bytes` the model's weights on its disk; 0 means
-    unknown. While it fetches, `fetch_total_bytes` is above 0. `stocked`: its disk has all that it would need after the
-    loss of another machine; `not_stocked` says why it never will. `counted` is missing unless asked for
+    A machine without a part has no `rank`, and `spare` is the kind of reason; `why` explains that, or its share.
+    `attention` and `ffn` are half-open intervals of units. `memory_bytes` is its limit, `speed` its bytes per second of
+    weights, `planned_bytes` what its node may grow to, `disk_bytes` the model's weights on its disk; 0 means unknown.
+    While it fetches, `fetch_total_bytes` is above 0. `stocked`: its disk has all shards that it would need after the
+    loss of another machine; `not_stocked` says why they cannot be fetched. `counted` is missing unless asked for
     (Master.observe). `round_trip_s` and `link_bytes_per_s` are those of the link to the master (0: not measured).
     """
 
@@ -92,7 +92,7 @@ class ClusterStatus:
 
 
 _NOTHING = Preparing(0, 0, 0, 0.0)
-_UNKNOWN = Stocked(0, 0, 0, False, "")
+_UNKNOWN = Prefetched(0, 0, 0, False, "")
 _NO_PART = Assignment("", NodeShare(Share(0, 0), Share(0, 0)), 0, 0, "")
 _NO_LINK = LinkSpeed(0.0, 0.0)
 
@@ -101,12 +101,12 @@ def node_statuses(
     roster: Roster,
     sessions: SessionManager,
     spare: Mapping[str, SpareReason],
-    stocked: Mapping[str, Stocked],
+    prefetched: Mapping[str, Prefetched],
     now: float,
 ) -> tuple[NodeStatus, ...]:
-    """Describes all machines. `spare`: why machines have no part; `stocked`: what is on their disks."""
+    """Describes all machines. `spare`: why machines have no part; `prefetched`: reports of their disks."""
     workers = [
-        _worker(one, sessions, spare.get(one.name), stocked.get(one.name, _UNKNOWN), now)
+        _worker(one, sessions, spare.get(one.name), prefetched.get(one.name, _UNKNOWN), now)
         for one in roster.machines
     ]
     return _own(sessions.serving, sessions.rank_zero), *workers
@@ -133,7 +133,7 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
 
 
 def _worker(
-    machine: Machine, sessions: SessionManager, spare: SpareReason | None, stocked: Stocked, now: float
+    machine: Machine, sessions: SessionManager, spare: SpareReason | None, disk: Prefetched, now: float
 ) -> NodeStatus:
     serving, coming, offer = sessions.serving, sessions.coming, machine.offer
     rank = None if serving is None else serving.ranks.get(machine.name)
@@ -162,9 +162,9 @@ def _worker(
         fetch_bytes_per_s=fetching.bytes_per_s,
         counted=None if serving is None or rank is None else serving.counted(rank),
         spare=reason.kind if isinstance(reason, SpareReason) else "",
-        disk_bytes=stocked.held_bytes,
-        stocked=stocked.complete,
-        not_stocked=stocked.why,
+        disk_bytes=disk.held_bytes,
+        stocked=disk.complete,
+        not_stocked=disk.why,
         planned_bytes=part.planned_bytes,
         round_trip_s=link.round_trip_s,
         link_bytes_per_s=link.bytes_per_s,
@@ -175,7 +175,7 @@ def _worker(
 def _situation(
     machine: Machine, sessions: SessionManager, rank: int | None, spare: SpareReason | None
 ) -> tuple[str, SpareReason | str]:
-    """Returns state and reason; "" if the state needs none."""
+    """Returns the state and its reason; "" if it needs none."""
     coming = sessions.coming
     if not machine.present:
         if spare is not None and spare.kind == "too small":  # it left when it heard that
@@ -183,7 +183,7 @@ def _situation(
         return "lost", machine.cause
     has_part = rank is not None or (coming is not None and machine.name in coming.machines)
     if machine.drained:
-        leaves = "a plan without it is on its way; until then it computes"
+        leaves = "in use until the plan without it is ready"
         return ("draining", leaves) if has_part else ("drained", spare or "")
     if coming is not None and machine.name in coming.machines:
         return coming.progress(machine.name), ""

@@ -1,8 +1,8 @@
 """Decides when a prepared session replaces the serving one, and which KV cache it takes over.
 
 A session that is only faster waits until the time lost by waiting equals the pause: so at most twice the least possible
-time is lost, however long answers go on. Keys and values of running requests travel (`planner/carriage.py`) if that is
-faster than to compute them anew. Rank 0 halts first, and goes on if the plan comes to nothing."""
+time is lost, however long answers go on. Keys and values of running requests travel (`planner/kv_transfer.py`) if that
+is faster than to compute them anew. Rank 0 halts first, and goes on if the switch does not happen."""
 
 import logging
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from tpiedge.master.roster import Roster
 from tpiedge.master.selection import Selection
 from tpiedge.master.session import Phase, Session
 from tpiedge.pack.share import kv_share
-from tpiedge.planner.carriage import Carriage, KVHolder, carriage, carriage_s
+from tpiedge.planner.kv_transfer import KVHolder, KVMoves, plan_moves, transfer_s
 from tpiedge.units import counted
-from tpiedge.wire.control import Carried
+from tpiedge.wire.control import KVSnapshot
 from tpiedge.wire.fields import MAX_MOVES
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Switching:
     since: float = 0.0  # when the serving session was told to halt
     _until: float = 0.0  # the end of the wait for its answer
     _waiting: tuple[int, float] = 0, 0.0  # the session that is only faster, and since when it waits
-    _carriage: Carriage | None = None
+    _moves: KVMoves | None = None
 
     def due(self, coming: Session, serving: Session | None, own_bytes: int, now: float) -> bool:
         """Whether the coming session takes over now. `own_bytes`: memory of the master's machine."""
@@ -44,21 +44,21 @@ class Switching:
             return serving.halting == coming.number
         usable = {one.name: one for one in self._selection.awake(self._selection.serving_on())}
         if not serving.step_s or not usable.keys() >= set(serving.machines):
-            return True  # the serving session is not to go on
+            return True  # the serving session cannot go on
         limits = {"": own_bytes, **{name: one.offer.memory_bytes for name, one in usable.items()}}
         if any(one.planned_bytes > limits[one.machine] for one in serving.assignments):
             return True
         # `serving.step_s` was predicted with earlier slowdowns.
         slower = [usable[one.machine].slowdown / one.slowdown for one in serving.assignments if one.machine]
         step_s = serving.step_s * max([1.0, *slower])
-        # The nodes of a new session take one and a half seconds to get ready at least.
+        # The nodes of a new session take at least 1.5 s to get ready.
         pause_s = max(1.5, serving.start_s) + self._outlook(serving, coming)[1]
         if self._waiting[0] != coming.number:
             self._waiting = coming.number, now
         gain = 1 - coming.step_s / step_s
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
-    def _outlook(self, serving: Session, coming: Session) -> tuple[Carriage | None, float]:
+    def _outlook(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
         """Returns the transfer between the sessions (None: recompute everything) and its predicted seconds (0:
         unknown). A transfer takes two minutes at most, ten seconds if the time to recompute is unknown."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
@@ -66,42 +66,42 @@ class Switching:
         if serving.phase is not Phase.READY or not positions or not head_bytes:
             return again
         old, new = self._holders(serving), self._holders(coming)
-        found = carriage(old, new)
-        if max(len(found.sent), len(found.brought), len(found.stored)) > MAX_MOVES:
+        found = plan_moves(old, new)
+        if max(len(found.gathered), len(found.scattered), len(found.stored)) > MAX_MOVES:
             return again
-        takes_s = carriage_s(found, old, new, positions * head_bytes)
+        takes_s = transfer_s(found, old, new, positions * head_bytes)
         return (found, takes_s) if takes_s <= min(reread_s or 10.0, 120.0) else again
 
     def resume(self, serving: Session | None, coming: Session | None) -> None:
-        """Lets a halted `serving` go on unless it halted for `coming`, still prepared."""
+        """Lets a halted `serving` go on, unless it halted for `coming` and that is still prepared."""
         if serving is None or not serving.halting or serving.phase is not Phase.READY:
             return
         if coming is None or coming.number != serving.halting or coming.phase is not Phase.PREPARED:
             serving.resume()
 
     def ready(self, serving: Session, coming: Session, now: float) -> bool:
-        """Halts `serving` for `coming`. Returns whether the switch need not wait any more."""
+        """Halts `serving` for `coming`. Returns whether the switch may happen now."""
         if not serving.halting:
-            (self._carriage, takes_s), self.since = self._outlook(serving, coming), now
-            if self._carriage is None:
+            (self._moves, takes_s), self.since = self._outlook(serving, coming), now
+            if self._moves is None:
                 return True
             # Rank 0 ends its step first. With a prompt it may take six times as long as one token (engine/batcher.py).
             step_s = max(10.0, 6 * serving.step_s)
             self._until = now + takes_s + step_s
-            serving.halt(coming.number, self._carriage)
+            serving.halt(coming.number, self._moves)
         return serving.halted is not None or now >= self._until
 
-    def carried(self, serving: Session) -> Carried | None:
+    def snapshot(self, serving: Session) -> KVSnapshot | None:
         said = serving.halted
-        if said is None or self._carriage is None:
+        if said is None or self._moves is None:
             return None
         if said.why:
-            _log.warning("what was computed for running requests does not travel: %s", said.why)
-        if not said.pages:  # all may have ended just now
+            _log.warning("running requests are computed anew: the KV cache was not saved: %s", said.why)
+        if not said.pages:  # all requests may have ended
             return None
-        _log.debug("%s of the KV cache go on", counted(said.pages, "page"))
+        _log.debug("%s of the KV cache are transferred", counted(said.pages, "page"))
         private = bool(self._served.split_shows)
-        return Carried(serving.number, said.pages, private, self._carriage.brought)
+        return KVSnapshot(serving.number, said.pages, private, self._moves.scattered)
 
     def _holders(self, session: Session) -> list[KVHolder]:
         links = {one.name: one.link.bytes_per_s for one in self._roster.machines if one.link is not None}

@@ -1,4 +1,4 @@
-"""The states of a worker, and how long one that failed waits, by the rules of docs/failures.md. Pure."""
+"""The states of a worker, and how long it waits after a failure, by the rules of docs/failures.md. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class Standing:
     until: float = -math.inf  # the end of the wait
     doublings: int = 0  # of the wait
     row: int = 0  # failures in a row since a session with the worker proved itself
-    due: float = -math.inf  # when a plan may begin that needs the worker
+    due: float = -math.inf  # when a plan with the worker may begin
 
     def waits(self, now: float) -> bool:
         return now < self.until
@@ -132,7 +132,7 @@ def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))
     end = now + min(LONGEST_S, FIRST_S * 2.0 ** (doublings - 1))
     if fault == one.fault == "breach" and one.waits(now):
-        cause = one.cause  # the first one says most
+        cause = one.cause  # the first cause says most
     if fault in ("died", "unfit"):
         due_s = min(LONGEST_DUE_S, 2.0**one.row) if one.row else 0.0
         one = replace(one, row=one.row + 1, due=now + due_s)

@@ -14,7 +14,7 @@ from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import Precision
 from tpiedge.units import format_bytes
 
-# Python names it from 3.13 on.
+# Python has this name from 3.13 on.
 _NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16}
 
@@ -32,7 +32,7 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: refuses more than the system could ever give. `filled`: all will be used, by huge pages."""
+        """`committed`: refuses more than the system could ever give. `filled`: all will be used, in huge pages."""
         self.nbytes = whole_pages(nbytes)
         # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if committed else _NORESERVE)

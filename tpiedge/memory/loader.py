@@ -39,7 +39,7 @@ class PieceLoader:
         self._own = Arena(self._offsets[-1], filled=not ring_bytes)
         self._ring = Arena(ring_bytes, filled=True)
         self._files: dict[str, tuple[DirectFile, HashTable]] = {}
-        self._groups: dict[int, Sequence[Sequence[HashedRange]]] = {}  # of each piece, to be read at once
+        self._groups: dict[int, Sequence[Sequence[HashedRange]]] = {}  # ranges of a piece, to be read at once
         self._tracer: Tracer | None = None
         try:
             for key in {piece.key: None for piece in sweep.pieces}:

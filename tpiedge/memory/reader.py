@@ -1,5 +1,5 @@
-"""Reads from disk straight into the arena and checks, in several threads. O_DIRECT leaves the page cache alone and
-takes a sixth of the CPU time. Without it the pages are given back at once."""
+"""Reads pieces from disk straight into the arena, and checks them, in several threads. O_DIRECT leaves the page cache
+alone and takes a sixth of the CPU time. Without it the pages are given back at once."""
 
 import functools
 import threading
@@ -29,7 +29,7 @@ class DirectFile(OpenFile):
         self.is_direct = direct and self.set_direct(True)
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        direct = self.is_direct  # before: another thread may fall back meanwhile
+        direct = self.is_direct  # read first: another thread may fall back meanwhile
         try:
             count = super().read_into(offset, into)
         except OSError as error:
@@ -81,7 +81,7 @@ class DirectReader(Closable):
         timed: Timed | None = None,
     ) -> "Future[int]":
         """Fills `into` from `offset`, then runs `check`, then `timed`. Offset, length and address are multiples of
-        ALIGN. The result is the bytes read, or ReadFault, or what `check` raises."""
+        ALIGN. The future has the bytes read, ReadFault, or the error of `check`."""
         if offset % ALIGN or len(into) % ALIGN:  # the system's EINVAL would read as a refusal of O_DIRECT
             raise InternalError(f"read of {len(into)} bytes at {offset} of {file.path} is not aligned")
 

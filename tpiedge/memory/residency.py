@@ -55,8 +55,8 @@ class _Entry:
 
 
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
-    """Returns the bytes with which every block can become ready: the most that a block streams, and a gap at the ring's
-    end because pieces are not divided. `blocks` as in Residency."""
+    """Returns the least bytes with which every block can become ready: the most that a block streams, and a gap at the
+    ring's end, as pieces are not divided. `blocks` as in Residency."""
     rings = (
         sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
     )
@@ -100,7 +100,7 @@ class Residency:
         return list(self._advance())
 
     def enter(self, block: int) -> list[Instruction]:
-        """The block is needed now. A block out of order ends the sweep."""
+        """Notes that the block is needed now. A block out of order ends the sweep."""
         if self._entered:
             raise InternalError(f"block {block} was entered inside block {self._at % len(self._blocks)}")
         self._at += (block - self._at) % len(self._blocks)
@@ -115,7 +115,7 @@ class Residency:
         return self._settle()
 
     def loaded(self, ticket: int) -> list[Instruction]:
-        """The read is complete and checked."""
+        """Notes that the read is complete and checked."""
         read = self._reads.pop(ticket)
         if isinstance(read, _Entry):
             read.here = True
@@ -140,7 +140,7 @@ class Residency:
         return self._settle()
 
     def places(self, block: int) -> "list[int | None] | None":
-        """The entered block's pieces' offsets in the ring, None for a place of its own; None until it is ready."""
+        """Returns the entered block's offsets in the ring, None for a pinned piece; None until the block is ready."""
         found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)
@@ -171,7 +171,7 @@ class Residency:
 
     def _settle(self) -> list[Instruction]:
         self._cursor = max(self._cursor, self._front)
-        # What is behind leaves the ring, oldest first, up to what a read still writes to.
+        # Used pieces leave the ring, oldest first, up to one to which a read still writes.
         while self._ring and self._ring[0].use < self._front and self._ring[0].here:
             self._streamed.pop(self._ring.popleft().use, None)
         while self._ring and self._ring[-1].use == _NO_USE and self._ring[-1].here:
@@ -189,26 +189,26 @@ class Residency:
         return len(self._wanted) == len(self._sizes)
 
     def _advance(self) -> Iterator[Instruction]:
-        """Asks for the next pieces until the ring or the limit is full, then for pins further away."""
+        """Yields reads of the next pieces until the ring or the limit is full, then of pins further away."""
         if not self._sizes or self._reading >= self._reading_limit:
             return
         if self._all_wanted and self._ring and self._ring[-1].use < self._front:
-            return  # the ring goes first, and pins take its place
+            return  # the ring is dropped first, and pins take its place
         yield from self._next_reads()
         later = [use for use in map(self._next_use, self._wanted - self._pins.keys()) if use >= self._cursor]
-        for use in sorted(later):  # what is before the cursor is in the ring this time
+        for use in sorted(later):  # pieces before the cursor are in the ring this time
             if self._reading >= self._reading_limit:
                 return
             yield self._read_pin(use % len(self._sizes))
 
     def _next_reads(self) -> Iterator[Read]:
-        """Moves the cursor on, to the first piece that must wait for an event."""
+        """Yields reads, up to the first piece that must wait for an event; moves the cursor there."""
         while self._reading < self._reading_limit and self._cursor < self._front + len(self._sizes):
             piece = self._cursor % len(self._sizes)
             if piece in self._wanted and piece not in self._pins:
                 yield self._read_pin(piece)
             elif piece in self._lingering and not self._pins[piece]:
-                return  # it goes as soon as it is read: nothing may rely on it
+                return  # it is dropped once it is read: nothing may rely on it
             elif piece not in self._pins:
                 offset = self._room(self._sizes[piece])
                 if offset is None:
@@ -231,11 +231,11 @@ class Residency:
         return Read(self._ticket, piece, None if entry is None else entry.offset)
 
     def _room(self, nbytes: int) -> int | None:
-        """Returns the offset of free bytes after the newest entry or at the ring's start, or None."""
+        """Returns the offset of free bytes after the newest entry or at the ring's start."""
         if not self._ring:
             return 0 if nbytes <= self._ring_bytes else None
         oldest, newest = self._ring[0], self._ring[-1]
-        if newest.use == _NO_USE:  # goes first, so that the ring is in the order of use
+        if newest.use == _NO_USE:  # it is dropped first, so that the ring is in the order of use
             return None
         if newest.offset < oldest.offset:  # the used part goes around the end
             return newest.end if newest.end + nbytes <= oldest.offset else None

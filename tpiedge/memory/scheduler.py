@@ -27,7 +27,7 @@ class Counts:
 
 
 class Scheduler:
-    """`enter` and `leave` are the engine thread's. Every `enter` after a failed read raises the first failure. After
+    """The engine thread calls `enter` and `leave`. Every `enter` after a failed read raises the first failure. After
     `close` no read begins. `tracer` records waits for `blocks`."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Scheduler:
         self._busy_since = 0.0  # 0: no read is under way
 
     def enter(self, block: int) -> Sequence[int | None]:
-        """Waits until the block is in memory, up to `leave`; returns `Residency.places`. On an error it is left."""
+        """Waits for the block, which stays in memory until `leave`; returns `Residency.places`. An error leaves it."""
         with self._changed:
             self._carry_out(self._residency.enter(block))
             try:
@@ -83,7 +83,7 @@ class Scheduler:
         with self._changed:
             self._carry_out(self._residency.repin(pinned))
 
-    def settle(self, progress: Callable[[], None]) -> None:
+    def preload(self, progress: Callable[[], None]) -> None:
         """Waits until all that can be read ahead is read, then zeroes the counts. Raises as `enter`."""
         with self._changed:
             self._carry_out(self._residency.start())
@@ -136,7 +136,7 @@ class Scheduler:
                     raise error
                 now = time.perf_counter()
                 self.counts.reads += 1
-                self.counts.load_s += now - self._busy_since  # a disk that never rests is counted as it goes
+                self.counts.load_s += now - self._busy_since  # counted read by read, as a disk may never rest
                 instructions = self._residency.loaded(ticket)
                 self._busy_since = 0.0 if self._residency.idle else now
                 self._carry_out(instructions)

@@ -121,7 +121,6 @@ class Placement:
         return sum(sizes[piece] for piece in self.pinned)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        """The bytes of the ring and of the pinned pieces. `sizes`: the bytes of each piece."""
         return self.ring_bytes + self.pinned_bytes(sizes)
 
 
@@ -151,8 +150,8 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divides `nbytes` into a ring of `ring_bytes` and pinned pieces, or returns the bytes of the smallest placement if
-    none fits. `blocks`: the bytes of each piece of each block."""
+    """Divides `nbytes` into a ring and pinned pieces, or returns the bytes of the smallest placement if none fits.
+    `blocks`: the bytes of each piece of each block."""
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
     if mode == "all" or (mode == "auto" and sum(sizes) <= nbytes):
@@ -172,7 +171,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Pins at most the part `nbytes` / `total` of the bytes of every stretch from the start on."""
+    """Pins at most the part `nbytes` / `total` of the bytes of every prefix of the sweep."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -185,7 +184,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns `window_bytes`, or twice the largest block, to read ahead, or less, but at least what works."""
+    """Returns `window_bytes`, or the smallest ring and a block to read ahead, or less; at least the smallest ring."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)

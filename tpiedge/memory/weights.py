@@ -23,7 +23,7 @@ from tpiedge.tracing.tracer import EventSink, Tracer
 @dataclass(frozen=True)
 class BlockWeights:
     """The node's share of a block. `matrices`, of which the node has units: panels, or [rows, cols] as stored with zero
-    rows of padding, row stride >= cols. `vectors`: all of the layer's, whole, in f32."""
+    rows of padding, row stride >= cols. `vectors`: all vectors of the layer, whole, in f32."""
 
     matrices: Mapping[str, Weight]
     vectors: Mapping[str, torch.Tensor]
@@ -58,7 +58,7 @@ class NodeWeights:
         self._reader = DirectReader()
         self._embedding: EmbeddingTable | None = None
         self._scheduler: Scheduler | None = None  # until the weights are closed
-        #: Those of "head" are rank 0's.
+        #: Only rank 0 has the vectors of "head".
         self.vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, Weight] = {}
         self._kept: dict[Block, BlockWeights] = {}
@@ -93,11 +93,11 @@ class NodeWeights:
         return self._scheduler.counts if self._scheduler else Counts()
 
     def kept(self) -> Mapping[Block, BlockWeights] | None:
-        """All blocks if they stay in memory until `close`; always the same object."""
+        """Returns all blocks if they stay in memory until `close`; always the same object."""
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
-        """The KV cache takes `kv_bytes` during the sweep that begins now."""
+        """Gives the KV cache `kv_bytes` during the sweep that begins now."""
         if self._scheduler is None or self._kept:
             return
         now = self._spare.placement(self._kv_bytes - kv_bytes)
@@ -106,7 +106,7 @@ class NodeWeights:
             self._scheduler.repin(now.pinned)
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """[T, H] in f32. Rank 0 only."""
+        """Returns [T, H] in f32. Rank 0 only."""
         if self._embedding is None:
             raise InternalError("embedding rows were asked of a node that is not rank 0, or closed")
         return self._embedding.rows(ids)
@@ -153,7 +153,7 @@ class NodeWeights:
         loader = PieceLoader(self._pack, self.sweep, ring, self._reader, direct=direct)
         scheduler = self._scheduler = Scheduler(residency, loader, tuple(self.sweep.blocks))
         total = min(self.weight_bytes, self._vector_bytes + self.sweep.nbytes)
-        scheduler.settle(lambda: progress(min(total, self._reader.bytes_read), total) if progress else None)
+        scheduler.preload(lambda: progress(min(total, self._reader.bytes_read), total) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
         if len(self.placement.pinned) == len(self.sweep.pieces):
             for block, pieces in self.sweep.blocks.items():

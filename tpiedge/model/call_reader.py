@@ -6,12 +6,12 @@
 - `mistral-args`: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`;
 - `qwen-xml`, in lines: `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`;
 - `deepseek-v31`: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`;
-- `deepseek-v3`: "function" as name, and after the separator the name and a code block of arguments.
+- `deepseek-v3`: between the same marks, `function<｜tool▁sep｜>name` and a code block of arguments.
 
 Laws:
-1. A call begins when its name is a tool's and its arguments an object; before that it is text.
-2. The joined arguments of a whole call are a JSON object, as written if they are JSON.
-3. Only a mark's possible beginning is held back.
+1. A call begins once its name is a tool's and its arguments are an object; until then it is text.
+2. The joined arguments of a whole call are a JSON object; arguments in JSON stay as they are written.
+3. Only text that may begin a mark is held back.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ _ID_MARKS: Final = string.ascii_letters + string.digits
 CallForm = Literal[
     "", "hermes", "llama3", "mistral", "mistral-args", "qwen-xml", "deepseek-v3", "deepseek-v31"
 ]
-"""How a model writes calls; "" if it cannot."""
+"""The form in which a model writes calls; "" if it writes none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """The marks of a form. Each of `openers` may begin a call; models trained on the form begin each with the last one.
-    An answer may begin with `bare` instead. `inner` marks are within a call; `closers` may follow it."""
+    """The marks of a form. Any of `openers` may begin a call; trained models write the last one. An answer may begin
+    with `bare` instead. `inner` marks are within a call; `closers` may follow it."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
@@ -86,14 +86,14 @@ def short_call_id(seed: str) -> str:
 
 
 _MAX_NAME: Final = 256
-_MAX_VALUE: Final = 1 << 20  # of a value that is no text
+_MAX_VALUE: Final = 1 << 20  # characters of a value that is not a text
 _PARAMETER_END: Final = "</parameter>"
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTool:
-    """A tool. `texts` names its parameters that are texts, for forms that do not mark these."""
+    """A tool. `texts` names its string parameters, for forms that write strings without quotes."""
 
     name: str
     texts: tuple[str, ...] = ()
@@ -126,14 +126,14 @@ class _UnknownTool(Mismatch):
 
 
 class CallReader(ABC):
-    """Reads the calls of one answer; `several` reports more than the first."""
+    """Reads the calls of one answer; without `several` it reports only the first."""
 
     def __init__(self, form: CallForm, tools: Sequence[ReadTool], several: bool) -> None:
         self._form = form
         self._tools = {tool.name: tool for tool in tools}
         self._several = several
         self._held = HeldText()
-        self._said: list[Any] = []
+        self._parts: list[Any] = []
         self._inside = False
         self._name = ""
         self._argued: list[str] = []
@@ -141,11 +141,11 @@ class CallReader(ABC):
         self.broken = 0  # reported and unfinished
 
     @abstractmethod
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         """Reports text that is no call."""
 
     def _read_call(self, opener: str) -> Waiting[None]:
-        """Reads what follows the mark. Raises Mismatch if it is no call or unfinished; `held.raw` is then text."""
+        """Reads the call after the mark. Raises Mismatch if it is no call or unfinished; `held.raw` is then text."""
         try:
             if self._form == "mistral":
                 yield from self._list()
@@ -163,25 +163,25 @@ class CallReader(ABC):
     def _begin(self, name: str) -> None:
         self._inside, self._name, self._argued = True, name, []
         self.calls += 1
-        self._tell(CallBegun(self.calls - 1, name))
+        self._emit_call(CallBegun(self.calls - 1, name))
 
     def _argue(self, text: str) -> None:
         if text:
             self._argued.append(text)
-            self._tell(CallArguments(self.calls - 1, text))
+            self._emit_call(CallArguments(self.calls - 1, text))
 
     def _end(self, broken: str = "") -> None:
-        self._tell(CallEnded(self.calls - 1, broken, self._name, "".join(self._argued)))
+        self._emit_call(CallEnded(self.calls - 1, broken, self._name, "".join(self._argued)))
         self._inside = False
         self._held.raw = ""
 
-    def _tell(self, said: CallBegun | CallArguments | CallEnded) -> None:
+    def _emit_call(self, part: CallBegun | CallArguments | CallEnded) -> None:
         if self._several or self.calls == 1:
-            self._said.append(said)
-            self.broken += isinstance(said, CallEnded) and said.broken != ""
+            self._parts.append(part)
+            self.broken += isinstance(part, CallEnded) and part.broken != ""
 
     def _envelope(self) -> Waiting[None]:
-        """Reads {"name": ..., "arguments": {...}} in any order. Reports an object after the name while it comes."""
+        """Reads {"name": ..., "arguments": {...}} in any order. Reports an object after the name while it arrives."""
         held, name, written = self._held, None, None
         yield from held.expect("{")
         mark = ","
@@ -206,7 +206,7 @@ class CallReader(ABC):
             else:
                 written = yield from self._value()
             mark = yield from held.expect(",", "}")
-        # A call of another tool is read to its end, lest a text within it is taken for a call.
+        # A call of another tool is read to its end, so that no text within it is taken for a call.
         if name is None:
             raise Mismatch
         if name not in self._tools:
@@ -215,18 +215,18 @@ class CallReader(ABC):
             self._whole(name, written or "null")
 
     def _whole(self, name: str, written: str) -> None:
-        """Reports a call by its arguments: an object, its text in quotes, or null. Raises Mismatch."""
+        """Reports a whole call; `written` is an object, its text in quotes, or null. Raises Mismatch."""
         arguments = json.loads(written) if written.startswith('"') else written
         arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
         scan = JsonScan()
-        if not arguments.startswith("{") or scan.take(arguments) < len(arguments) or not scan.whole:
+        if not arguments.startswith("{") or scan.feed(arguments) < len(arguments) or not scan.whole:
             raise Mismatch
         self._begin(name)
         self._argue(arguments)
         self._end()
 
     def _list(self) -> Waiting[None]:
-        """Reads [{...}, ...]. A call of an unknown tool is text, and so is what follows it up to the next call."""
+        """Reads [{...}, ...]. A call of an unknown tool is text, and so is the text up to the next call."""
         held, known, mark = self._held, True, ","
         yield from held.expect("[")
         while mark == ",":
@@ -235,7 +235,7 @@ class CallReader(ABC):
                 known = True
             except _UnknownTool:
                 known = False
-                self._say(held.raw)
+                self._emit_text(held.raw)
             held.raw = ""
             mark = yield from held.expect(",", "]")
         if not known:
@@ -281,7 +281,7 @@ class CallReader(ABC):
         self._end()
 
     def _parameter(self, is_text: bool) -> Waiting[None]:
-        """Reports the value without the line breaks around it."""
+        """Reports a parameter's value without the line breaks around it."""
         held = self._held
         yield from held.one_of("\n", _PARAMETER_END)
         if held.raw.endswith(_PARAMETER_END):
@@ -290,15 +290,15 @@ class CallReader(ABC):
             self._argue('"')
             while (at := held.text.find(_PARAMETER_END)) < 0:
                 begun = begun_length(held.text, _PARAMETER_END, f"\n{_PARAMETER_END}")
-                self._argue(_escaped(held.take(len(held.text) - begun)))
+                self._argue(_escaped(held.consume(len(held.text) - begun)))
                 yield from held.more()
-            self._argue(_escaped(held.take(at).removesuffix("\n")) + '"')
-            held.take(len(_PARAMETER_END))
+            self._argue(_escaped(held.consume(at).removesuffix("\n")) + '"')
+            held.consume(len(_PARAMETER_END))
         else:
             written = (yield from held.until(_PARAMETER_END, _MAX_VALUE)).removesuffix("\n")
             value = _PYTHON.get(written.strip(SPACE), written.strip(SPACE))
             scan = JsonScan()
-            is_json = scan.take(value) == len(value) and scan.finish()
+            is_json = scan.feed(value) == len(value) and scan.finish()
             self._argue(value if is_json else json.dumps(written, ensure_ascii=False))
 
     def _object(self, name: str) -> Waiting[None]:
@@ -309,7 +309,7 @@ class CallReader(ABC):
         self._end()
 
     def _value(self, *beginnings: str) -> Waiting[str]:
-        """Returns the next value as written. Raises Mismatch, also for another beginning."""
+        """Returns the next value as written, which begins with one of `beginnings`, if any. Raises Mismatch."""
         parts: list[str] = []
         if beginnings and not self._held.text.startswith(beginnings):
             raise self._held.mismatch(*beginnings)
@@ -319,7 +319,7 @@ class CallReader(ABC):
     def _scanned(self, part: Callable[[str], None]) -> Waiting[None]:
         scan = JsonScan()
         while not scan.whole:
-            part(self._held.take(scan.take(self._held.text)))
+            part(self._held.consume(scan.feed(self._held.text)))
             if scan.broken:
                 raise Mismatch
             if not scan.whole:

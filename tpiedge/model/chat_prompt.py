@@ -1,5 +1,5 @@
 """Renders a conversation as transformers would, or, if the chat template refuses that or drops a system message, in
-another form of `_forms`. If it refuses all, the first refusal counts."""
+another of `_forms`. If the template refuses every form, the first refusal is raised."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from tpiedge.model.template import CALLS_AS_OBJECTS, ChatTemplate, TemplateHabit
 TemplateMessage = Mapping[str, Any]
 """A message of an API. A call's `arguments` are GivenArguments; `content` may be None beside calls."""
 
-_MARK: Final = "BEGUN_ANSWER_ENDS_HERE "  # a template that trims texts drops the blank
-_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+_MARK: Final = "BEGUN_ANSWER_ENDS_HERE "  # a template that trims texts drops the space
+_REASONING_KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class GivenArguments:
     text: str
-    value: object  # the text as JSON, or again the text if that is no object
+    value: object  # the parsed text, or the text itself if it is no JSON object
 
 
 def chat_prompt(
@@ -31,7 +31,7 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """Renders the prompt for the answer to `messages`, or, with `begun`, for the rest of the last one, which becomes a
+    """Renders the prompt for the answer to `messages`. With `begun`, the last message begins the answer: it becomes a
     past turn that is cut after its text. Raises as ChatTemplate.render does."""
     render = partial(template.render, tools=tools, variables=variables)
     calls = any(message.get("tool_calls") for message in messages)
@@ -48,7 +48,7 @@ def chat_prompt(
     at = text.rfind(_MARK.rstrip())
     if at >= 0:
         return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
-    # A template that drops or refuses the last turn begins a new one.
+    # The template drops or refuses the last turn: its text follows the generation prompt.
     return _rendered(render, given[:-1]) + str(last["content"])
 
 
@@ -73,9 +73,9 @@ def _rendered(render: Callable[..., str], messages: Sequence[TemplateMessage]) -
 
 def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> TemplateMessage:
     found = dict(message)
-    thoughts = next((message[key] for key in _THOUGHTS if message.get(key)), None)
-    if thoughts is not None:
-        found.update(dict.fromkeys(_THOUGHTS, thoughts))
+    reasoning = next((message[key] for key in _REASONING_KEYS if message.get(key)), None)
+    if reasoning is not None:
+        found.update(dict.fromkeys(_REASONING_KEYS, reasoning))
     if message.get("tool_calls"):
         found["tool_calls"] = []
         for call in message["tool_calls"]:
@@ -88,7 +88,7 @@ def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> Temp
 
 
 def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
-    """Yields the messages, then with one change each, then with the changes added up."""
+    """Yields the messages unchanged, then with each change alone, then with the changes accumulated."""
     tried: list[Sequence[TemplateMessage]] = [messages]
     yield messages
     messages = _with_short_ids(messages)
@@ -100,7 +100,6 @@ def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMes
 
 
 def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Shortens ids to nine letters and digits, which Mistral's templates want."""
 
     def short(identity: str) -> str:
         fits = len(identity) == 9 and identity.isascii() and identity.isalnum()
@@ -148,7 +147,7 @@ def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Gives each call a message, followed by its result, for templates like Llama 3's."""
+    """Gives each call its own message, followed by the result, for templates like Llama 3's."""
     found: list[TemplateMessage] = []
     results: list[TemplateMessage] = []
     for message in reversed(messages):
@@ -173,7 +172,7 @@ def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) ->
 
 
 def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Moves the system's words into the first turn, for templates without a system role."""
+    """Moves the system message into the first turn, for templates without a system role."""
     if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
         return [*messages]
     return [{**messages[1], "content": _texts(messages[:2])}, *messages[2:]]

@@ -36,8 +36,8 @@ from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
 MAX_TENSORS = 50_000
-# 200 bytes a tensor; a 70B model has 0.1 MB. Parsing takes up to nine times as much memory, where one wide character
-# widens the text and the value that it stands in.
+# Allows 200 bytes a tensor; a 70B model's header has 0.1 MB. Parsing takes up to nine times as much memory: one wide
+# character widens the whole text and the value that it is in.
 MAX_HEADER_BYTES = 10_000_000
 _LENGTH_BYTES = 8
 
@@ -170,7 +170,7 @@ class Checkpoint:
         listed = {name: shards[shard][name] for name, shard in weights.items()}
         located = _usual_names(listed or shards[SINGLE], tied=config.tie_word_embeddings)
         fields = ConfigFields(str(folder / "config.json"), read_json(folder, "config.json", MAX_CONFIG_BYTES))
-        # Old checkpoints name their quantisation in a file of its own, which means nothing beside plain tensors.
+        # Old checkpoints describe their quantisation in a file of its own, which is ignored beside plain tensors.
         old = None
         given = next((name for name in OLD_FILES if has_file(folder, name)), None)
         if given and any(name.endswith(WEIGHT) for name in located):
@@ -187,14 +187,14 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`; by default bf16 if every weight is bf16, what holds
-        the integers of GPTQ and AWQ, else f32, which holds f16 exactly."""
+        """Returns the storage of a pack with layers in `precision`; default: bf16 if every weight is bf16,
+        `quantisation.precision` for GPTQ and AWQ, else f32, which holds f16 exactly."""
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
         usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UserError for a tensor that is missing or of a wrong form, or a tied head with other numbers."""
+        """Raises UserError for a missing tensor, a wrong shape or dtype, or a tied head with other numbers."""
         for source, shape in spec.source_shapes.items():
             info = self.tensors.get(source)
             if info is None:
@@ -232,7 +232,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Reads tensor -> file name from the index; empty if there is a single file, which wins. Raises UserError."""
+    """Reads tensor -> file name from the index; empty if there is model.safetensors, which wins. Raises UserError."""
     if has_file(folder, SINGLE):
         return {}
     if not has_file(folder, INDEX):

@@ -60,8 +60,8 @@ _FAMILIES: Mapping[str, _FamilyTraits] = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model except weights and text. `windows[i]` is None for full attention in layer i, or w if position p sees only
-    the positions q with p - w < q <= p."""
+    """The numbers of a model. `windows[i]` is None for full attention in layer i, or w if position p sees only the
+    positions q with p - w < q <= p."""
 
     model_type: str
     hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
@@ -199,7 +199,7 @@ def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
 
 
 def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    """Qwen's rule "layers": the layers that `layer_types` names, by default those from `max_window_layers` on."""
+    """Returns each layer's window. Qwen's layers in `layer_types`, else from `max_window_layers` on, may have one."""
     window = None
     if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
         default = None if "sliding_window" in config.values else _DEFAULT_WINDOW
@@ -265,7 +265,7 @@ _MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken":
 
 
 def usual_pooling(folder: Path | None) -> str:
-    """Reads the kind of pooling: "mean" without a file, "last", or another one by its own name. Raises UserError."""
+    """Reads the kind of pooling ("mean", "last" or its own name); "mean" without a file. Raises UserError."""
     where = f"{POOLING_FOLDER}/{POOLING_FILE}"
     if folder is None or not has_file(folder, where):
         return _USUAL

@@ -18,7 +18,7 @@ from tpiedge.units import format_bytes
 
 T = TypeVar("T")
 
-#: Files of a model beside its weights, its templates in a folder, and its pooling.
+#: Files of a model except its weights, its folder of templates and its pooling.
 TEXT_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
@@ -28,7 +28,7 @@ _MAX_COMMAS = 400_000
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """Counts a broken link too, which reading then reports."""
+    """Whether the name exists, maybe as a broken link."""
     return os.path.lexists(folder / name)
 
 
@@ -41,8 +41,8 @@ def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
 
 
 def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
-    """Opens a regular file; its `name` is its real path. Only `inner` is trusted. Raises UserError if it is missing
-    or elsewhere; never blocks on a pipe or a device."""
+    """Opens a regular file; the result's `name` is its real path. Only `inner` is trusted. Raises UserError if it is
+    missing or outside the folder; never blocks on a pipe or a device."""
     if not _is_plain(name):
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
@@ -140,8 +140,8 @@ def _reason(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """Reads typed fields of `values`; `where` names the file in messages. A missing or null field takes the default.
-    Every method raises UserError, also for a missing field without a default."""
+    """Reads typed fields of `values`; `where` names the file. A missing or null field takes the default. Every method
+    raises UserError, also for a missing field without default."""
 
     where: str
     values: Mapping[str, object]

@@ -21,17 +21,17 @@ class TextEnded(Mismatch):
 
 
 class HeldText:
-    """Holds the text that was not taken yet. The pieces of the text do not change what a reader takes."""
+    """Holds the text that is not consumed yet. How the text is cut does not change what a reader consumes."""
 
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
-        self.raw = ""  # all that was taken since `raw` was last cleared
+        self.raw = ""  # what was consumed since `raw` was last cleared
 
-    def take(self, count: int) -> str:
-        taken, self.text = self.text[:count], self.text[count:]
-        self.raw += taken
-        return taken
+    def consume(self, count: int) -> str:
+        consumed, self.text = self.text[:count], self.text[count:]
+        self.raw += consumed
+        return consumed
 
     def more(self) -> Waiting[None]:
         """Waits for more. Raises TextEnded at the end."""
@@ -41,23 +41,23 @@ class HeldText:
 
     def spaces(self) -> Waiting[None]:
         while True:
-            self.take(len(self.text) - len(self.text.lstrip(SPACE)))
+            self.consume(len(self.text) - len(self.text.lstrip(SPACE)))
             if self.text or self.ended:
                 return
             yield
 
     def one_of(self, *marks: str) -> Waiting[str]:
-        """Takes the mark that comes next; "" without one."""
+        """Consumes and returns the mark that comes next; "" without one."""
         while True:
             found = next((mark for mark in marks if self.text.startswith(mark)), "")
             if found:
-                return self.take(len(found))
+                return self.consume(len(found))
             if self.ended or not any(mark.startswith(self.text) for mark in marks):
                 return ""
             yield
 
     def expect(self, *marks: str) -> Waiting[str]:
-        """Takes white space and the mark after it. Raises Mismatch without one."""
+        """Consumes white space and the mark after it. Raises Mismatch without one."""
         yield from self.spaces()
         found = yield from self.one_of(*marks)
         if not found:
@@ -68,11 +68,11 @@ class HeldText:
         return TextEnded() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
 
     def until(self, mark: str, most: int) -> Waiting[str]:
-        """Takes all up to the mark and returns what precedes it. Raises Mismatch beyond `most` characters."""
+        """Consumes the text through the mark; returns the text before it. Raises Mismatch beyond `most` characters."""
         while True:
             at = self.text.find(mark, 0, most + len(mark))
             if at >= 0:
-                return self.take(at + len(mark))[:at]
+                return self.consume(at + len(mark))[:at]
             if len(self.text) >= most + len(mark):
                 raise Mismatch
             yield from self.more()
@@ -86,8 +86,8 @@ def begun_length(text: str, *marks: str) -> int:
 
 
 class JsonScan:
-    """Follows one JSON value while it is written, by its quotes and brackets, whatever the pieces. At its end
-    `json.loads` reads it: nothing in it is too long or too deep, and numbers fit a double."""
+    """Follows one JSON value by quotes and brackets while it arrives. At its end `json.loads` checks it: nothing in it
+    is too long or too deep, and numbers fit a double."""
 
     def __init__(self) -> None:
         self.whole = False  # a number or word ends with the next character, or with `finish`
@@ -96,7 +96,7 @@ class JsonScan:
         self._depth = 0
         self._quoted = self._escaped = self._word = False
 
-    def take(self, text: str) -> int:
+    def feed(self, text: str) -> int:
         """Counts the characters of this next piece that belong to the value: all, unless it is whole or broken."""
         for at, mark in enumerate(text):
             if self._word and mark not in _IN_WORD:

@@ -1,7 +1,7 @@
-"""Pulls a model from the hub, whose client huggingface_hub is imported only here and once a pull begins.
+"""Pulls a model from the hub. Its client, huggingface_hub, is imported only here, when a pull begins.
 
 The client lists a repository and makes requests by its settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This module writes
-the files, as the client's download deletes what a failed call fetched and checks no hash. Names, sizes and hashes are
+the files, as the client's download deletes the bytes of a failed call and checks no hash. Names, sizes and hashes are
 untrusted.
 
 Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
@@ -69,7 +69,7 @@ def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullRepo
 
 
 class _BrokeOff(HubError):
-    """Another attempt may succeed."""
+    """An interrupted transfer: another attempt may succeed."""
 
 
 class _Pull:
@@ -101,7 +101,7 @@ class _Pull:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir(parents=True)
             self._fetch(small, staging)
-            # A model that cannot run is refused before its weights come.
+            # A model that cannot run is refused before its weights are fetched.
             config = read_json(staging, "config.json", MAX_CONFIG_BYTES)
             ModelConfig.from_huggingface(config, f"config.json of {self._name.repo}")
             weights = self._weights(staging)
@@ -173,7 +173,7 @@ class _Pull:
         return [file for name, file in self._files.items() if name.endswith(".safetensors")]
 
     def _weights(self, staging: Path) -> list[_RemoteFile]:
-        """Lists the files in the index in `staging`; a repository may hold the same weights again in other files."""
+        """Lists the files that the index in `staging` names; a repository may hold the same weights again in others."""
         if SINGLE in self._files:
             return self._all_weights()
         try:
@@ -197,7 +197,7 @@ class _Pull:
             raise
         except hub.errors.HfHubHTTPError as error:
             raise self._explain(error) from None
-        except Exception as error:  # the client's versions differ in which library's errors they let through
+        except Exception as error:  # versions of the client let errors of different libraries through
             raise self._unreachable(error, have_older) from None
         finally:
             hub.close_session()
@@ -226,7 +226,7 @@ class _Pull:
             headers["Range"] = f"bytes={have}-"
         url = f"{self._endpoint}/{self._name.repo}/resolve/{self._commit}/{file.name}"
         try:
-            # It waits as long as a busy server says; connections that break are tried again from where they broke.
+            # The client waits as long as a busy server says; `_complete` resumes transfers that break off.
             stream = hub.utils.http_stream_backoff(
                 "GET",
                 url,
@@ -253,7 +253,7 @@ class _Pull:
             status = getattr(error.response, "status_code", 0)
             if isinstance(error, hub.errors.GatedRepoError) or status in (401, 403):
                 raise self._gated() from None
-            if status == 416:  # the server has no such rest
+            if status == 416:  # the server has no bytes from there on
                 partial.unlink()
             kind = _BrokeOff if status >= 500 else HubError
             raise kind(
@@ -309,7 +309,7 @@ def _digest(path: Path, file: _RemoteFile) -> str:
     if len(file.digest) == 40:
         begun = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with open(path, "rb") as stream:
-        os.fsync(stream.fileno())  # its name vouches for a blob from now on, also after a power cut
+        os.fsync(stream.fileno())  # from now on its name vouches for its bytes, also after a power cut
         return hashlib.file_digest(stream, lambda: begun).hexdigest()
 
 
@@ -320,7 +320,7 @@ def _reason(error: Exception) -> str:
 def _listing(
     repo: str, commit: str | None, siblings: Iterable[object]
 ) -> tuple[str, Mapping[str, _RemoteFile]]:
-    """Reads the hub's list of a repository's files. Raises UserError, also for a name that leads out of it."""
+    """Reads the hub's list of a repository's files. Raises UserError, also for a name outside the repository."""
     described = {str(getattr(item, "rfilename", "")): item for item in siblings}
     if len(described) > _MAX_FILES:
         raise UserError(
@@ -352,7 +352,7 @@ def _listing(
 
 
 def _hub() -> ModuleType:
-    """Imports the client late, as it is large, and silenced before it reads its settings."""
+    """Imports the client lazily, as it is large, and silences it before it reads its settings."""
     os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_VERBOSITY": "error"})
     import huggingface_hub
     import huggingface_hub.constants

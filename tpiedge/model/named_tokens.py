@@ -37,8 +37,8 @@ class AddedToken(NamedTuple):
 def read_named_tokens(
     folder: Path, own: Mapping[int, AddedToken]
 ) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
-    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns the files' merged fields; the
-    texts by names like "eos_token"; and the tokens to add, maybe with `own` ones. Raises UserError."""
+    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns merged fields; texts by names
+    like "eos_token"; and tokens to add, which may include `own` ones. Raises UserError."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None
@@ -119,7 +119,7 @@ def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _tokens(fields: ConfigFields, name: str, value: object, *, special: bool = True) -> Iterator[AddedToken]:
-    """Reads a text or an object; yields nothing without a text. `special` overrules the object's flag."""
+    """Reads a token given as text or object; yields nothing without a text. `special` overrules the object's flag."""
     flags: dict[str, bool] = {}
     text = value
     if isinstance(value, dict):
@@ -141,14 +141,14 @@ _MARKS: Final = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>",
     "<turn|>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_utterance>",
 )  # fmt: skip
-"""Texts that people do not write, as in llama.cpp."""
+"""Marks that people do not write, as in llama.cpp."""
 _TAGS: Final = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 _MESSAGE_FORMATS: Final = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
 """In a vocabulary with all marks of one set, <|end|> ends a message but not the answer."""
 
 
 def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable[int]:
-    """Finds the ids of `vocabulary` (text -> id) that end an answer; `marks` are ids that are no pieces of text."""
+    """Finds ids of `vocabulary` (text -> id) that end an answer; `marks` are ids of tokens that are not text."""
     texts = [text for text in _MARKS if text in vocabulary]
     if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
         texts = [text for text in texts if text != "<|end|>"]

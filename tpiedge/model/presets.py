@@ -99,13 +99,13 @@ def preset(name: str) -> dict[str, object]:
         raise UserError(f"no preset {name!r}: choose one of {', '.join(sorted(PRESETS))}") from None
 
 
-# In an installed package, or beside it in a checkout.
+# The folder is in an installed package, or beside the package in a checkout.
 _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1, 2))
 
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` a preset; `gated`: the licence comes first."""
+    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` a preset; `gated`: first accept the licence."""
 
     name: str
     repo: str

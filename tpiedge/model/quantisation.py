@@ -17,7 +17,7 @@ from tpiedge.units import counted
 
 QUANTISATION_KEY = "quantization_config"
 OLD_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Name -> method of the files that describe the quantisation where config.json has no such key."""
+"""Name -> method of the files that describe the quantisation if config.json does not."""
 
 _OLD_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
@@ -38,7 +38,7 @@ class Quantisation:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the inputs of a group may lie anywhere."""
+        """Whether the inputs of a group need not be neighbours."""
         return self.act_order and self.group is not None
 
     @property
@@ -106,8 +106,8 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Describes the matrices of GGUF, GPTQ and AWQ that a pack of this `quality` rounds, a line for each kind. Without
-    `quality`, the types of a GGUF file tell."""
+    """Yields a line for each kind of GGUF, GPTQ or AWQ matrices that a pack of this `quality` (None: by GGUF types)
+    rounds."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()
     for key, blob in spec.blobs.items():

@@ -26,7 +26,7 @@ MAX_POSITIONS = 1 << 27
 Positions = Annotated[int, Meta(ge=1, le=MAX_POSITIONS)]
 _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
 _ONE: Final = np.float32(1)
-#: Gives all fields: defaults are `decimal.DefaultContext`, which any library may change.
+#: All fields are given, because defaults come from `decimal.DefaultContext`, which any library may change.
 _DIGITS: Final = Context(28, ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps=[InvalidOperation, Overflow])
 
 
@@ -122,7 +122,7 @@ def _llama3(rope: RopeConfig, inverse: Frequencies) -> Frequencies:
 
 
 def _yarn(rope: RopeConfig, powers: Frequencies) -> Frequencies:
-    """YaRN (arXiv 2309.00071): keeps high frequencies and interpolates low ones."""
+    """Keeps high frequencies and interpolates low ones: YaRN (arXiv 2309.00071)."""
     head_dim = 2 * len(powers)
 
     def dimension(turns: float) -> float:

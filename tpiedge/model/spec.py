@@ -1,5 +1,5 @@
-"""The layout that a pack is written from. Units: one query head for q and o, one KV head for k and v, tiles of 128 rows
-for the FFN and the vocabulary."""
+"""The layout of a model's pack. Units: one query head for q and o, one KV head for k and v, tiles of 128 rows for the
+FFN and the vocabulary."""
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig

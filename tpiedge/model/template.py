@@ -1,4 +1,4 @@
-"""Chat templates: from messages to the prompt. A template is an untrusted program, so it runs in a child process
+"""Chat templates render messages as a prompt. A template is an untrusted program, so it runs in a child process
 (`text_child.py`) in Jinja's sandbox, with limits on CPU, memory, output and time.
 
 Rendering a tool call in every form shows which one a template takes.
@@ -28,12 +28,12 @@ _TOOLS: Final = [{"type": "function", "function": _LOOK}]
 
 
 class TemplateRefusal(UserError):
-    """A template failed with these messages; others may do."""
+    """A template failed with these messages; other messages may work."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes: arguments as a JSON text; contents beside calls, the best first."""
+    """The forms that a template takes: whether arguments are a JSON text; contents beside calls, the best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
@@ -74,7 +74,7 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
 
 
 def _quality(text: str | None) -> int:
-    """Rates the arguments in a rendered text: 0 failed, 1 absent, 2 in Python's notation or escaped."""
+    """Rates the arguments in a rendered text: 0 failed, 1 absent, 2 in Python's notation or escaped, 3 as JSON."""
     if text is None:
         return 0
     if _NEEDLE not in text:
@@ -122,7 +122,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Renders `messages` (JSON values) with the model's switches in `variables`. Blocks. Raises TemplateRefusal if
-        other messages may do, UserError for a broken template or a limit, and ChildLost as TextProcess does."""
+        other messages may work, UserError for a broken template or a limit, and ChildLost as TextProcess does."""
         template = self.source(tools=tools is not None)
         if not template:
             names = quote(", ".join(sorted(self._templates)))
@@ -159,7 +159,7 @@ class ChatTemplate:
 
 
 def templates_of(folder: Path) -> Mapping[str, str]:
-    """Reads name -> template. Files win over tokenizer_config.json, that over chat_template.json. Raises UserError."""
+    """Reads name -> template. Precedence: files, tokenizer_config.json, chat_template.json. Raises UserError."""
     templates = _templates_of_json(folder, "tokenizer_config.json")
     templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)

@@ -103,7 +103,7 @@ class _TooLong(Exception):
 
 
 def limit_memory(nbytes: int) -> None:
-    """Bounds this process for good. macOS lacks the limit of memory; the parent's deadline has to do there."""
+    """Limits this process for good. macOS has no limit of memory; only the parent's deadline helps there."""
     import resource
 
     for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
@@ -127,7 +127,7 @@ def own_memory() -> int:
 
 
 class LoadedTokenizer:
-    """A tokenizer of the library."""
+    """A `tokenizers.Tokenizer` and its jobs."""
 
     def __init__(self) -> None:
         self._backend: Any = None
@@ -141,13 +141,13 @@ class LoadedTokenizer:
             self._backend.no_padding()
             self._backend.no_truncation()
             return self._added()
-        asked = json.loads(body)
+        value = json.loads(body)
         if letter == b"A":
-            return self._add(asked)
+            return self._add(value)
         if letter == b"E":
-            return self._encode(**asked)
+            return self._encode(**value)
         assert letter == b"C", letter
-        return self._count_all(asked)
+        return self._count_all(value)
 
     def _added(self) -> list[tuple[int, str, dict[str, bool]]]:
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -158,8 +158,8 @@ class LoadedTokenizer:
 
     def _add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
         """Adds tokens. Returns a table for decoding: `vocabulary` (text -> id), `added()`, `parts` (base64 of each id's
-        bytes within a text), `heads` (the text of ids that differ at its beginning). Raises ValueError if the library
-        decodes otherwise."""
+        bytes within a text), `heads` (the text of ids that differ at a text's beginning). Raises ValueError if the
+        library decodes otherwise."""
         from tokenizers import AddedToken
 
         self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
@@ -180,7 +180,7 @@ class LoadedTokenizer:
 
     def _encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
         """Returns the ids, or a lower bound of their number if that exceeds `most`."""
-        if most and len(text) > most // 4:  # a text of fewer bytes has rarely more tokens
+        if most and len(text) > most // 4:  # a shorter text rarely has more tokens
             count = 0
             for start in range(0, len(text), _PIECE):
                 count += self._count(text[start : start + _PIECE]) - _LOST_PER_CUT
@@ -234,7 +234,7 @@ class LoadedTokenizer:
         return parts, heads
 
     def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
-        """Compares with the library's decoding of all tokens, and of characters from byte tokens."""
+        """Raises ValueError unless `parts` and `heads` decode whole tokens and byte tokens as the library."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
         texts = [(part or b"").decode("utf-8", "ignore").encode() for part in parts]
@@ -265,7 +265,7 @@ def _spelled_bytes(token: str) -> bytes | None:
 
 @cache
 def _byte_level() -> Mapping[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
+    """Returns GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -294,7 +294,7 @@ def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """{% generation %}...{% endgeneration %} marks training targets; here it is its contents."""
+        """{% generation %}...{% endgeneration %} marks training targets; only its contents are rendered."""
 
         tags = {"generation"}  # noqa: RUF012
 

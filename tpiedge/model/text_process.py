@@ -42,7 +42,7 @@ class JobFailed(ValueError):
 
 class TextProcess:
     """Does one job of `text_child.py` at a time, in a process that the first job starts. Thread-safe. `what` names the
-    model's part in errors; the process may take `memory` bytes. Each new one opens the tokenizer and adds tokens."""
+    model's part in errors; the process may take `memory` bytes. A new process repeats the jobs O and A."""
 
     def __init__(self, what: str, memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode())]
@@ -62,7 +62,7 @@ class TextProcess:
             for _ in range(2):
                 try:
                     if self._link is None:
-                        self._begin()
+                        self._start()
                     found = self._done(letter, body)
                     if letter in _REPEATED:
                         self._setup.append((letter, body))
@@ -105,7 +105,7 @@ class TextProcess:
             self._close()  # frees its memory
         raise JobFailed(answer.decode("utf-8", "replace"), limited=kind == b"l")
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
         command = ["-I", "-S", str(_CHILD), *_folders()]
         self._process, self._link = start_linked(command, environment)
@@ -131,7 +131,7 @@ def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
 def start_linked(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Starts a Python process. Returns it and a socket, the other end of its standard input. Raises ChildLost."""
+    """Starts a Python process. Returns it and the socket at the other end of its standard input. Raises ChildLost."""
     try:
         ours, theirs = socket.socketpair()
         with ExitStack() as unless_started, theirs:
@@ -159,7 +159,7 @@ def killed_twice(what: str) -> ChildLost:
 
 
 def _folders() -> list[str]:
-    """Locates the packages of the child, which starts without site-packages in half the time."""
+    """Locates the child's packages; without site-packages it starts in half the time."""
     folders = []
     for name in _PACKAGES:
         spec = find_spec(name)

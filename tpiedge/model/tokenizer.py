@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the model's own `tokenizer.json`, and the text of an answer.
+"""Turns text into token ids and back with the model's own `tokenizer.json`, and writes the text of an answer.
 
 The file is untrusted, so the library that reads it runs in a process with limits (`text_child.py`). Ids become text by
 a table that the process checked against the library's decoding of the whole vocabulary.
@@ -115,12 +115,12 @@ class Tokenizer:
         return [*before, *ids, *after]
 
     def count(self, text: str) -> int:
-        """Counts the tokens of a text of any length, with "?" in place of half a surrogate pair. Raises UserError."""
+        """Counts the tokens of a text of any length, with "?" for half a surrogate pair. Raises UserError."""
         return int(self._do(b"C", text.encode(errors="replace").decode()))
 
-    def _do(self, letter: bytes, asked: object) -> Any:
+    def _do(self, letter: bytes, value: object) -> Any:
         with _refusing("the model's tokenizer cannot encode the text"):
-            return self._library.do(letter, json.dumps(asked).encode())
+            return self._library.do(letter, json.dumps(value).encode())
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         detokenizer = Detokenizer(self, shown=frozenset() if skip_special else self.special_ids)
@@ -152,12 +152,12 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, shown: frozenset[int] = frozenset(), after: Sequence[int] = ()
     ) -> None:
-        """`after` are the ids before this text."""
+        """`after` are preceding ids."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
-        self._held = ""  # text beside the unfinished character of the ids before
+        self._held = ""  # text of the preceding ids that hold an unfinished character
         known = (token for token in after[-_CONTEXT:] if tokenizer.token_bytes(token) is not None)
         before = [token for token in known if token not in self._skipped]
         whole = len(before) - unfinished(tokenizer, before)
@@ -167,7 +167,7 @@ class Detokenizer:
         self._held = "".join(map(self.push, before[whole:]))
 
     def push(self, token_id: int) -> str:
-        """Adds one id. Returns the text that is now certain, often none."""
+        """Adds one id. Returns the text that is now certain, often empty."""
         if token_id in self._skipped:
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -181,7 +181,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Returns the rest, with U+FFFD for an unfinished character: once, at the end."""
+        """Returns the rest, with U+FFFD for an unfinished character. Call it once."""
         return self._held + self._decoder.decode(b"", final=True)
 
 
@@ -231,8 +231,8 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 class TextWriter:
-    """Writes the text of an answer up to the first stop string, without half characters and parts of a stop string; no
-    text without a tokenizer. The first stop string ends first, then starts first, however tokens cut the text."""
+    """Returns an answer's text up to the first stop string, without half characters and parts of a stop string; no text
+    without a tokenizer. The first stop string ends first, then starts first, however tokens cut the text."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Measures what this process computes per second.
 
 A decode step reads every weight once, so speed is bytes of weights per second: in bf16, also for f32, and in q4, also
-for q8. The pass at the faster quarter counts: the median of a machine that is busy starting promises too little, and
+for q8. The fastest quartile of passes counts: the median of a machine that is busy starting promises too little, and
 the best may be luck.
 """
 
@@ -30,7 +30,7 @@ def measure(threads: int) -> Capacity:
     # Filled: memory that was never written is one page of zeros, read from the cache.
     nbytes = max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
     weights = torch.full((nbytes // (2 * _COLUMNS), _COLUMNS), 0.02, dtype=torch.bfloat16)
-    # A quota is used up in bursts, between which so short a measurement fits.
+    # A CPU quota is used up in bursts: so short a measurement may not notice it.
     part = min(1.0, usable_cores() / threads)
     x_TI = torch.full((1, _COLUMNS), 0.5)
     with Linear.create(Arithmetic.F32, threads) as linear:
@@ -50,7 +50,7 @@ def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:
-    """Measures the calls that fit into `limit_s`, after a warm-up; only the first if that takes longer."""
+    """Returns the fastest quartile of the calls' times within `limit_s`, or the warm-up's time if that is longer."""
     started = time.perf_counter()
     work()
     times: list[float] = []

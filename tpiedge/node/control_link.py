@@ -34,19 +34,19 @@ class ClusterLiveness:
         self._waits: dict[int, tuple[str, float]] = {}
         self._stopping = False
         self._links: Mapping[int, LinkMonitor] = {}
-        self._patience_s = 0.0
+        self._broken_limit_s = 0.0
         self._broken: dict[int, float] = {}
 
-    def watch(self, links: Mapping[int, LinkMonitor], patience_s: float) -> None:
-        """Also loses ranks with links broken for `patience_s`: until then the master knows better who is cut off."""
-        self._links, self._patience_s = links, patience_s
+    def watch(self, links: Mapping[int, LinkMonitor], limit_s: float) -> None:
+        """Counts a rank as lost also if its link stays broken for `limit_s`; before that the master decides."""
+        self._links, self._broken_limit_s = links, limit_s
 
     def heard_master(self) -> None:
         with self._lock:
             self._master_heard = self._listened = self._clock.now()
 
     def heard_nothing(self) -> None:
-        """Records that no message waits. Silence grows by these calls: it is no silence if nothing listened."""
+        """Records that this node listened in vain. The master's silence grows by these calls alone."""
         with self._lock:
             self._listened = self._clock.now()
 
@@ -57,7 +57,7 @@ class ClusterLiveness:
             if known is None or known[0] != progress:
                 self._progress[peer.rank] = (progress, self._clock.now())
 
-    def lose(self, rank: int, cause: str) -> None:
+    def mark_lost(self, rank: int, cause: str) -> None:
         with self._lock:
             self._lost.setdefault(rank, cause)
 
@@ -99,7 +99,7 @@ class ClusterLiveness:
         link, now = self._links.get(rank), self._clock.now()
         if link is None or link.poll() is LinkState.UP:
             self._broken.pop(rank, None)
-        elif now - self._broken.setdefault(rank, now) >= self._patience_s:
+        elif now - self._broken.setdefault(rank, now) >= self._broken_limit_s:
             raise PeerLost(rank, waiting_for, "its connection broke")
 
 
@@ -150,18 +150,18 @@ class ControlLink:
                 now = self._clock.now()
                 if now >= due:
                     stalls.beat(now - due)
-                    if not self._endpoint.posted:  # which are signs of life as well, and would be waited for
+                    if not self._endpoint.posted:  # they are signs of life, too, and `send` waits for them
                         self._endpoint.send(self._heartbeat())
                     due = now + self._heartbeat_s
                 envelope = self._endpoint.recv(max(0.0, due - now))
-                if envelope is None and not stalls.excuse:
+                if envelope is None and not stalls.stalled:
                     self._liveness.heard_nothing()
                 elif envelope is not None:
                     self._liveness.heard_master()
                     self._handle(envelope.message)
         except TpiedgeError as error:
             if not self._closing.is_set():
-                self._liveness.lose(0, f"its link failed: {error}")
+                self._liveness.mark_lost(0, f"its link failed: {error}")
                 self.commands.put(error)
 
     def _handle(self, message: Message) -> None:
@@ -175,7 +175,7 @@ class ControlLink:
                 for peer in peers:
                     self._liveness.report(peer)
             case c.Lost(rank=rank, cause=cause):
-                self._liveness.lose(rank, cause)
+                self._liveness.mark_lost(rank, cause)
             case c.Cancel() | c.AskStats():
                 stats = self._answer(message)
                 if stats is not None:

@@ -35,7 +35,7 @@ def route(
     wire: WirePrecision,
 ) -> tuple[Route, str]:
     """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32. Returns it and the reason.
-    `facts`: None where not all nodes were to be linked."""
+    `facts`: None unless all nodes were to be linked."""
     if wanted == "auto" and size == 2:
         return Route("mesh", "mesh", 0, wire), "two nodes exchange their parts: one latency"
     if wanted == "auto" and facts is not None:
@@ -85,7 +85,7 @@ class TensorLinks:
         return self._resources.enter_context(self._hub)
 
     def connect(self, peer: int, address: str) -> ZmqSpoke:
-        """Raises UserError for no address."""
+        """Raises UserError for an unusable address."""
         key, own, other = self._peer_keys.get(peer, ""), node_name(self._rank), node_name(peer)
         spoke = ZmqSpoke(address, key, self._keys, own, hub_name=other, plane=TENSOR, context=self._context)
         return self._resources.enter_context(spoke)
@@ -99,12 +99,12 @@ _LINK_S: Final = 5.0
 #: Four of libzmq's attempts of 3 s, each of which fails if two packets in a row are lost.
 _RANK_0_LINK_S: Final = 15.0
 _SLICE_S: Final = 0.1
-_PATIENCE: Final = 2  # times the master's timeout for a machine that is cut off
+_TIMEOUTS: Final = 2  # a link may be broken for so many timeouts of the master
 
 
 @dataclass(frozen=True)
 class DataPlane:
-    """Rank 0 has `facts` of all links where collectives can be chosen."""
+    """Rank 0 has `facts` of all links if collectives can be chosen."""
 
     communicator: Communicator
     endpoint: Endpoint | None = None
@@ -129,7 +129,7 @@ def join_data_plane(
     await_connect: Callable[[], Connect],
     resources: ExitStack,
 ) -> DataPlane:
-    """`listening` tells the master this node's address. Raises PeerLost, ProtocolError, UserError."""
+    """Joins the plane; `listening` tells the master this node's address. Raises PeerLost, ProtocolError, UserError."""
     size = len(assign.nodes)
     if size == 1:
         return DataPlane(Communicator())
@@ -148,7 +148,7 @@ def join_data_plane(
         facts = LinkSurvey(endpoint, liveness, clock, assign.epoch, assign.rank, size).run(spokes)
         linked = len(spokes) == assign.rank
     monitors = {rank: spoke.monitor for rank, spoke in spokes.items() if rank}
-    liveness.watch(monitors, _PATIENCE * bootstrap.timing.timeout_s)
+    liveness.watch(monitors, _TIMEOUTS * bootstrap.timing.timeout_s)
     group = Group(endpoint, liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
     return DataPlane(group, endpoint, facts)
 
@@ -172,12 +172,12 @@ def _connect(
 
 
 def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: ClusterLiveness, clock: Clock) -> None:
-    """Waits for the links and closes those that fail. PeerLost for rank 0's."""
+    """Waits for the links and closes failed ones. Raises PeerLost for rank 0's."""
     started = clock.now()
     for rank, spoke in list(spokes.items()):
         deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)
-        # Its events are read before the clock: another link may have taken all the time.
-        while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
+        # The link's events are read before the clock: another link may have taken all the time.
+        while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.is_final:
             if clock.now() >= deadline:
                 break
             liveness.check(rank, "connecting")  # the master may tell of a loss meanwhile

@@ -1,9 +1,9 @@
 """Entry of a fork server: `python -m tpiedge.node.fork_server`.
 
-It imports torch once and forks a node for each bootstrap, so that nodes share what was imported and wait for no import.
-On standard input, a socket of the parent, the number of threads to measure with arrives first (0: do not measure), then
-each bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit status. A
-measurement is reported on standard output. It ends with its parent, and its nodes end with it.
+The server imports torch once and forks a node for each bootstrap, so that nodes share the imports and do not wait for
+them. Standard input, a socket of the parent, first brings the number of threads to measure with (0: do not measure),
+then each bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit
+status. A measurement is reported on standard output. The server ends with its parent, and its nodes end with it.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Forks:
         self._parent = parent
         self._received = b""
         self._files: list[int] = []
-        #: By pid: the pipe on which its end is told; -1 for the process that measures.
+        #: By pid: the pipe that gets the process's exit status; -1 for the process that measures.
         self._told: dict[int, int] = {}
         self._woken, self._wakes = os.pipe()
         for end in (self._woken, self._wakes):
@@ -34,7 +34,7 @@ class Forks:
         signal.set_wakeup_fd(self._wakes)
 
     def next_line(self) -> bytes | None:
-        """Awaits the parent's next line; None once it is gone. Tells meanwhile which processes have ended."""
+        """Awaits the parent's next line; returns None once the parent is gone. Meanwhile reports ended processes."""
         while b"\n" not in self._received:
             ready, _, _ = select.select([self._parent.fileno(), self._woken], [], [])
             if self._woken in ready:
@@ -50,7 +50,7 @@ class Forks:
         return line
 
     def measure(self, threads: int, pipe: int) -> None:
-        """Has a process report on `pipe`: threads that compute while it measures would be lost by a fork."""
+        """Forks a process that measures and reports on `pipe`; forks would lose its threads if they ran here."""
         if (pid := self._fork()) == 0:
             _report(threads, pipe)
             os._exit(0)
@@ -126,7 +126,7 @@ def main() -> int:
             if server.start_node():
                 break
         else:
-            os._exit(0)  # and with it the nodes
+            os._exit(0)  # the nodes end with it
     guard(lambda: os._exit(143))  # as by SIGTERM
     return run(from_line(line, NodeBootstrap))
 

@@ -34,7 +34,7 @@ _SILENT: Final = "it does not answer"
 
 class LinkSurvey:
     """One rank's part; `endpoint` receives nothing else meanwhile. Rank 0 begins once every node answers; then each has
-    its turn. Messages out of turn are dropped, and at rank 0 they are Misconduct."""
+    its turn. Ranks drop messages out of turn; rank 0 raises Misconduct."""
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
@@ -62,7 +62,7 @@ class LinkSurvey:
 
     def _lead(self) -> NetworkFacts:
         deadline = self._clock.now() + _START_S
-        for rank in range(1, self._size):  # one that starts late would count as one behind a slow link
+        for rank in range(1, self._size):  # a node that starts late would seem to be behind a slow link
             self._send(Probe(self._epoch, 0, 0), rank, deadline)
             while not isinstance(self._await(rank, f"the start of node {rank}", deadline), Echo):
                 pass
@@ -94,7 +94,7 @@ class LinkSurvey:
         return message
 
     def _measure(self, rank: int) -> MeasuredLink | None:
-        """Returns None without an answer; rank 0's silence is a loss."""
+        """Measures the link to `rank`. Returns None without an answer; raises PeerLost if rank 0 is silent."""
         probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
         step: Probe | LinkSpeed | None = probing.begin(self._clock.now())
@@ -124,7 +124,7 @@ class LinkSurvey:
 
     def _await(self, rank: int, what: str, deadline: float) -> Message:
         """Awaits a message of `rank` that is no probe. Raises PeerLost at the deadline or for a lost node."""
-        while self._clock.now() < deadline:  # also where it sends something else without end
+        while self._clock.now() < deadline:  # even if the node sends other messages without end
             message = self._receive(rank, what)
             if message is not None:
                 return message

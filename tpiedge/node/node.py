@@ -1,7 +1,7 @@
 """A computing process, started and fed by a master.
 
-Its main thread is the engine thread, `link` the control thread. It ends by the master's word, when the master or a peer
-is lost, or when its lifeline breaks.
+Its main thread is the engine thread, `link` the control thread. It ends when the master says so, when the master or
+a peer is lost, or when its lifeline breaks.
 """
 
 import functools
@@ -19,10 +19,10 @@ from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator, Route
 from tpiedge.engine.batcher import MAX_DRAFTED
-from tpiedge.engine.carrying import Carrier, Locker
 from tpiedge.engine.constraints import failed
 from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.grammars import Grammars
+from tpiedge.engine.kv_transfer import KVTransfer, SnapshotStore
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving, follow
 from tpiedge.engine.steps import StepLimits
@@ -54,7 +54,7 @@ _IDLE_S = 0.5
 
 
 class Node:
-    """One rank of one epoch. `close` closes all that it opens, in reverse order."""
+    """One rank of one epoch. `close` closes all its resources, in reverse order."""
 
     def __init__(self, bootstrap: NodeBootstrap) -> None:
         self._bootstrap = bootstrap
@@ -69,9 +69,9 @@ class Node:
         self._data = DataPlane(Communicator())
         self._route = Route()
         self._leading: Leader | None = None
-        #: Bytes loaded, of how many, until the node is ready; and bytes that the carrier has moved.
+        #: Bytes loaded, of how many, until the node is ready; and bytes of the KV cache that have been moved.
         self._loaded: tuple[int, int] | None = 0, 0
-        self._carried_bytes = 0
+        self._transferred_bytes = 0
         self._drawn: list[c.AnswerPart] = []  # the step's messages for the master
         self._resources = ExitStack()
         own, key = control_name(bootstrap.rank, bootstrap.epoch), bootstrap.master_key
@@ -83,7 +83,7 @@ class Node:
         )
 
     def run(self) -> None:
-        """Joins, loads and computes until the master ends it. Raises what ends it otherwise."""
+        """Joins, loads and computes. Raises the error that ends the node: Cancelled if the master does."""
         own, rank = self._bootstrap, self._bootstrap.rank
         self.link.start(c.Hello(own.epoch, rank))
         assign = self._expect(c.Assign, "the plan", _ASSIGN_S)
@@ -98,24 +98,24 @@ class Node:
             self._resources,
         )
         engine = self._build(assign, plane.communicator)
-        locker = Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
-        carrier = Carrier(engine, Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
-        taken = None if assign.carried is None else carrier.take(assign.carried)
-        if locker is not None:
-            try:  # files left by the previous epoch that no node read
-                locker.clear()
+        store = SnapshotStore(Path(own.snapshots), bytes.fromhex(own.snapshot_key)) if own.snapshots else None
+        transfer = KVTransfer(engine, Share(*assign.attention), store, (__version__, assign.kv), self._moved)
+        restored = None if assign.snapshot is None else transfer.restore(assign.snapshot)
+        if store is not None:
+            try:  # snapshots of the previous epoch that no node read
+                store.clear()
             except OSError as error:
-                _say(f"cannot delete what lies in {locker.folder}: {error.strerror}")
+                _say(f"cannot delete the KV snapshots in {store.folder}: {error.strerror}")
         self._loaded = None
         self.link.post(self._ready(assign, engine.config, plane))
-        gc.freeze()  # what lives until the end is not worth another look in the middle of a step
+        gc.freeze()  # objects that live until the end would only make later collections slow
         if rank == 0:
             leader = self._leader(engine, assign)
-            if taken is not None and assign.carried is not None:
-                leader.adopt(*taken, private=assign.carried.private)
-            self._lead(leader, carrier)
+            if restored is not None and assign.snapshot is not None:
+                leader.adopt(*restored, private=assign.snapshot.private)
+            self._lead(leader, transfer)
         else:
-            follow(engine, carrier, self.link.post)
+            follow(engine, transfer, self.link.post)
 
     def close(self) -> None:
         self.link.close()
@@ -124,14 +124,14 @@ class Node:
             rank, path = self._bootstrap.rank, Path(self._bootstrap.trace)
             try:
                 self._tracer.write(path, rank)
-            except OSError as error:  # which does not change how the node ended
+            except OSError as error:  # a lost trace does not change how the node ended
                 _say(f"the trace of node {rank} is lost: cannot write {path}: {error.strerror}")
 
     def report(self, error: TpiedgeError) -> None:
         """Tells the master why this node ends, and first which node is at fault."""
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
-            self.link.post(c.Accused(self._epoch, rank, error.rank, cause))
+            self.link.post(c.Breach(self._epoch, rank, error.rank, cause))
         self.link.post(c.Failed(self._epoch, rank, "", type(error).__name__, cause))
 
     def _expect(self, kind: type[T], awaited: str, limit_s: float = math.inf) -> T:
@@ -190,7 +190,7 @@ class Node:
 
     def _moved(self, moved_bytes: int) -> None:
         """Counts KV transfer as loading: others wait for this node meanwhile."""
-        self._carried_bytes = moved_bytes
+        self._transferred_bytes = moved_bytes
         if self._loaded is not None:
             done, total = self._loaded
             self._tell_loading(done + moved_bytes, total + moved_bytes)
@@ -231,24 +231,24 @@ class Node:
         self._leading = Leader(engine, serving, self.link.post, grammars)
         return self._leading
 
-    def _lead(self, leader: Leader, carrier: Carrier) -> None:
+    def _lead(self, leader: Leader, transfer: KVTransfer) -> None:
         while True:
             if leader.idle:
-                # A grammar that is compiled is found soon.
+                # A short wait: a compiled grammar is noticed soon.
                 command = self._command(0.005 if leader.preparing else _IDLE_S)
                 if command is not None:
-                    self._take(leader, carrier, command)
+                    self._handle(leader, transfer, command)
             while not self.link.commands.empty() and (command := self._command(0.0)) is not None:
-                self._take(leader, carrier, command)
+                self._handle(leader, transfer, command)
             finished = leader.step()
             if not (self._drawn or finished):
                 continue
-            # Together: the control thread, once woken, takes Python's lock from the drawing of the other tokens.
+            # All at once: the control thread, once woken, takes Python's lock from the drawing of other tokens.
             self.link.post([*self._drawn, *finished])
             self._drawn.clear()
             self.link.await_room()
 
-    def _take(self, leader: Leader, carrier: Carrier, command: NodeCommand) -> None:
+    def _handle(self, leader: Leader, transfer: KVTransfer, command: NodeCommand) -> None:
         match command:
             case c.Generate(request=request) | c.Compile(request=request):
                 try:
@@ -259,32 +259,32 @@ class Node:
                 except UserError as error:
                     self.link.post(failed(self._epoch, request.id, error))
             case c.Halt():
-                self._halt(leader, carrier, command)
+                self._halt(leader, transfer, command)
             case _:
                 raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
 
-    def _halt(self, leader: Leader, carrier: Carrier, order: c.Halt) -> None:
-        """Leaves the KV cache, then waits for the end or for Resume."""
-        pages, sequences = leader.leave(order)
-        why = carrier.leave(pages, order.stored, sequences)
+    def _halt(self, leader: Leader, transfer: KVTransfer, order: c.Halt) -> None:
+        """Saves the KV cache, then waits for the end or for Resume."""
+        pages, sequences = leader.order_save(order)
+        why = transfer.save(pages, order.stored, sequences)
         count = 0 if why else len(pages.pages)
         self.link.post(c.Halted(self._epoch, 0, order.following, count, why[:2000]))
         self._expect(c.Resume, "the next epoch")
-        carrier.discard()
+        transfer.discard()
 
     # --- what the control thread calls
 
-    def _answer(self, asked: c.Cancel | c.AskStats) -> c.Stats | None:
-        if isinstance(asked, c.Cancel):
+    def _answer(self, message: c.Cancel | c.AskStats) -> c.Stats | None:
+        if isinstance(message, c.Cancel):
             if self._leading is not None:
-                self._leading.cancel(asked.request)
+                self._leading.cancel(message.request)
             return None
-        if asked.timeline and self._leading is not None:
+        if message.timeline and self._leading is not None:
             self._leading.record_next()
         return self._stats()
 
     def _heartbeat(self) -> c.Heartbeat:
-        bytes_read = (self._weights.bytes_read if self._weights else 0) + self._carried_bytes
+        bytes_read = (self._weights.bytes_read if self._weights else 0) + self._transferred_bytes
         reading = self._leading.reading if self._leading is not None else ()
         return c.Heartbeat(
             self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read, reading

@@ -1,4 +1,4 @@
-"""Numbers as checkpoints and packs store them, in numpy arrays; bf16 are uint16 arrays of its bits.
+"""Numbers as checkpoints and packs store them, in numpy arrays; a bf16 array holds the bits as uint16.
 
 Everything is exact except rounding to bf16, which goes to the nearest, ties to even, and keeps a NaN a NaN.
 """
@@ -83,7 +83,7 @@ class Codes:
         return Codes(self.bits, self.codes_OI[outputs, first:stop], self.scales_OG[outputs, groups])
 
     def values(self) -> Array:
-        """The weights, float32 [O, I], exact: products of 11 and 8 bits."""
+        """Returns weights, float32 [O, I], exact: products of 11 and 8 bits."""
         outputs, inputs = self.codes_OI.shape
         groups = self.scales_OG.shape[1]
         padded = np.zeros((outputs, groups * GROUP), np.float32)

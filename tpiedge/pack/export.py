@@ -34,8 +34,6 @@ INDEX_NAME = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor to write, row-major."""
-
     name: str
     dtype: SourceDtype
     shape: tuple[int, ...]
@@ -87,7 +85,7 @@ def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
 
 def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
     """Checks the pack, writes its tensors into the new folder `out`, in shards of about `shard_bytes`, and returns
-    their files. Raises UserError, DiskFull, ReadFault, IntegrityError, and leaves nothing then."""
+    their files. Leaves nothing after UserError, DiskFull, ReadFault, IntegrityError."""
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")

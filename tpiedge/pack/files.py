@@ -27,8 +27,6 @@ DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class Closable:
-    """Closes itself at the end of a `with` block."""
-
     def close(self) -> None:
         raise NotImplementedError
 
@@ -50,7 +48,7 @@ class Descriptor(Closable):
             self._fd = -1
 
     def set_direct(self, on: bool) -> bool:
-        """Makes aligned reads and writes pass by the page cache, or no longer; returns whether they do."""
+        """Switches O_DIRECT on or off, which bypasses the page cache; returns whether it is on."""
         with contextlib.suppress(OSError, AttributeError):  # macOS has no O_DIRECT
             fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT if on else 0)
             return on
@@ -127,12 +125,12 @@ def open_regular(path: Path, flags: int = 0) -> int:
 
 
 def array_bytes(values: Array) -> memoryview:
-    """The bytes of a C-contiguous array, shared."""
+    """Returns bytes of a C-contiguous array, shared."""
     return values.reshape(-1).view(np.uint8).data
 
 
 class FileLock(Descriptor):
-    """The lock of the file `path`, created if need be and released by `close`. For one thread."""
+    """A lock on the file `path`, which is created if need be; `close` releases it. For one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -149,7 +147,7 @@ class FileLock(Descriptor):
             return not self.try_lock(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Takes the lock alone. Raises UserError, with the holder, after `timeout_s`; Cancelled when `stopped()`."""
+        """Takes the lock alone. Raises UserError that names the holder after `timeout_s`, Cancelled if `stopped()`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -206,7 +204,7 @@ def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Removed while held: FileLock takes no file without a name.
+            # Removed while locked: FileLock refuses a file that has no name.
             with contextlib.suppress(OSError):
                 path.unlink()
 

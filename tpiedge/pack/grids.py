@@ -1,7 +1,7 @@
-"""The grids of a pack's row-parallel matrices (kernels/grid.py): the power of two that their sums count.
+"""The grids of a pack's row-parallel matrices (kernels/grid.py): the powers of two that are the steps of their sums.
 
 A grid depends on the pack alone, so every node computes the same. The step is 2**-16 of an output's expected standard
-deviation for inputs of 1: sqrt(inputs) times that of the weights, estimated from the scales of a sample of panels.
+deviation for inputs of 1: sqrt(inputs) times the weights' deviation, estimated from the scales of a sample of panels.
 """
 
 import math
@@ -26,7 +26,7 @@ _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, 
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Reads some kilobytes of every layer, which nodes verify later. Raises UserError."""
+    """Computes exponents from some kilobytes of every layer, which nodes verify later. Raises UserError."""
     if not pack.precision.quantised:
         return ()
     of_blob: dict[str, tuple[int, int]] = {}

@@ -56,7 +56,6 @@ class HashTable:
 
 
 def record_of(content: memoryview) -> bytes:
-    """Returns the record of a range."""
     return _RECORD.pack(hashlib.sha256(content).digest(), crc32(content))
 
 

@@ -64,7 +64,7 @@ class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
         return min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """(offset, length) of the units [start, stop)."""
+        """Returns (offset, length) of the units [start, stop)."""
         if not 0 <= start <= stop <= self.units:
             raise UserError(f"{self.name} has units 0 to {self.units}, not [{start}, {stop})")
         offset = self.offset + start * self.unit_nbytes(0)
@@ -78,11 +78,11 @@ class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
             yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
 
     def unit_nbytes(self, unit: int) -> int:
-        """Bytes of a unit with its padding. The starts of units are `unit_nbytes(0)` apart."""
+        """Returns bytes of a unit with its padding. The starts of units are `unit_nbytes(0)` apart."""
         raise NotImplementedError
 
     def row_place(self, row: int) -> tuple[int, int]:
-        """(offset, length) of the bytes that hold a data row. Not for transposed panels."""
+        """Returns (offset, length) of the bytes that hold a data row. Not for transposed panels."""
         raise NotImplementedError
 
     def _check_row(self, row: int) -> None:
@@ -164,7 +164,7 @@ class BlobLayout:
 
     @staticmethod
     def of(spec: BlobSpec, precision: Precision, *, vectors_f32: bool = False) -> "BlobLayout":
-        """Lays out `spec`; `vectors_f32`: in any precision of the matrices. Raises UserError."""
+        """Lays out `spec`; `vectors_f32` keeps vectors in f32 beside any matrices. Raises UserError."""
         vectors, offset = [], 0
         of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
@@ -203,7 +203,7 @@ class BlobLayout:
             yield from matrix.ranges(0, matrix.units)
 
     def descriptor(self) -> Mapping[str, JSON]:
-        """The fields that a blob's id covers besides the bytes."""
+        """Returns fields that a blob's id covers besides the bytes."""
         unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
         return {
             "precision": self.precision.value,
@@ -229,7 +229,7 @@ class BlobLayout:
 
 
 def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
-    """The units of a layer's matrix `name` for a node of `share`; `group_size` query heads per KV head."""
+    """Returns units of a layer's matrix `name` for a node of `share`; `group_size` query heads use one KV head."""
     if name in ("q", "o"):
         return share.attention
     if name in ("k", "v"):
@@ -243,9 +243,9 @@ def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
 
 @dataclass(frozen=True)
 class Storage:
-    """The precision of each kind of blob, and whether the quantiser searches for its scales. `vectors_f32` keeps norms
-    and biases in f32 beside bf16 matrices, and is refused where they are f32 anyway: one content has one name. Only
-    quantised layers go with an embedding or a head of another precision."""
+    """The precision of each kind of blob, and whether the quantiser searches for scales. `vectors_f32` keeps norms and
+    biases in f32 beside bf16 matrices; it is refused if they are f32 anyway: equal content has one name. Only quantised
+    layers may have another precision in embedding or head."""
 
     layers: Precision
     embedding: Precision
@@ -292,7 +292,7 @@ class Storage:
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
 
     def label(self, *, tied: bool) -> str:
-        """Part of a folder's name: "q4", or "q4-head-bf16" where a value is not the default."""
+        """Returns a part of a folder's name: "q4", or "q4-head-bf16" if a value is not the default."""
         usual = Storage.of(self.layers, tied=tied)
         parts = [self.layers.value]
         if self.embedding is not usual.embedding:
@@ -305,5 +305,5 @@ class Storage:
 
 
 def storage_of(precision: "Precision | Storage", spec: ModelSpec) -> Storage:
-    """The default Storage for layers in `precision`, or `precision` itself if it is one."""
+    """Returns the default Storage for layers in `precision`, or `precision` if it is a Storage."""
     return precision if isinstance(precision, Storage) else Storage.of(precision, tied=spec.tied)

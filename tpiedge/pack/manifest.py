@@ -1,5 +1,5 @@
-"""manifest.json, which says what a pack holds and names it between computers. It is untrusted: every field is checked,
-and every complaint is a UserError."""
+"""The file manifest.json says what a pack holds; its hash names the pack. It is untrusted: every field is checked, and
+every complaint is a UserError."""
 
 import hashlib
 import json
@@ -41,8 +41,8 @@ class _Precisions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The manifest's fields as they are in the file. `source` tells which numbers were packed; layer i was made from
-    the numbers of layer `i % distinct_layers`."""
+    """The file's fields. `source` tells which numbers were packed; layer i has the numbers of layer `i %
+    distinct_layers`."""
 
     format: str
     version: int
@@ -86,13 +86,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def manifest_text(manifest: Manifest) -> bytes:
-    """The file's content. The checksum guards against damage, not against forgery."""
+    """Returns the file's content. The checksum guards against damage, not against forgery."""
     body = msgspec.to_builtins(manifest)
     return json.dumps({"checksum": _checksum(body), "manifest": body}, indent=1).encode()
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """The unparsed manifest of the pack in `folder`. Raises UserError."""
+    """Reads the unparsed manifest of the pack in `folder`. Raises UserError."""
     path = folder / MANIFEST_NAME
     try:
         with open(open_regular(path), "rb") as file:
@@ -108,7 +108,7 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def pack_id(manifest: bytes) -> str:
-    """The sha256 of the manifest, which names every blob by its content."""
+    """Returns the sha256 of the manifest, which names every blob by its content."""
     return hashlib.sha256(manifest).hexdigest()
 
 

@@ -2,7 +2,7 @@
 keep the source's own integers.
 
 quality.json beside the manifest has the error of each tensor as dB of squared weights to squared errors (null: none).
-It is no part of the pack's identity.
+It is not part of the pack's identity.
 """
 
 import math
@@ -46,7 +46,7 @@ class TensorQuality(msgspec.Struct, frozen=True):
 
 
 _StoredPart = tuple[Array, TensorQuality, bool]
-"""Stored bytes of a tensor, their error, and whether they are the first."""
+"""Stored bytes of a tensor, their error, and whether they are the tensor's first."""
 
 
 class Quantiser(Closable):
@@ -78,7 +78,7 @@ class Quantiser(Closable):
             yield self._counted(waiting.popleft()[0])
 
     def _counted(self, part: "Future[_StoredPart]") -> Array:
-        """Adds the error of a part to that of its tensor, and returns its bytes."""
+        """Adds a part's error to its tensor's; returns the part's bytes."""
         stored, quality, begins = part.result()
         if not begins:
             error = self.quality.pop().error + quality.error
@@ -133,11 +133,11 @@ def _jobs(matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
 
 
 def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
-    """Reads [outputs, inputs] of `units`, as integers if the source has the pack's own."""
+    """Reads [outputs, inputs] of `units`, as codes if the source has integers of the pack's kind."""
     rows, cols = matrix.rows_of(units), range(matrix.cols)
     if matrix.transposed:
         rows, cols = cols, rows
-    # Groups begin with units here, but perhaps not there.
+    # Groups begin with units in the pack, but perhaps not in the source.
     if not matrix.transposed or len(units) == 1 or matrix.rows_per_unit % GROUP == 0:
         codes = source.read_codes(matrix.source, rows, cols, matrix.precision.bits)
         if codes is not None:
@@ -186,7 +186,7 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 def load_quality(pack: Path) -> Quality | None:
-    """The quality of the pack in folder `pack`; None if the file is missing or damaged."""
+    """Reads the quality of the pack in folder `pack`; None if the file is missing or damaged."""
     try:
         with open(open_regular(pack / QUALITY_NAME), "rb") as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=Quality)

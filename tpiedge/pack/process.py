@@ -84,8 +84,8 @@ class PackRequest:
 
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
-    """Writes a pack in a child process and waits for it. `on_progress` runs in this thread; if it raises, the child is
-    ended and leaves no files. Raises as `write_pack`."""
+    """Writes a pack in a child process. `on_progress` runs in this thread; if it raises, the child is ended and leaves
+    no files. Raises as `write_pack`."""
     # -P: a folder named numpy in the user's working directory must not be imported. PYTHONPATH: the child imports the
     # same tpiedge as this process, installed or not.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
@@ -159,7 +159,7 @@ def main() -> int:
     except MemoryError:
         return _fail(OutOfMemory("memory ran out while packing: close other programs and pack again"))
     except Exception as error:
-        # It may have been raised in C code, or while cleaning up.
+        # Cancelled may have been raised in C code, or while cleaning up.
         if isinstance(error.__cause__ or error.__context__, Cancelled):
             return _fail(Cancelled("packing was ended"))
         return _fail(InternalError(f"packing failed: {type(error).__name__}: {error}; please report this"))

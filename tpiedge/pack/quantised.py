@@ -34,8 +34,8 @@ class BlockTensor(msgspec.Struct, frozen=True):
     bits and that of weight 16 + j in its upper four; a weight is d * (code - 8). Q8_0 has d and 32 signed bytes.
     Other blocks become f32.
 
-    `paired` is the rows of a head that are stored in the order of a rotation of neighbours (0: none): stored row
-    2 i + a of a head is row a * paired / 2 + i of the checkpoint.
+    `paired` counts the rows of a head if they are stored for a rotation of neighbours (else 0): stored row 2 i + a of
+    a head is row a * paired / 2 + i of the checkpoint.
     """
 
     kind: str = msgspec.field(name="blocks")
@@ -77,7 +77,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
         return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
 
     def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
-        """(place of `cols.start` in the blocks, the blocks of the rectangle), rows in the checkpoint's order."""
+        """Returns (place of `cols.start` in the blocks, the rectangle's blocks), rows in the checkpoint's order."""
         if not self.paired:
             return self._stored(files, rows, cols)
         first_row = rows.start // self.paired * self.paired
@@ -101,7 +101,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
 
 
 def _decoded(kind: str, raw_RB: Array) -> Array:
-    """uint8 [rows, bytes of whole blocks] -> the weights [rows, cols], F32, F16 or bits of BF16."""
+    """Decodes uint8 [rows, bytes of whole blocks] to weights [rows, cols], F32, F16 or bits of BF16."""
     if kind in NUMPY:
         plain: Array = raw_RB.view(NUMPY[kind])
         return plain
@@ -131,7 +131,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack_words(words: Array, order: tuple[int, ...] = tuple(range(WORD))) -> Array:
-    """uint32 [a, b] -> codes uint8 [a, 8 b]; nibble k becomes code `order[k]` of its word."""
+    """Unpacks uint32 [a, b] to codes, uint8 [a, 8 b]; nibble k becomes code `order[k]` of its word."""
     codes = np.empty((*words.shape, WORD), np.uint8)
     for nibble, place in enumerate(order):
         codes[:, :, place] = (words >> np.uint32(4 * nibble)) & np.uint32(15)
@@ -205,7 +205,7 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         return np.ascontiguousarray(codes[:, first : first + len(cols)])
 
     def _zeros(self, files: OpenFiles, rows: range) -> Array:
-        """uint8 [rows, groups]: 0 to 16."""
+        """Returns uint8 [rows, groups]: 0 to 16."""
         order = AWQ_ORDER if self.scheme == "awq" else tuple(range(WORD))
         zeros = _unpack_outputs(files, self.qzeros, range(self.qzeros.shape[0]), rows, order)
         return np.ascontiguousarray(zeros.T) + np.uint8(self.zero_offset)
@@ -229,7 +229,7 @@ class Int4Tensor(msgspec.Struct, frozen=True):
 def _unpack_outputs(
     files: OpenFiles, part: SourceTensor, rows: range, outputs: range, order: tuple[int, ...]
 ) -> Array:
-    """[rows, outputs] of a part that has eight outputs in a word."""
+    """Reads [rows, outputs] of a part that has eight outputs in a word."""
     words = range(outputs.start // WORD, -(-outputs.stop // WORD))
     first = outputs.start - words.start * WORD
     return unpack_words(part.rectangle(files, rows, words, _WORDS), order)[:, first : first + len(outputs)]

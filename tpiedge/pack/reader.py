@@ -1,4 +1,4 @@
-"""Opens a pack on disk: layouts, ranges of a share, and the check of its bytes."""
+"""Opens a pack on disk, finds the ranges of a share, and checks bytes."""
 
 import contextlib
 import fcntl
@@ -103,7 +103,7 @@ class Pack:
         return HashTable.load(path, self.layout(key), self.blob_id(key))
 
     def share_ranges(self, layer: int, share: NodeShare) -> list[HashedRange]:
-        """The ranges of a layer that a node of `share` needs, in order."""
+        """Returns ranges of a layer that a node of `share` needs, in order."""
         layout = self.layout(layer)
         found = [*layout.vector_ranges()]
         for matrix in layout.matrices:
@@ -137,8 +137,8 @@ def checked_ranges(
 
 
 class PackHold:
-    """Keeps `remove_packs` from the pack at `path` until `close` or garbage collection, if the file system has locks.
-    Raises UserError if the pack is being deleted."""
+    """Keeps the pack at `path` from `remove_packs` until `close` or garbage collection, if the file system has locks.
+    Raises UserError if it is being deleted."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -163,5 +163,5 @@ def remove_packs(paths: list[Path]) -> None:
             if try_flock(fd, fcntl.LOCK_EX) is False:
                 raise UserError(f"a running tpiedge uses the pack {path}: end it first")
         for path in paths:
-            (path / MANIFEST_NAME).unlink()  # first: without it the rest is no pack any more
+            (path / MANIFEST_NAME).unlink()  # first: without it the rest is no longer a pack
             shutil.rmtree(path)

@@ -139,7 +139,7 @@ class RangeWriter(Descriptor):
 
 
 LayerRanges: TypeAlias = Mapping[int, Sequence[HashedRange]]
-"""Ranges by layer, in storage order. Of repeated layers the first is named."""
+"""Ranges by layer, in storage order; the first of repeated layers stands for all."""
 
 
 def ranges_nbytes(parts: LayerRanges) -> int:
@@ -156,7 +156,7 @@ class ShardCopy(Closable):
         self._in_use = in_use
 
     def missing_tables(self, share: NodeShare) -> list[int]:
-        """Layers that `share` needs and whose table of hashes is missing."""
+        """Returns layers that `share` needs and whose table of hashes is missing."""
         wanted = (layer for layer in self.pack.unique_layers if self.pack.share_ranges(layer, share))
         return [layer for layer in wanted if not self._has_table(layer)]
 
@@ -183,7 +183,7 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def writer(self, layer: int, ranges: Sequence[HashedRange]) -> RangeWriter:
-        """A writer for the bytes of `ranges`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
+        """Opens a writer for the bytes of `ranges`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
         path = self.pack.blob_path(layer)
         with explain_store_errors(path.parent, self.pack.layout(layer).nbytes):
             if path.is_symlink() or path.stat().st_nlink > 1:  # another program's file
@@ -199,7 +199,7 @@ class ShardCopy(Closable):
                 self.presence(layer).mark(ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> LayerRanges:
-        """Present ranges of `share` that differ from their hash (crc32 if `fast`, else sha256) or cannot be read."""
+        """Returns present ranges of `share` that lack their hash (crc32 if `fast`, else sha256) or cannot be read."""
         found = {}
         for layer in self.pack.unique_layers:
             held = self.presence(layer).present(self.pack.share_ranges(layer, share))
@@ -211,13 +211,13 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def shared_with(self, other: Pack) -> Mapping[int, Path]:
-        """The layers whose blobs the pack `other` has, and its files of them."""
+        """Returns layer -> blob file of the pack `other`, for blobs that both have."""
         theirs = {other.blob_id(layer): other.blob_path(layer) for layer in other.unique_layers}
         ours = {layer: self.pack.blob_id(layer) for layer in self.pack.unique_layers}
         return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}
 
     def import_from(self, other: Pack) -> int:
-        """Links missing blobs that the whole pack `other` on this computer has, unread; returns their number."""
+        """Links missing blobs to the files of the whole pack `other` on this computer, unread; returns their number."""
         held, count = self.held(), 0
         for layer, path in self.shared_with(other).items():
             if len(held[layer]) < self.pack.layout(layer).range_count:

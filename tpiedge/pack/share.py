@@ -16,7 +16,7 @@ class NodeShare:
 
 
 def kv_share(attention: Share, group_size: int) -> Share:
-    """The KV heads that cover the query heads `attention`; `group_size` query heads use one KV head (GQA)."""
+    """Returns the KV heads that cover the query heads `attention`; `group_size` query heads use one KV head (GQA)."""
     if not attention:
         return Share(0)
     return Share(attention.start // group_size, -(-attention.stop // group_size))

@@ -21,14 +21,14 @@ from tpiedge.pack.specs import JSON
 
 
 class SourceFile(OpenFile):
-    """A file whose parts one thread reads once: long runs by O_DIRECT if the page cache lacks them, which takes a
-    fraction of the CPU time and leaves the cache alone."""
+    """A file whose parts one thread reads once: long runs by O_DIRECT if the page cache lacks them, which takes less
+    CPU time and leaves the cache alone."""
 
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
     ) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
-        # A smaller read is not worth the pages at both ends that it shares with its neighbours.
+        # A smaller read would waste too much on the pages at its ends, which it shares with its neighbours.
         scattered = shape[1] * dtype.itemsize != stride or nbytes < 1 << 20
         if scattered or (self._is_cached(offset) and self._is_cached(offset + nbytes - 1)):
             return super().strided(offset, stride, shape, dtype)
@@ -78,8 +78,8 @@ class OpenFiles(dict[Path, SourceFile]):
 
 @runtime_checkable
 class StoredTensor(Protocol):
-    """A tensor in `files`, plain or quantised by another program. `shape` is [outputs, inputs] or a vector's; `dtype`
-    is that of `read`."""
+    """A tensor in `files`, plain or quantised by another program. `shape` is [outputs, inputs] or a vector's; `read`
+    returns `dtype`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -95,7 +95,7 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, in groups from the first column on. None unless exact, with finite scales."""
+        """Reads integers of `bits` bits, grouped from the first column on. None unless exact, with finite scales."""
         ...
 
 
@@ -131,14 +131,14 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JSON:
-    """The form that `tensor_from_json` reads, with paths written by `path_text`."""
+    """Returns the form that `tensor_from_json` reads, with paths written by `path_text`."""
     found: JSON = msgspec.to_builtins(tensor, enc_hook=path_text)
     return found
 
 
 class TensorSource:
-    """Named tensors, which one thread reads in rectangles: float32 for F32, float16 for F16 and uint16 (bits) for BF16,
-    which the caller may change. Unknown names raise UserError, failed reads ReadFault."""
+    """Named tensors, which one thread reads in rectangles that the caller may overwrite: float32 for F32, float16 for
+    F16, uint16 (bits) for BF16. Unknown names raise UserError, failed reads ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -146,7 +146,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hashes names, offsets, and each file's size and time of change; hashing numbers would take too long."""
+        """Hashes names, offsets, and each file's size and time of change."""
         plain = {name: one for name, one in self._tensors.items() if isinstance(one, SourceTensor)}
         digest = hashlib.sha256()
         for name, t in sorted(plain.items()):
@@ -175,7 +175,7 @@ class TensorSource:
         return tensor.read(self._files, rows, range(width) if cols is None else cols)
 
     def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads as StoredTensor.codes."""
+        """Reads integers as StoredTensor.codes does."""
         return self._tensor(name).codes(self._files, rows, cols, bits)
 
     def close(self) -> None:

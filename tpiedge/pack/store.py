@@ -39,7 +39,7 @@ _IN_USE = "in-use"
 
 @dataclass(frozen=True)
 class PackUsage:
-    """A pack in the store; `full_bytes` are those of all its layers, `used_at` is in epoch seconds."""
+    """A pack in the store; `full_bytes` are the bytes of all its layers, `used_at` is in epoch seconds."""
 
     id: str
     layers: int
@@ -60,7 +60,7 @@ class StoreUsage:
 
 
 def allocated_bytes(path: Path) -> int:
-    """Bytes of the file's blocks on disk; 0 for a link to another program's file."""
+    """Returns bytes of the file's blocks on disk; 0 for a link to another program's file."""
     try:
         state = path.lstat()
     except OSError:
@@ -69,7 +69,7 @@ def allocated_bytes(path: Path) -> int:
 
 
 def write_limit(folder: Path, limit: int | None) -> None:
-    """Writes the limit of every later run."""
+    """Writes the limit for later runs."""
     with explain_store_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "limit") as new:
@@ -93,14 +93,14 @@ class ShardStore:
         return tuple(sorted(e.name for e in self._packs.iterdir() if _ID.fullmatch(e.name)))
 
     def has(self, identity: str) -> bool:
-        """Whether the undamaged manifest of the pack `identity` is here."""
+        """Whether the store has the undamaged manifest of the pack `identity`."""
         try:
             return pack_id(manifest_bytes(self._folder_of(identity))) == identity
         except UserError:
             return False
 
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
-        """Makes a copy of the pack with the blobs that are here. Raises ProtocolError for a forged manifest."""
+        """Adds the manifest's pack, with the blobs that the store has. Raises ProtocolError for a forged manifest."""
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
         with self._locked():
@@ -145,14 +145,14 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless both fit without eviction. Without a limit, 10 % of the disk stay free."""
+        """Raises DiskFull unless both sizes fit without eviction. Without a limit, 10 % of the disk stay free."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
             self._check_room(needed, reserve)
 
     def remove(self, prefix: str) -> str:
-        """Removes the pack whose id begins with `prefix` and the blobs of it alone; returns its id."""
+        """Removes the pack whose id begins with `prefix` and blobs that only it has; returns its id."""
         with self._locked():
             found = [identity for identity in self.pack_ids if identity.startswith(prefix)]
             if len(found) != 1 or not prefix:

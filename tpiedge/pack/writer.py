@@ -40,8 +40,8 @@ from tpiedge.units import counted
 
 @dataclass(frozen=True)
 class PackReport:
-    """The pack at `path` with `nbytes` of blobs and hashes, `reused` if it was there already. Identical blobs count
-    each, and are stored once."""
+    """The pack at `path` with `nbytes` of blobs and hashes, `reused` if it was there. Identical blobs count each, but
+    are stored once."""
 
     path: Path
     nbytes: int
@@ -104,7 +104,6 @@ def _write_blobs(
     quantiser: Quantiser,
     count: Callable[[int], None],
 ) -> Mapping[BlobKey, str]:
-    """Returns the ids of the blobs."""
     folder.mkdir()
     ids: dict[BlobKey, str] = {}
     for key, layout in layouts.items():
@@ -175,7 +174,7 @@ class BlobSink(Descriptor):
         self._pending: Future[None] | None = None
 
     def write(self, data: memoryview) -> None:
-        """Copies the bytes of whole ranges, which stay as they are until `finish`. Raises ValueError for others."""
+        """Takes bytes of whole ranges, which must not change until `finish`. Raises ValueError for parts of ranges."""
         done = 0
         while done < len(data):
             length = next(self._lengths, 0)

@@ -18,7 +18,7 @@ const GONE = 404;
 const ENDING = 503;
 const ERROR = 500;
 
-// Tells `hear` what arrives: {opened: true} when the server begins, {text, thought, tokens}, {note} while the answer
+// Tells `hear` what arrives: {opened: true} when the server begins, {text, reasoning, tokens}, {note} while the answer
 // pauses ("" when it goes on), {reading: {done, of, left_s}} while a long prompt is read, {usage}, {finish}, and
 // {resume: {id, last}} with each event of an answer that can be resumed. `resume` continues such an answer in place of
 // asking with `body`. Throws Refusal, AbortError.
@@ -146,9 +146,9 @@ function tell(data, hear) {
   if (value.usage) hear({ usage: value.usage });
   const choice = value.choices?.[0];
   if (!choice) return;
-  const { content, reasoning_content: thought } = choice.delta ?? {};
+  const { content, reasoning_content: reasoning } = choice.delta ?? {};
   const tokens = choice.token_ids?.length ?? 0;
-  if (content || thought || tokens) hear({ text: content ?? "", thought: thought ?? "", tokens });
+  if (content || reasoning || tokens) hear({ text: content ?? "", reasoning: reasoning ?? "", tokens });
   if (choice.finish_reason) hear({ finish: choice.finish_reason });
 }
 

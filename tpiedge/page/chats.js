@@ -260,7 +260,7 @@ class Chats extends EventTarget {
     const values = {};
     if (what.text !== undefined) {
       const { text, thought = "" } = this.conversations.get(id).nodes[node];
-      Object.assign(values, { text: text + what.text }, what.thought && { thought: thought + what.thought });
+      Object.assign(values, { text: text + what.text }, what.reasoning && { thought: thought + what.reasoning });
       live.tokens += what.tokens;
       live.last = performance.now();
       if (live.first === null) Object.assign(live, { first: live.last, early: what.tokens });

@@ -115,5 +115,5 @@ function Facts({ machine }) {
     <dl class="facts-of">
       ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
     </dl>
-    ${disk.why && html`<p class="why">${words.notStocked(disk.why)}</p>`}`;
+    ${disk.why && html`<p class="why">${words.notPrefetched(disk.why)}</p>`}`;
 }

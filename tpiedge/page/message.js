@@ -82,7 +82,7 @@ function Answer({ conversation, node, live, last, edit }) {
   };
   return html`<article class="message answer" aria-label=${name} aria-busy=${Boolean(live)}>
     <h2 class="visually-hidden">${name}</h2>
-    ${node.thought && html`<${Thought} node=${node} live=${live} />`}
+    ${node.thought && html`<${Reasoning} node=${node} live=${live} />`}
     <${Markdown} text=${node.text} done=${!live} />
     ${live ? html`<${Progress} live=${live} />` : html`<${Outcome} node=${node} />`}
     ${!live && html`<div class="tools">
@@ -100,9 +100,9 @@ function words(node, goOn) {
   return node.state === "failed" ? texts.chat.again : texts.chat.regenerate;
 }
 
-function Thought({ node, live }) {
+function Reasoning({ node, live }) {
   const thinking = live && !node.text;
-  return html`<details class="thought">
+  return html`<details class="reasoning">
     <summary>${thinking ? texts.chat.thinking : texts.chat.thought}</summary>
     <div class="said">${node.thought}</div>
   </details>`;

@@ -1,4 +1,4 @@
-// How answers are sampled, and what the model is told first.
+// The dialog of sampling settings and the system prompt.
 
 import { html, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { Dialog } from "./dialog.js";

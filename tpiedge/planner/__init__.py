@@ -1,5 +1,5 @@
-"""Plans as pure functions of facts.
+"""Makes plans by pure functions of facts.
 
-`needs`: what a node needs for a share; `arithmetic`: in which precision; `fractions`: each node's part by speed, memory
-and disk; `solve`: whole units for one computer; `prediction`: times; `capacity`: the machines of a cluster, and why;
-`network`: all-reduces and links; `carriage`: keys and values that travel between plans."""
+`needs` tells what a node needs for a share, `arithmetic` its precision. `fractions` divides layers by speed, memory and
+disk; `solve` cuts them into whole units. `prediction` predicts times. `capacity` chooses the machines of a cluster, and
+says why; `network` chooses all-reduces and links. `kv_transfer` plans moves of KV heads."""

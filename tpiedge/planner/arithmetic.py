@@ -12,7 +12,6 @@ _NUMBERS: Final = ("f32", "bf16")
 
 
 def usual_compute(stored: Precision) -> Compute:
-    """The default arithmetic for layers of that precision."""
     return "int8" if stored.quantised else "f32"
 
 
@@ -52,7 +51,7 @@ def check_head_width(kv: KVPrecision, head_dim: int) -> None:
 
 
 def computed_apart(storage: Storage, head_dim: int) -> str:
-    """The part of a quantised model whose bits depend on the machine (docs/kernels.md); "" without one."""
+    """Names the part of a quantised model whose bits depend on the machine (docs/kernels.md); "" without one."""
     if not storage.head.quantised:
         return f"a head kept in {storage.head.value}"
     if head_dim > MAX_HEAD_WIDTH:

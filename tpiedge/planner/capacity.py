@@ -1,7 +1,7 @@
 """Decides which machines take part, with which share, and why.
 
 A machine on a slow link, or with an empty share, can cost more than it computes (`prediction`). Latency depends on the
-slowest link alone, so the first candidates are the machines within each round trip."""
+slowest link alone, so the first candidates are, for each round trip, the machines within it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ from tpiedge.wire.fields import SpareKind
 
 _Option: TypeAlias = tuple[list[int], Plan]  # members in rank order, the master's first
 MOST_MACHINES = 32  # of one plan, the master's own among them
-_FEW = 7  # machines whose sets are all looked at: 64 of them
-_TRIES = 3  # of the sets of more machines, in the order of what they promise
+_FEW = 7  # most machines of which all sets are tried: 64 sets
+_TRIES = 3  # most promising sets of more machines that are tried
 
 
 @dataclass(frozen=True)
 class SpareReason:
-    """The reason for which a machine has no part in the plan. `why` is a sentence about "it"."""
+    """The reason for a machine without a part. `why` is a sentence about "it"."""
 
     kind: SpareKind
     why: str
@@ -48,7 +48,7 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """The fastest set that holds the model, with at least `min_workers`; `weights` (--shares) override it."""
+    """Finds the fastest set that holds the model, with at least `min_workers`; `weights` (--shares) override it."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(
@@ -72,7 +72,7 @@ def _fastest(
     bounds = [node_bound(model, min(index, 1), machine) for index, machine in enumerate(filled)]
     able = [index for index, bound in enumerate(bounds) if index == 0 or bound.limit > 0]
     if len(able) - 1 < min_workers:
-        able = list(range(len(filled)))  # refused below, with the numbers
+        able = list(range(len(filled)))  # then refused below, with the numbers
     candidates = _Candidates(model, filled, bounds, min_workers)
     found = candidates.best_set(able)
     if found is None:
@@ -100,8 +100,8 @@ class _Candidates:
     min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """The fastest set; None if no set holds the model. All sets of few machines are tried; of many those within
-        some round trip, improved by one machine at a time."""
+        """Finds the fastest set; None if no set holds the model. Tries all sets of few machines; of many the sets
+        within each round trip, and improves the best by one machine at a time."""
         least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
@@ -124,8 +124,8 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """The fastest of `best` and the sets that hold the model, without idle members. At most `tries` sets are fitted
-        in whole units: a plan is made between two heartbeats."""
+        """Returns the fastest of `best` and the plans for `sets`, without idle members; None without any. Plans the
+        `tries` most promising sets in whole units only, for time."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -153,11 +153,11 @@ class _Candidates:
         return members, plan
 
     def why_in(self, members: Sequence[int], rank: int, plan: Plan, total: int, *, assumed: bool) -> str:
-        """Explains why the member of that `rank` gets its part of the `total` bytes. `assumed`: its speed is."""
+        """Explains a member's part of the `total` bytes. `assumed`: its speed was not measured."""
         node, limit, need = self.machines[members[rank]], "", plan.needs[rank]
         guess = " (assumed, not measured)" if assumed else ""
         by_speed = node.speed / sum(self.machines[member].speed for member in members)
-        # What keeps the machine from the part that its speed alone would give it.
+        # Finds the limit that keeps the machine from the part that its speed alone would give it.
         for words, nbytes, alone in (
             ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),
             ("memory", node.memory_bytes, replace(node, free_disk_bytes=None)),
@@ -196,7 +196,7 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """The plan is as fast without the machine. Seconds per token; `workers` can take part at all."""
+    """Says that the plan is as fast without the machine. Seconds per token; `workers` can take part at all."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -207,8 +207,8 @@ def slower(with_s: float, without_s: float, because: str, workers: int) -> Spare
 def drained(name: str) -> SpareReason:
     return SpareReason(
         "drained",
-        f"it may be switched off; 'tpiedge nodes drain {name} --undo' on the master's computer takes it in again, as "
-        "does a new start of its worker",
+        f"safe to switch off; 'tpiedge nodes drain {name} --undo' on the master's computer or a restart of its "
+        "worker brings it back",
     )
 
 
@@ -224,7 +224,7 @@ def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
 
 
 def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
-    """Refuses a worker for which no plan has a part in its memory."""
+    """Refuses a worker whose memory is too small for a part of any plan."""
     shape, nothing = model.shape, Share(0, 0)
     last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
     kv_head = NodeShare(Share(0, shape.group_size), nothing)
@@ -241,8 +241,8 @@ def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """The reason for which no plan fits the master's memory, however many workers join; None without one. Without
-    `weights` of --shares it may have no layers."""
+    """Returns why no plan fits the master's memory, however many workers join, or None. Without `weights` of --shares
+    it may have no layers."""
     nothing = NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)

@@ -1,6 +1,6 @@
-"""The part of every layer that each node takes, as a real number, so that the slowest node is fastest. With a fraction
-f a node computes f W / speed seconds and meanwhile reads what does not fit in memory in (f W - pinned) / disk rate
-seconds (TPI-LLM, section 3.3)."""
+"""Divides every layer among nodes, in real numbers, so that the slowest node is fastest. With a fraction f a node
+computes for f W / speed seconds. Meanwhile it reads the weights that do not fit in memory, in (f W - pinned) / disk
+rate seconds (TPI-LLM, section 3.3)."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ _FOREVER_S = 1e30  # of a node without any speed
 
 
 def whole_bytes(model: ModelFacts) -> tuple[int, int]:
-    """Bytes of the matrices of all layers, and of the KV cache."""
+    """Returns the bytes of the matrices of all layers, and of the KV cache."""
     weights = model.num_layers * sum(map(sum, model.blocks_of_layer))
     return weights, model.shape.kv_heads * model.kv_head_bytes
 
 
 def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
-    """The largest part of every layer that fits in the node's memory and on its disk (1.0: all)."""
+    """Returns the largest part of every layer that fits in the node's memory and on its disk (1.0: all)."""
     weights, kv_cache = whole_bytes(model)
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
@@ -84,7 +84,7 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Fractions of 1 with which the slowest node is fastest, and its time, a lower bound; None if room lacks."""
+    """Returns fractions of 1 with which the slowest node is fastest, and its time, a lower bound; None without room."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -94,12 +94,12 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """The time in which the nodes take everything; their sum is piecewise linear between the turns."""
+    """Returns the time in which the nodes take everything; their sum is piecewise linear between the turns."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
 
-    # As long as it takes where every node can compute all the time.
+    # The time if every node can compute all the time.
     least = 1 / max(sum(bound.computed_per_s for bound in bounds), 1 / _FOREVER_S)
     if taken(least) >= _ALL:
         return least
@@ -142,7 +142,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
-    """(bytes of the smallest ring for all of every layer, bytes of any ring)."""
+    """Returns the least bytes of a ring for whole layers, and for any share."""
     keeping, blocks = node.keeping, model.blocks_of_layer
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)

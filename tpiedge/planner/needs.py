@@ -13,10 +13,10 @@ from tpiedge.pack.specs import Precision
 from tpiedge.units import MIB, format_bytes, format_least
 from tpiedge.wire.fields import ALL_PINNED, Keeping, KVPrecision, WeightMemory
 
-#: What a node weighs beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
+#: A node's memory beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
 NODE_BASE_BYTES = 328 * MIB
-_COMPANION_BYTES = 64 * MIB  # of them the master, or the worker's agent
+_COMPANION_BYTES = 64 * MIB  # of it, the part of the master or the worker's agent
 _ACTIVATION_BYTES = 64 * MIB  # most hidden states of a step (as engine.steps.StepLimits)
 _REMEDY = "raise its memory limit or shorten the context"
 
@@ -108,7 +108,7 @@ class Infeasible:
 
 
 def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
-    """Bytes of a model whose layers are all like the first. `kv`: the KV cache's precision of `head_dim` numbers."""
+    """Returns facts of a model whose layers are alike. `kv`: the precision of keys and values of `head_dim` numbers."""
     layer, stored = pack.layout(0), KVFormat(kv, head_dim)
     first = {one: layer.matrix(one).unit_nbytes(0) for one in ("q", "k", "v", "o", "gate", "up", "down")}
     last = {one: layer.matrix(one).unit_nbytes(layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
@@ -140,7 +140,7 @@ def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
 
 
 def whole_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed:
-    """The need with all weights of `share` in memory and all of its KV cache."""
+    """Returns the need with all weights and the whole KV cache of `share` in memory."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
@@ -152,7 +152,7 @@ def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """Bytes of the share's nonempty matrices: q, k, v, o; gate, up, down; on rank 0 a tile of the LM head."""
+    """Returns bytes of the share's nonempty matrices: q, k, v, o; gate, up, down; on rank 0 a tile of the LM head."""
     heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
     (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
@@ -164,7 +164,7 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
 
 
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
-    """The need with all weights in memory, or as many as there is room for if the node streams."""
+    """Returns the need with all weights in memory, or as many as there is room for if the node streams."""
     whole = whole_need(model, rank, share, node)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
@@ -184,7 +184,7 @@ def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -
 
 
 def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> int:
-    """The least memory with which the node works, whatever `node.memory_bytes` says."""
+    """Returns the least memory with which the node works, whatever `node.memory_bytes` says."""
     whole = whole_need(model, rank, share, node)
     matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
     window = _window(blocks, matrices, node.keeping)
@@ -192,13 +192,13 @@ def smallest_bytes(model: ModelFacts, rank: int, share: NodeShare, node: NodeFac
 
 
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
-    """Seconds of all layers in one sweep, in units of bytes / speed; reading overlaps computing."""
+    """Predicts seconds of all layers in one sweep, in units of bytes / speed; reading overlaps computing."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
     return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
-    """Seconds of the LM head for one token, in units of bytes / speed."""
+    """Predicts seconds of the LM head for one token, in units of bytes / speed."""
     return model.head_bytes / (node.head_speed or node.speed)
 
 
@@ -227,7 +227,7 @@ def _held(
         ring = ring_bytes(blocks, frozenset(), window or None, room)
         kept = ring if keeping.pin == "none" else room
         streamed = matrices - (kept - ring)
-    # What needs no memory that the KV cache leaves free does not ask for it.
+    # Pinned weights have no use for memory that the KV cache leaves free.
     pin = "all" if keeping.pin == "auto" and not streamed else keeping.pin
     weights = WeightMemory(room, window, pin, keeping.direct)
     return replace(
@@ -236,7 +236,7 @@ def _held(
 
 
 def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping: Keeping) -> int:
-    """Bytes of matrices that must be held at once."""
+    """Returns bytes of matrices that must be held at once."""
     if keeping.pin == "all":
         return matrices
     least = max(smallest_ring(blocks, frozenset()), window)
@@ -244,7 +244,7 @@ def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping:
 
 
 def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
-    """Bytes of the ring that the user wants; 0: no wish."""
+    """Returns bytes of the ring that the user wants; 0: no wish."""
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 

@@ -32,7 +32,7 @@ class Hop(NamedTuple):
 
 
 def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
-    """All messages of an all-reduce among `size` ranks, by phase."""
+    """Yields all messages of an all-reduce among `size` ranks, by phase."""
     if collective == "star":
         yield [Hop(rank, 0) for rank in range(1, size)]
         yield [Hop(0, rank) for rank in range(1, size)]
@@ -58,7 +58,7 @@ class Costs:
     0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and 0.42 ms."""
 
     message_s: float = 20e-6  # of any message of an all-reduce that is one native call
-    byte_s: float = 0.65e-9  # of its bytes: encryption or decryption, copies, the kernel
+    byte_s: float = 0.65e-9  # of each of its bytes: encryption or decryption, copies, the kernel
     wake_s: float = 25e-6  # once per phase: waking up a receiver that waited
     stepwise_s: float = 70e-6  # as `message_s` without a native call; 50 to 100 us were measured
 
@@ -75,8 +75,8 @@ class PairFacts:
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """The link by an empty echo's round trip and the rate of a full one's extra bytes, less processing, which
-        predictions add; no limit if hardly more remains."""
+        """Derives a link from an empty echo's round trip and the rate of a full one's extra bytes, without processing,
+        which predictions add. The rate is unlimited if processing explains most of it."""
         latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
         byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > _COSTS.byte_s else None)
@@ -128,19 +128,19 @@ class ChosenCollective:
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
-    """The fastest collective for `nbytes` per node as they travel (bf16 halves them). Two nodes always exchange their
-    parts: one latency, and no more bytes or messages than otherwise."""
+    """Chooses the fastest collective for `nbytes` per node as they travel (bf16 halves them). Two nodes always exchange
+    their parts: one latency, and no more bytes or messages than otherwise."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
     chosen: CollectiveName = "mesh" if facts.size == 2 else near[0]
     apart = [pair for pair in combinations(range(facts.size), 2) if facts.link(*pair) is None]
     if facts.size == 1:
-        why = "one node has nobody to send to"
+        why = "a single node sends nothing"
     elif facts.size == 2:
         why = "two nodes exchange their parts"
     elif apart:
-        why = "all goes by node 0: nodes {} and {} cannot reach each other".format(*apart[0])
+        why = "all traffic goes through node 0: nodes {} and {} cannot reach each other".format(*apart[0])
     else:
         times = ", ".join(f"{name} {format_seconds(taken_s)}" for name, taken_s in seconds.items())
         why = f"predicted for {format_bytes(nbytes)}: {times}"
@@ -149,7 +149,8 @@ def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
 
 
 def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float | None:
-    """Seconds of one all-reduce of `nbytes` per node, as they travel; None if nodes cannot reach each other."""
+    """Predicts seconds of one all-reduce of `nbytes` per node, as they travel; None if nodes cannot reach each
+    other."""
     ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):
@@ -163,7 +164,7 @@ def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> flo
             busy_s = [port_bytes[port] / facts.port_rates.get(port, inf) for port in ports]
             transfer_s = max(nbytes * part / (link.bytes_per_s or inf), *busy_s)
             work = work_s[source, "out"] + work_s[target, "in"]
-            left = ready[source] + (transfer_s + work + facts.costs.wake_s)  # then its sender goes on
+            left = ready[source] + (transfer_s + work + facts.costs.wake_s)  # then the sender goes on
             after[source] = max(after[source], left)
             after[target] = max(after[target], left + link.one_way_latency_s)
         ready = after
@@ -191,15 +192,13 @@ def _loads(
 
 
 def are_linked(size: int, collective: CollectiveChoice) -> bool:
-    """Returns whether every node is linked to every other, not to rank 0 alone."""
+    """Whether every node is linked to every other, not to rank 0 alone."""
     return size == 2 or collective != "star"
 
 
 def connects_to(rank: int, size: int, collective: CollectiveChoice) -> range:
-    """The ranks that `rank` connects to: all below it, or rank 0."""
     return range(rank if are_linked(size, collective) else min(rank, 1))
 
 
 def listens(rank: int, size: int, collective: CollectiveChoice) -> bool:
-    """Returns whether another rank connects to `rank`."""
     return rank < size - 1 and (rank == 0 or are_linked(size, collective))

@@ -29,7 +29,7 @@ class MachineFacts(NodeFacts):
 def predict(
     model: ModelFacts, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Plan | Infeasible:
-    """The plan of exactly these `measured` machines, in seconds of a step with one token; by speed or `weights`."""
+    """Plans for exactly these `measured` machines, by speed or `weights`, in seconds of a step with one token."""
     plan = solve(model, machines) if weights is None else evaluate(model, machines, weights)
     if isinstance(plan, Infeasible):
         names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)
@@ -40,7 +40,7 @@ def predict(
 def without_idle(
     model: ModelFacts, machines: Sequence[MachineFacts], plan: Plan, busy: Sequence[int]
 ) -> Plan:
-    """The plan of the `busy` ranks (`machines`) alone."""
+    """Keeps the `busy` ranks of `plan`; `machines` are theirs."""
     shares, needs = tuple(plan.shares[rank] for rank in busy), tuple(plan.needs[rank] for rank in busy)
     return replace(plan, shares=shares, needs=needs, reduce_s=_reduce_s(model, machines))
 
@@ -48,7 +48,7 @@ def without_idle(
 def least_step_s(
     model: ModelFacts, machines: Sequence[MachineFacts], bounds: Sequence[Bound]
 ) -> float | None:
-    """A lower bound of every prediction with shares by speed; None if the machines cannot hold the model."""
+    """Returns a lower bound of every prediction with shares by speed; None if the machines cannot hold the model."""
     found = fractions(bounds)
     if found is None:
         return None
@@ -66,7 +66,7 @@ def _reduce_s(model: ModelFacts, machines: Sequence[MachineFacts]) -> float:
 
 
 def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:
-    """The machines with speeds: an unmeasured one counts as the median of the others."""
+    """Returns the machines with speeds: an unmeasured one counts as the median of the others."""
     known = [machine.speed for machine in machines if machine.speed > 0]
     usual = statistics.median(known) if known else 1e9
     speeds = [one.speed if one.speed > 0 else usual for one in machines]

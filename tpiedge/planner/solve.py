@@ -29,10 +29,10 @@ from tpiedge.planner.needs import (
 )
 from tpiedge.units import counted
 
-_CLOSE = 1.05  # to the time that fractions of units would take
+_CLOSE = 1.05  # times what fractions of units would take
 _SLACKS = (1.1, 1.6)
 _SecondsOf: TypeAlias = Callable[[int, NodeShare], float]  # of a rank's layers; infinite without room
-_HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
+_HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # whether a rank's node has room for a share
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Apportions at most `most(index, count)` of `count` units to each node. None if units are left over."""
+    """Apportions `units`; a node offered `count` takes only `most(index, count)`. None if any are left."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -91,7 +91,7 @@ def apportion_within(
 
 
 def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeShare, ...]:
-    """One share per node, in rank order, that together cover every unit exactly once."""
+    """Returns one share per node, in rank order, that together cover every unit exactly once."""
     attention = [weight.attention for weight in weights]
     cut = heads_per_cut(shape, attention)
     counts = [cut * cuts for cuts in apportion(attention, shape.heads // cut)]
@@ -100,19 +100,19 @@ def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeSh
 
 
 def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
-    """Query heads between two places where attention may be cut: a KV head's, or one if those do not suffice."""
+    """Returns query heads between two places where attention may be cut: a KV head's, or one if KV heads do not
+    suffice."""
     takers = sum(weight > 0 for weight in weights)
     return 1 if takers > shape.kv_heads else shape.group_size
 
 
 def intervals(counts: Sequence[int]) -> list[Share]:
-    """Adjacent shares of the given sizes, from unit 0 on."""
     stops = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [Share(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
 
 
 def parse_shares(text: str, nodes: int) -> tuple[ShareWeight, ...]:
-    """'3,1,2' -> three weights; 'a:f' gives attention and FFN different weights. Raises UserError."""
+    """Parses '3,1,2' as three weights; 'a:f' gives attention and FFN different weights. Raises UserError."""
     items = text.split(",")
     if len(items) != nodes:
         given, wanted = counted(len(items), "weight"), counted(nodes, "node")
@@ -144,10 +144,10 @@ def _parse_weight(item: str, text: str) -> ShareWeight:
 def evaluate(
     model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[ShareWeight]
 ) -> Plan | Infeasible:
-    return _judge(model, nodes, partition(model.shape, weights))
+    return _check(model, nodes, partition(model.shape, weights))
 
 
-def _judge(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShare, ...]) -> Plan | Infeasible:
+def _check(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShare, ...]) -> Plan | Infeasible:
     found = [
         node_need(model, rank, share, node)
         for rank, (node, share) in enumerate(zip(nodes, shares, strict=True))
@@ -161,11 +161,11 @@ def _judge(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShar
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
-    """The shares with which the slowest node is fastest within every node's memory and disk, or the reason for none."""
+    """Finds the shares with which the slowest node is fastest within every node's memory and disk, or why none fit."""
     bounds = [node_bound(model, rank, node) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
-        if all(node.streams for node in nodes):  # the least is named
+        if all(node.streams for node in nodes):  # the refusal names the least memory
             return evaluate(model, nodes, [ShareWeight(1, 1)] * len(nodes))
         return shortage(model, nodes, bounds)
     in_memory: list[Plan | Infeasible] = []  # where nothing streams, if that is possible
@@ -181,7 +181,7 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
-    """The fastest plan; among equal ones the first, which needs no disk."""
+    """Returns the fastest plan; among equal ones the first, which needs no disk."""
     found = [plan for plan in plans if isinstance(plan, Plan)]
     return min(found, key=lambda plan: plan.layers_s, default=None)
 
@@ -189,8 +189,8 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
 def _of_fractions(
     model: ModelFacts, nodes: Sequence[NodeFacts], parts: Sequence[float], seconds: float
 ) -> list[Plan | Infeasible]:
-    """Plans of whole units, the last one of the rounded fractions. One head too many may make a node read too much, so
-    units are fitted to a time hardly longer than `seconds`."""
+    """Makes plans of whole units; the last one rounds the fractions. One head too many may make a node read too much,
+    so units are fitted to a time hardly longer than `seconds`."""
     rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts])
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
@@ -198,7 +198,7 @@ def _of_fractions(
     for slack in (1.0,) if seconds == math.inf else (*_SLACKS, math.inf):
         shares = _fit_whole_units(model.shape, parts, slack * seconds, seconds_of)
         if shares is not None:
-            return [_judge(model, nodes, shares), rounded]
+            return [_check(model, nodes, shares), rounded]
     return [rounded]
 
 
@@ -228,7 +228,7 @@ def _fit_whole_units(
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s
 
-    # One after the other: a limit of time is a wish, so it is tried with everybody alone.
+    # Nodes drop out one after the other. A time limit is only a wish, so it is tried with all nodes alone.
     leasts = sorted(part for part in set(parts) if part > 0)
     for least in leasts if limit_s == math.inf else leasts[:1]:
         attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room)

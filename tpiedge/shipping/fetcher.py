@@ -1,6 +1,6 @@
 """The worker's side of shipping: `fetch` fills the shard store with a share of a pack.
 
-Damaged ranges are requested again. After a crash `fetch` goes on from the last durable ranges (every 64 MB or 2 s).
+Damaged ranges are requested again. After a crash `fetch` resumes from the last synced ranges (every 64 MB or 2 s).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tpiedge.progress import ProgressCallback
 from tpiedge.shipping.window import LEAST_CHUNK, FileBytes, RequestWindow
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.epochs import Prepare, Stock
+from tpiedge.wire.epochs import Prefetch, Prepare
 from tpiedge.wire.fields import rate_of
 
 FILES_HUB = "files"
@@ -34,7 +34,7 @@ FILES_HUB = "files"
 _log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, float], None]
-"""(bytes done, bytes in all, bytes per second)"""
+"""Takes (bytes done, bytes in all, bytes per second)."""
 _ATTEMPTS = 3
 
 
@@ -52,7 +52,7 @@ def fetch(
     clock: Clock | None = None,
 ) -> ShardCopy:
     """Fetches the missing part of `share`; the caller closes the copy. No other thread uses `spoke` (plane FILES).
-    With `evict` unused packs make room. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
+    `evict` deletes unused packs for room. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):
@@ -121,7 +121,7 @@ def _transfer(
                     while pending and (pending[0].done() or len(pending) > 2):
                         pending.popleft().result()
             finally:
-                # Also if the transfer breaks off: verified ranges need not be fetched again.
+                # Even if the transfer breaks off: verified ranges need not be fetched again.
                 pending.append(pool.submit(writer.commit, writer.take()))
                 pending.append(pool.submit(writer.close))
             if writer.damaged:
@@ -178,17 +178,17 @@ class Provision:
         self._local = local
         self._fetch = functools.partial(fetch, local=local, clock=clock)
         self._told: set[str] = set()
-        self._turn = threading.Lock()  # the master takes one connection of this worker
+        self._lock = threading.Lock()  # the master takes one connection of this worker
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
         """Fetches the share; the caller closes the copy. `verify`: checks ranges on disk first. Raises as `fetch`."""
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
-        with self._turns(cancelled):
+        with self._locked(cancelled):
             if verify and self._store.has(order.pack):
                 with self._store.open(order.pack) as copy:
                     copy.forget(copy.verify(share, fast=True))
             with self._connect() as spoke:
-                told = _rated(report, self._clock)  # whose seconds count from here
+                told = _rated(report, self._clock)  # its seconds count from here
                 copy = self._fetch(spoke, self._store, order.pack, share, told, stopped=cancelled.is_set)
         if copy.id not in self._told:
             self._told.add(copy.id)
@@ -201,37 +201,37 @@ class Provision:
                     )
         return copy
 
-    def stock(self, order: Stock, cancelled: threading.Event) -> None:
-        """Fetches the shares that need no eviction. Raises as `fetch`."""
+    def prefetch(self, order: Prefetch, cancelled: threading.Event) -> None:
+        """Fetches the shares that fit without eviction. Raises as `fetch`."""
         full: DiskFull | None = None
-        with self._turns(cancelled), self._connect() as spoke:
+        with self._locked(cancelled), self._connect() as spoke:
             for attention, ffn in order.shares:
                 share = NodeShare(Share(*attention), Share(*ffn))
                 place = spoke, self._store, order.pack
                 try:
                     self._fetch(*place, share, evict=False, stopped=cancelled.is_set).close()
-                except DiskFull as error:  # others may lack less
+                except DiskFull as error:  # other shares may need less
                     full = error
         if full is not None:
             raise full
 
     def held_bytes(self, pack: str) -> int:
-        """Bytes of the pack's layers on this disk. Raises as ShardStore."""
+        """Returns the bytes of the pack's layers on this disk. Raises as ShardStore."""
         if not self._store.has(pack):
             return 0
         with self._store.open(pack) as copy:
             return ranges_nbytes(copy.held())
 
     @contextlib.contextmanager
-    def _turns(self, cancelled: threading.Event) -> Iterator[None]:
-        """Waits for the transfer under way, which was cancelled. Raises Cancelled."""
-        while not self._turn.acquire(timeout=0.1):
+    def _locked(self, cancelled: threading.Event) -> Iterator[None]:
+        """Waits for the end of the previous transfer, which was cancelled. Raises Cancelled."""
+        while not self._lock.acquire(timeout=0.1):
             if cancelled.is_set():
                 raise Cancelled("it was cancelled before it began")
         try:
             yield
         finally:
-            self._turn.release()
+            self._lock.release()
 
 
 def _rated(report: Report, clock: Clock) -> ProgressCallback:

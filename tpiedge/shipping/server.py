@@ -1,8 +1,8 @@
 """The master's side of shipping: a thread that answers requests for bytes of packs.
 
 Only manifests, tables of hashes and blobs of layers of served packs are sent, never the embedding and the head, which
-belong to the prompt's side. A worker has at most 8 requests waiting; further ones are dropped. Workers take turns, one
-chunk each; a worker that does not read is passed over.
+only rank 0 uses. A worker has at most 8 requests waiting; further ones are dropped. Workers are served
+round robin, one chunk each; a worker that does not read is passed over.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class ShipServer:
         timeout_s = 0.5
         if blocked:
             timeout_s = _BUSY_S if all(blocked) else 0.0
-        for _ in range(256):  # then waiting workers get answers
+        for _ in range(256):  # at most, so that waiting workers get answers
             try:
                 envelope = self._hub.recv(timeout_s)
                 if envelope is None:
@@ -99,7 +99,7 @@ class ShipServer:
                 if isinstance(request, Fetch):
                     requester = self._requesters.setdefault(envelope.sender, _Requester())
                     requester.seen_at = self._clock.now()
-                    # As many chunks may wait in the transport besides.
+                    # As many chunks again may wait in the transport.
                     if len(requester.queue) < 8 and request not in requester.queue:
                         requester.queue.append(request)
             except LinkReset as error:
@@ -115,7 +115,7 @@ class ShipServer:
         try:
             frame = self._answer(request)
         except TpiedgeError as error:
-            why = sanitised_line(error)  # its path may be no UTF-8
+            why = sanitised_line(error)  # its path may not be UTF-8
             self._warnings.warning("refused a request of %s: %s", name, why)
             frame = encode(FetchFailed(request.epoch, request.number, why))
         try:
@@ -140,7 +140,7 @@ class ShipServer:
             raise UserError(f"{request.blob[:12]} is no layer of the pack {request.pack[:12]}")
         path, total = files[request.part, request.blob]
         length = request.length
-        if request.part == "manifest":  # whose size only the answers tell
+        if request.part == "manifest":  # only the answers tell its size
             length = min(length, max(0, total - request.offset))
         if request.offset + length > total:
             raise UserError(f"bytes {request.offset} to {request.offset + length} of a file of {total}")

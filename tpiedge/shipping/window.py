@@ -14,14 +14,14 @@ from tpiedge.transport.endpoint import DuplicateName, Endpoint, Unreachable
 from tpiedge.wire.data import Fetch, FetchFailed, FileChunk, FilePart
 
 LEAST_CHUNK = 1 << 16
-"""Bytes that one request may always bring."""
+"""Bytes that a request may always ask for."""
 _NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True)
 class FileBytes:
-    """Bytes of a file of the pack that is fetched. Their `data` is empty until it arrives, with the `total` size of the
-    file according to the master. `layer` is the caller's own mark."""
+    """A range of a file of the fetched pack. The answer sets `data`, until then empty, and `total`, the file's size
+    according to the master. `layer` is the caller's own mark."""
 
     part: FilePart
     layer: int
@@ -40,7 +40,7 @@ class FileBytes:
 
 
 class RequestWindow:
-    """Asks for bytes of the pack over `spoke`, used alone during a `stream`. `stopped()` ends a wait with Cancelled."""
+    """Asks for bytes of `pack` over `spoke`, its own during a `stream`. If `stopped()`, a wait ends with Cancelled."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke
@@ -51,13 +51,13 @@ class RequestWindow:
         self._number = 0
         self._chunk = 1 << 18
         self._open: dict[int, FileBytes] = {}
-        self._heard_at = self._asked_at = clock.now()
+        self._heard_at = self._requested_at = clock.now()
         self._duplicate: DuplicateName | None = None
 
     def stream(self, spans: Iterator[FileBytes]) -> Iterator[FileBytes]:
         """Yields `spans` in order, in chunks, at most 8 MiB ahead. Raises PeerError, Cancelled, EndpointClosed."""
         self._open.clear()  # left by a stream that was given up
-        self._heard_at = self._asked_at = self._clock.now()
+        self._heard_at = self._requested_at = self._clock.now()
         span = next(spans, None)
         while True:
             while span is not None and len(self._open) < 8:
@@ -91,13 +91,13 @@ class RequestWindow:
             except Unreachable:
                 return
             request.sent = True
-            self._asked_at = self._clock.now()
+            self._requested_at = self._clock.now()
 
     def _receive(self) -> None:
         try:
             envelope = self._spoke.recv(0.1)
         except DuplicateName as error:
-            # The master has not seen yet that this worker's previous connection ended, or another process has it.
+            # The master has not seen yet that this worker's previous connection ended, or another process has its name.
             self._duplicate = error
             envelope = None
         if envelope is None:
@@ -135,6 +135,6 @@ class RequestWindow:
                 f"no byte has come from the master for {now - self._heard_at:.0f} s ({self._spoke.address}): is it "
                 "running, and is its port for files reachable from here?"
             )
-        if now - self._asked_at >= 2.0:
+        if now - self._requested_at >= 2.0:
             for request in self._open.values():
                 request.sent = bool(request.data)

@@ -16,7 +16,7 @@ from typing import Any, Self
 from tpiedge.errors import UserError, cannot_write
 from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, TracePart, read_part, union, without
 
-DROPPED = "tpiedge_dropped"  # the key of the events that had no room, by rank
+DROPPED = "tpiedge_dropped"  # the key of the numbers of events that had no room, by rank
 
 _LANE_THREADS = 100
 _NODE_THREADS = len(LANES) * _LANE_THREADS * 10
@@ -26,7 +26,7 @@ _Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Joined:
-    """Numbers of events in a trace and of dropped ones, and the ranks that left nothing."""
+    """Counts of events. `missing`: ranks without a part."""
 
     events: int
     dropped: int
@@ -48,7 +48,7 @@ class Collection:
         return self._folder / f"node-{rank}"
 
     def join(self, nodes: int) -> Joined:
-        """Writes or replaces the trace of ranks 0, 1, ..., if any left something. Raises UserError, DiskFull."""
+        """Writes or replaces the trace of ranks 0, 1, ..., if any has a part. Raises UserError, DiskFull."""
         paths = [self.part(rank) for rank in range(nodes)]
         missing = tuple(rank for rank, path in enumerate(paths) if not path.exists())
         paths = [path for path in paths if path.exists()]
@@ -56,7 +56,7 @@ class Collection:
         events = dropped = 0
         unfinished = self._folder / "joined"
         try:
-            for part in map(read_part, paths):  # one at a time, and twice: each may take a hundred megabytes
+            for part in map(read_part, paths):  # one at a time, twice: each may take a hundred megabytes
                 starts += [event.start_s for event in part.events[:1]]
                 events += len(part.events)
                 dropped += part.dropped
@@ -93,7 +93,7 @@ def writable(path: Path) -> Path:
 
 
 def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
-    """Writes the parts one after the other. Raises OSError."""
+    """Writes the parts in turn. Raises OSError."""
     dropped: dict[int, int] = {}
     with path.open("w", encoding="ascii") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')

@@ -1,4 +1,4 @@
-"""Records events of a node in memory of a fixed size, and writes them to a file when the node ends; and intervals.
+"""Records events of a node in memory of a fixed size, and writes them to a file at its end; computes with intervals.
 
 Threads take places from one counter, without a lock. Events beyond the last place are counted.
 """
@@ -51,7 +51,7 @@ class TracePart:
 
 
 class EventSink(Protocol):
-    """Takes events from any thread, as a Tracer does."""
+    """Takes events from any thread."""
 
     def name(self, text: str, /) -> int: ...
 
@@ -117,7 +117,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
-    """Returns the parts of `stretch` outside a union."""
+    """Returns the parts of `stretch` outside `holes`, a union."""
     left, start = [], stretch[0]
     for hole_start, hole_end in within(stretch, holes):
         left.append((start, hole_start))
@@ -127,7 +127,7 @@ def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
 
 
 def within(stretch: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
-    """Yields the parts of a union inside `stretch`."""
+    """Yields the parts of `others`, a union, inside `stretch`."""
     first = bisect_right(others, stretch[0], key=itemgetter(1))
     last = bisect_left(others, stretch[1], key=itemgetter(0))
     return clip(others[first:last], *stretch)

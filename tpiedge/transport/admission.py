@@ -1,7 +1,7 @@
 """Decides who may connect: ZeroMQ asks here (ZAP, RFC 27) before a CURVE handshake ends.
 
 One thread per context answers. Every hub is a ZAP domain with a list of keys; any other domain, mechanism or key is
-refused. A hub may let a few unknown keys in as guests; their messages go only to the code that admits newcomers.
+refused. A hub may let a few unknown keys in; only the code that admits newcomers gets their messages.
 """
 
 import contextlib
@@ -22,31 +22,30 @@ from tpiedge.transport.endpoint import Counters
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.fields import Message
 
-#: Time in which an admitted connection is introduced, or gone.
+#: Within this time a connection whose key was accepted is introduced or gone.
 _INTRODUCTION_S = 6.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class GuestPolicy:
-    """Unknown keys connect under the name from `name_of`, for `stay_s`, `limit` at a time and `each` per address. If no
-    place is free, a newcomer replaces the oldest guest that has had `grace_s`, or, with `takes`, which the hub's owner
-    calls, shows a ticket for one of `limit` further places. All others hear `crowded`. A guest has one connection:
-    libzmq would give a second the routing id."""
+class UnknownPeerPolicy:
+    """Limits peers with unknown keys to `limit` and `per_address`, each for `stay_s`. A newcomer may replace the
+    oldest one after its `grace_s`. With `accepts_ticket`, which the hub's owner calls, a ticket gives one of `limit`
+    further places. All others get `refusal`. Each has one connection: libzmq would give the routing id to a second."""
 
     name_of: Callable[[str], str]
     limit: int = 32
-    each: int = 16
+    per_address: int = 16
     stay_s: float = 20.0
     grace_s: float = 3.0
-    takes: Callable[[str, str], bool] | None = None
-    crowded: Message | None = None
+    accepts_ticket: Callable[[str, str], bool] | None = None
+    refusal: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Guest:
-    """`until`: when its latest connection is introduced or gone; 0 after that. `connection`: None if it was gone."""
+class _UnknownPeer:
+    """A peer whose latest connection is introduced or gone by `until` (then 0). `connection`: None if it was gone."""
 
     key: str
     since: float
@@ -60,37 +59,37 @@ class _Guest:
 
 
 class Admission:
-    """The list of one hub: public key (Z85) to peer name. Any thread may change it."""
+    """The keys that one hub admits: public key (Z85) to peer name. Any thread may change them."""
 
     def __init__(
-        self, allowed: Mapping[str, str], guests: GuestPolicy | None = None, clock: Clock | None = None
+        self, allowed: Mapping[str, str], policy: UnknownPeerPolicy | None = None, clock: Clock | None = None
     ) -> None:
         self._lock = threading.Lock()
-        self._policy = guests
+        self._policy = policy
         self._clock = clock or MonotonicClock()
         self.counters = Counters()
         self._names: dict[str, str] = {}
-        self._guests: dict[str, _Guest] = {}
-        #: Peers that are no guests (any more) and may still be connected.
-        self._others: dict[str, _Guest] = {}
+        self._unknown: dict[str, _UnknownPeer] = {}
+        #: Peers that have no place (any more) and may still be connected.
+        self._others: dict[str, _UnknownPeer] = {}
         self._replaced: set[str] = set()
         self._denied: dict[str, None] = {}
-        self.guests: tuple[str, ...] = ()
+        self.unknown_peers: tuple[str, ...] = ()
         self.admitted: frozenset[str] = frozenset()
         #: Counts the changes of `admitted`, for native code.
         self.changes = ctypes.c_uint32()
         for key, name in allowed.items():
             self.admit(key, name)
 
-    def may_be_guest(self, name: str) -> bool:
-        """False for members and without guests; `name` is "" before the introduction."""
-        return self._policy is not None and (name in self._guests or name not in self.admitted)
+    def may_be_unknown(self, name: str) -> bool:
+        """Whether the key of `name` may be unknown; `name` is "" before the introduction."""
+        return self._policy is not None and (name in self._unknown or name not in self.admitted)
 
     def key_of(self, name: str) -> str | None:
         with self._lock:
-            guest = self._guests.get(name)
-            if guest is not None:
-                return guest.key
+            peer = self._unknown.get(name)
+            if peer is not None:
+                return peer.key
             return next((key for key, known in self._names.items() if known == name), None)
 
     def knows(self, key: str) -> bool:
@@ -98,39 +97,39 @@ class Admission:
             return key in self._names or key in self._denied
 
     def admit(self, key: str, name: str) -> None:
-        """Admits `key` as `name`, in place of the key that had this name. A connected guest of that name stays."""
+        """Admits `key` as `name`, in place of the key that had this name. A connected peer of that name stays."""
         if not is_key(key) or not name or "/" in name:
             raise UserError(f"not a public key and a peer name: {len(key)} characters, {name!r}")
         with self._lock:
             kept = {known: other for known, other in self._names.items() if other != name}
             self._denied.pop(key, None)
-            self._guests.pop(name, None)
+            self._unknown.pop(name, None)
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """Drops what `name` still sends; keeps its key and `key` out, as guests too, until they are admitted."""
+        """Drops what `name` still sends; refuses its key and `key`, even as unknown ones, until they are admitted."""
         with self._lock:
-            guest = self._guests.pop(name, None)
+            peer = self._unknown.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
-            for one in filter(None, (*gone, guest.key if guest else "", key)):
+            for one in filter(None, (*gone, peer.key if peer else "", key)):
                 self._denied[one] = None
             while len(self._denied) > 10_000:
                 del self._denied[next(iter(self._denied))]
             self._replace({known: other for known, other in self._names.items() if other != name})
 
     def dismiss(self, name: str) -> None:
-        """Ends the stay of the guest `name`, which may come back; does nothing for a member."""
+        """Removes the unknown peer `name`, which may come back; does nothing for a member."""
         with self._lock:
-            if name in self._guests:
+            if name in self._unknown:
                 self._dismiss(name)
 
-    def overstayed(self) -> tuple[str, ...]:
-        """Drops overdue guests; returns them and the replaced ones, for the caller to cut."""
+    def expire(self) -> tuple[str, ...]:
+        """Removes overdue unknown peers; returns them and the replaced ones, for the caller to cut."""
         if self._policy is None:
             return ()
         with self._lock:
             latest = self._clock.now() - self._policy.stay_s
-            late = tuple(name for name, guest in self._guests.items() if guest.since <= latest)
+            late = tuple(name for name, peer in self._unknown.items() if peer.since <= latest)
             for name in late:
                 self._dismiss(name)
             late += tuple(self._replaced - self.admitted)
@@ -139,98 +138,98 @@ class Admission:
 
     def introduced(self, name: str, connection: TcpConnection | None) -> None:
         with self._lock:
-            guest = self._guests.get(name)
-            if guest is not None:
-                self._guests[name] = replace(guest, until=0.0, connection=connection)
+            peer = self._unknown.get(name)
+            if peer is not None:
+                self._unknown[name] = replace(peer, until=0.0, connection=connection)
 
-    def judge(self, key: str, address: str = "") -> str | None:
-        """Returns the name for `key`, a guest's too; None (counted) refuses it."""
+    def authenticate(self, key: str, address: str = "") -> str | None:
+        """Returns the name for `key`, known or not; None (counted) refuses it."""
         with self._lock:
             name = self._names.get(key)
             if name is None:
-                name = self._welcome(key, address)
+                name = self._admit_unknown(key, address)
             self.counters.refused += name is None
         return name
 
-    def _welcome(self, key: str, address: str) -> str | None:
+    def _admit_unknown(self, key: str, address: str) -> str | None:
         if self._policy is None or key in self._denied:
             return None
         name = self._policy.name_of(key)
         now = self._clock.now()
-        known = self._guests.get(name)
+        known = self._unknown.get(name)
         last = known or self._others.get(name)
         if (last is not None and last.may_be_connected(now)) or (known is None and name in self.admitted):
             return None
-        guest = _Guest(key, now, address, now + _INTRODUCTION_S)
-        if known is not None:  # no newcomer, and does not get more time
-            self._seat(name, replace(guest, since=known.since, has_ticket=known.has_ticket))
+        peer = _UnknownPeer(key, now, address, now + _INTRODUCTION_S)
+        if known is not None:  # it is not a newcomer, and gets no more time
+            self._add(name, replace(peer, since=known.since, has_ticket=known.has_ticket))
             return name
-        crowd, limit = self._crowd(has_ticket=False), self._policy.limit
-        neighbours = [other for other in crowd if self._guests[other].address == address]
-        if len(neighbours) >= self._policy.each:
-            crowd, limit = neighbours, self._policy.each
-        if self._push_out(crowd, limit, now):
-            self._seat(name, guest)
-        elif self._policy.takes is not None:
-            self._keep(name, guest)
+        group, limit = self._unknown_names(has_ticket=False), self._policy.limit
+        neighbours = [other for other in group if self._unknown[other].address == address]
+        if len(neighbours) >= self._policy.per_address:
+            group, limit = neighbours, self._policy.per_address
+        if self._make_room(group, limit, now):
+            self._add(name, peer)
+        elif self._policy.accepts_ticket is not None:
+            self._remember(name, peer)
         else:
             return None
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """Gives `name`, which found no place, one for its ticket, or returns what to answer, if anything."""
+        """Gives `name` a place if its `ticket` is valid and one is free; else returns the refusal, if any."""
         policy, caller = self._policy, self._others.get(name)
-        if policy is None or policy.takes is None or caller is None or not caller.until:
+        if policy is None or policy.accepts_ticket is None or caller is None or not caller.until:
             return None
-        has_ticket = policy.takes(ticket, name)
+        has_ticket = policy.accepts_ticket(ticket, name)
         with self._lock:
             known = caller.key in self._denied or caller.key in self._names
             if known or self._others.get(name) is not caller:
-                return None  # that changed meanwhile
-            called = caller.until - _INTRODUCTION_S  # grace counts to its handshake: the owner may be slow
-            if has_ticket and self._push_out(self._crowd(has_ticket=True), policy.limit, called):
-                self._seat(name, replace(caller, has_ticket=True))
+                return None  # it was admitted, denied or replaced meanwhile
+            called = caller.until - _INTRODUCTION_S  # grace counts up to its handshake: the owner may be slow
+            if has_ticket and self._make_room(self._unknown_names(has_ticket=True), policy.limit, called):
+                self._add(name, replace(caller, has_ticket=True))
                 return None
             self._others[name] = replace(caller, until=0.0, connection=connection)
-        return policy.crowded
+        return policy.refusal
 
-    def _seat(self, name: str, guest: _Guest) -> None:
-        self._guests.pop(name, None)
+    def _add(self, name: str, peer: _UnknownPeer) -> None:
+        self._unknown.pop(name, None)
         self._others.pop(name, None)
-        self._guests[name] = guest
+        self._unknown[name] = peer
         self._replace(self._names)
 
-    def _keep(self, name: str, guest: _Guest) -> None:
-        """Remembers that it may be connected, and drops up to two old entries that are not: so they stay few."""
+    def _remember(self, name: str, peer: _UnknownPeer) -> None:
+        """Remembers a peer that may be connected, and drops up to two old ones that are not, so that they stay few."""
         for other in tuple(itertools.islice(self._others, 2)):
             one = self._others.pop(other)
             if one.may_be_connected(self._clock.now()):
                 self._others[other] = one
-        self._others[name] = guest
+        self._others[name] = peer
 
-    def _crowd(self, *, has_ticket: bool) -> list[str]:
-        return [name for name, guest in self._guests.items() if guest.has_ticket == has_ticket]
+    def _unknown_names(self, *, has_ticket: bool) -> list[str]:
+        return [name for name, peer in self._unknown.items() if peer.has_ticket == has_ticket]
 
-    def _push_out(self, crowd: list[str], limit: int, now: float) -> bool:
-        """Returns whether there is room for one more in `crowd`; the oldest guest may have to go for it."""
+    def _make_room(self, group: list[str], limit: int, now: float) -> bool:
+        """Whether `group` has room for one more, for which its oldest peer may be removed."""
         assert self._policy is not None
-        if len(crowd) < limit:
+        if len(group) < limit:
             return True
-        oldest = min(crowd, key=lambda name: self._guests[name].since)
-        if self._guests[oldest].since + self._policy.grace_s > now:
+        oldest = min(group, key=lambda name: self._unknown[name].since)
+        if self._unknown[oldest].since + self._policy.grace_s > now:
             return False
         self._dismiss(oldest)
         self._replaced.add(oldest)
         return True
 
     def _dismiss(self, name: str) -> None:
-        self._keep(name, self._guests.pop(name))
+        self._remember(name, self._unknown.pop(name))
         self._replace(self._names)
 
     def _replace(self, names: dict[str, str]) -> None:
         self._names = names
-        self.guests = tuple(self._guests)
-        self.admitted = frozenset((*names.values(), *self.guests))
+        self.unknown_peers = tuple(self._unknown)
+        self.admitted = frozenset((*names.values(), *self.unknown_peers))
         self.changes.value += 1
 
 
@@ -276,7 +275,7 @@ class ZmqContext:
         source = address.decode("ascii", "replace")
         name = None
         if admission is not None and mechanism == b"CURVE" and len(credentials) == 1:
-            name = admission.judge(z85.encode(credentials[0]).decode("ascii"), source)
+            name = admission.authenticate(z85.encode(credentials[0]).decode("ascii"), source)
         if name is None:
             _log.info("refused a connection from %s: its key is not admitted", source)
             return [version, number, b"400", b"not admitted", b"", b""]

@@ -1,11 +1,11 @@
-"""Watches a hub's connections: ends floods, and strangers that stay.
+"""Watches a hub's connections: cuts floods, and unauthenticated connections that stay.
 
 libzmq's high-water mark counts messages, not bytes, and libzmq 4.3.5 aborts the process if a connection that it no
-longer reads fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this compares the bytes that
-the kernel has received with the owner's.
+longer reads fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this module compares the
+kernel's count of received bytes with the owner's.
 
-A connection is a stranger, for a limited time, until its peer is introduced, and once the peer is no longer admitted.
-Strangers are limited per address and in all; the oldest of the fullest address goes for a new one.
+A connection is unauthenticated, for a limited time, until its peer is introduced, and once the peer is no longer
+admitted. Such connections are limited per address and in all; a new one replaces the oldest of the fullest address.
 """
 
 import contextlib
@@ -29,25 +29,25 @@ from tpiedge.transport.cutting import FAREWELL_S, TcpConnection, borrowed, conne
 from tpiedge.units import KIB
 
 SUPPORTED: Final = sys.platform == "linux"
-"""Whether the kernel tells what has arrived; elsewhere nothing is watched."""
+"""Whether the kernel counts received bytes; elsewhere nothing is watched."""
 
 MAX_SEGMENTS: Final = 32768
 """TCP segments of one peer that may arrive unread: each can occupy a buffer of 8 KiB."""
 
-MAX_STRANGERS: Final = 128
-STRANGERS_EACH: Final = 64
-"""Strangers of a hub in all and per address: computers behind one address may start together."""
+MAX_UNAUTHENTICATED: Final = 128
+UNAUTHENTICATED_PER_ADDRESS: Final = 64
+"""Unauthenticated connections of a hub: computers behind one address may start together."""
 
 # A handshake has 3 s.
-_STRANGER_S: Final = 5.0
-# Longer than the owner keeps a connection for its farewell.
+_UNAUTHENTICATED_S: Final = 5.0
+# Longer than the owner keeps a connection open for its farewell.
 _FAREWELL_S: Final = 2 * FAREWELL_S
-# Of a guest, which sends only an Enrol or a Knock.
-_GUEST_BYTES: Final = 64 * KIB
+# A peer with an unknown key sends only an Enrol or a PairingRequest.
+_UNKNOWN_PEER_BYTES: Final = 64 * KIB
 _MOST_AT_ONCE: Final = 256
 _PERIOD_S: Final = 0.1
 _IDLE_S: Final = 1.0
-# A look takes at most this part of the time.
+# The pause after a look is at least this many times as long.
 _SHARE: Final = 20
 # What CURVE adds to a frame: a command's name, a nonce, a checksum and flags.
 _CURVE_BYTES: Final = 33
@@ -57,12 +57,12 @@ _INFO: Final = struct.Struct("=128xQ16xI")
 _log = logging.getLogger(__name__)
 
 
-def crowded(addresses: Sequence[str]) -> str | None:
-    """Returns which of the strangers' addresses has one too many, the last of which is new; None if all may stay."""
-    crowds = Counter(addresses)
-    if crowds[addresses[-1]] > STRANGERS_EACH:
+def overfull_address(addresses: Sequence[str]) -> str | None:
+    """Returns which unauthenticated address (the last is new) has one connection too many; None if all may stay."""
+    counts = Counter(addresses)
+    if counts[addresses[-1]] > UNAUTHENTICATED_PER_ADDRESS:
         return addresses[-1]
-    return crowds.most_common(1)[0][0] if len(addresses) > MAX_STRANGERS else None
+    return counts.most_common(1)[0][0] if len(addresses) > MAX_UNAUTHENTICATED else None
 
 
 def curve_bytes(frame_bytes: int) -> int:
@@ -74,7 +74,8 @@ def curve_bytes(frame_bytes: int) -> int:
 @dataclass(slots=True, eq=False)
 class Flow:
     """One connection. The owner adds received wire bytes to `taken`, and sets `route` and `name` at the introduction.
-    `flooded`: cut for what it sent. `left`: bytes waiting at the last look. `since` and `until`: a stranger's time."""
+    `flooded`: cut for too many bytes. `left`: bytes waiting at the last check. It is unauthenticated from `since` to
+    `until`."""
 
     route: bytes = b""
     name: str = ""
@@ -86,7 +87,7 @@ class Flow:
     until: float = math.inf
     _taken: int = 0
     _idle_since: int = 0
-    # Received bytes of the connection before, with the same descriptor and inode.
+    # Received bytes of the previous connection with the same descriptor and inode.
     _other: int = 0
 
     def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
@@ -109,15 +110,15 @@ class Backlog:
         self._flows: dict[TcpConnection, Flow] = {}
         self._due = self._looked = self._received_until = 0.0
         self._ended_bytes = 0
-        # The ROUTER's, once it is bound.
+        # The ROUTER's port, once it is bound.
         self._port = 0
-        #: The owner sets this when it finds nothing that waits.
+        #: The owner sets this when no message waits.
         self.empty = False
         self._stopped = self._closing = not SUPPORTED
         if SUPPORTED:
             place = f"inproc://backlog-{id(router)}"
             router.monitor(place, int(zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED))
-            # Must be read, without a bound: else libzmq waits, in `disable_monitor` with the interpreter's lock.
+            # Unbounded and always read: else libzmq blocks, in `disable_monitor` with the interpreter's lock.
             self._events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
             self._events.rcvhwm = 0
             self._events.connect(place)
@@ -126,12 +127,12 @@ class Backlog:
 
     def flow(self, connection: TcpConnection | None) -> Flow:
         """Returns the flow of a connection over which the owner has received a message."""
-        if connection is None or not SUPPORTED:  # it would never be forgotten
+        if connection is None or not SUPPORTED:  # a stored flow would never be removed
             return Flow()
         return self._flows.setdefault(connection, Flow())
 
     def close(self) -> None:
-        """Call before the ROUTER is closed. Idempotent."""
+        """Stops watching; call it before the ROUTER is closed. Idempotent."""
         if not self._closing:
             self._closing = True
             self._router.disable_monitor()
@@ -141,18 +142,18 @@ class Backlog:
         with contextlib.closing(self._events), contextlib.suppress(zmq.ContextTerminated):
             while not self._stopped:
                 if self._events.poll(int(max(0.0, self._due - time.monotonic()) * 1000) + 1):
-                    self._meet_all()
+                    self._read_events()
                 if time.monotonic() >= self._due:
                     self._look()
 
-    def _meet_all(self) -> None:
-        """Takes in new connections, before a crowd of them uses up the process's descriptors."""
+    def _read_events(self) -> None:
+        """Limits new connections before they use up the process's descriptors."""
         self._due = min(self._due, time.monotonic() + _PERIOD_S)
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):
                 event = recv_monitor_message(self._events, zmq.NOBLOCK)
                 match event["event"]:
-                    case zmq.EVENT_LISTENING:  # before any is accepted
+                    case zmq.EVENT_LISTENING:  # before any connection is accepted
                         self._port = int(event["endpoint"].rpartition(b":")[2])
                     case zmq.EVENT_ACCEPTED:
                         connection = connection_of(event["value"], self._port)
@@ -161,8 +162,8 @@ class Backlog:
                         flow = self.flow(connection)
                         if self._ended_bytes > self._limit:
                             self._cut(connection, flow)
-                        elif not flow.name:  # it may have said nothing yet
-                            self._take_for_stranger(connection, flow, _STRANGER_S)
+                        elif not flow.name:  # its peer may not have sent anything yet
+                            self._limit_time(connection, flow, _UNAUTHENTICATED_S)
                     case _:
                         self._stopped = True
 
@@ -170,7 +171,7 @@ class Backlog:
         began = time.monotonic()
         if self.empty:
             self.empty, self._ended_bytes = False, 0
-            self._received_until = self._looked  # or longer: until some time after that
+            self._received_until = self._looked  # at least; perhaps until later
         self._looked = began
         for connection, flow in list(self._flows.items()):
             taken, info = flow.taken, b""
@@ -179,39 +180,39 @@ class Backlog:
             if not info:  # the connection is gone
                 self._ended_bytes += self._flows.pop(connection).left
             elif flow.cut:
-                cut(connection)  # again: it needs a descriptor, which there may not have been
+                cut(connection)  # again: the first cut may have found no free descriptor
             else:
-                self._judge(connection, flow, *flow.waiting(taken, *_INFO.unpack(info)))
+                self._check(connection, flow, *flow.waiting(taken, *_INFO.unpack(info)))
                 if flow.until <= self._received_until:
-                    self._cut_stranger(connection, flow)
+                    self._cut_unauthenticated(connection, flow)
         now = time.monotonic()
         pause_s = max(_PERIOD_S, _SHARE * (now - began))
         self._due = now + (pause_s if self._flows or self._ended_bytes else _IDLE_S)
 
-    def _judge(self, connection: TcpConnection, flow: Flow, waiting: int, segments: int) -> None:
+    def _check(self, connection: TcpConnection, flow: Flow, waiting: int, segments: int) -> None:
         if flow.name in self._admission.admitted:
             flow.until = math.inf
         elif flow.name and flow.until == math.inf:
-            self._take_for_stranger(connection, flow, _FAREWELL_S)
-        guest = self._admission.may_be_guest(flow.name)
-        limit = min(self._limit, _GUEST_BYTES) if guest else self._limit
+            self._limit_time(connection, flow, _FAREWELL_S)
+        is_unknown = self._admission.may_be_unknown(flow.name)
+        limit = min(self._limit, _UNKNOWN_PEER_BYTES) if is_unknown else self._limit
         if waiting > limit or segments > MAX_SEGMENTS:
             flow.flooded = True
             self._cut(connection, flow)
             words = "cut a connection off: %d bytes wait that were not received, and %d may"
-            _log.log(logging.INFO if guest else logging.WARNING, words, waiting, limit)
+            _log.log(logging.INFO if is_unknown else logging.WARNING, words, waiting, limit)
 
-    def _take_for_stranger(self, connection: TcpConnection, flow: Flow, stay_s: float) -> None:
+    def _limit_time(self, connection: TcpConnection, flow: Flow, stay_s: float) -> None:
         flow.since = time.monotonic()
         flow.until = flow.since + stay_s
         flows = dict(self._flows)
         others = [one for one, other in flows.items() if other.until < math.inf and one != connection]
-        full = crowded([*(one.address for one in others), connection.address])
+        full = overfull_address([*(one.address for one in others), connection.address])
         if full is not None:
             oldest = min((one for one in others if one.address == full), key=lambda one: flows[one].since)
-            self._cut_stranger(oldest, flows[oldest])
+            self._cut_unauthenticated(oldest, flows[oldest])
 
-    def _cut_stranger(self, connection: TcpConnection, flow: Flow) -> None:
+    def _cut_unauthenticated(self, connection: TcpConnection, flow: Flow) -> None:
         flow.until = math.inf
         if flow.name not in self._admission.admitted:  # it may have been introduced just now
             self._cut(connection, flow)

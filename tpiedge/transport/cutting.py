@@ -16,7 +16,7 @@ FAREWELL_S: Final = 0.25
 
 
 class TcpConnection(NamedTuple):
-    """A file descriptor and its inode when a message came: descriptors are used again. `address`: the peer's."""
+    """A file descriptor and its inode when a message came: descriptors are reused. `address`: the peer's."""
 
     descriptor: int
     inode: int

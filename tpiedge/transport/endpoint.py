@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tpiedge.transport.native_reducer import Exchange, Reduce
 
 SEND_TIMEOUT_S = 3.0
-# Of the largest frames, at a spoke.
+# Bytes of the largest frames that may wait at a spoke.
 _MOST_WAITING = 192 * MIB
 
 Buffer = bytes | bytearray | memoryview
@@ -35,7 +35,7 @@ class EndpointClosed(TpiedgeError):
 
 
 class Unreachable(PeerError):
-    """The peer `peer` is not connected, or takes no more."""
+    """The peer `peer` is not connected, or takes no more frames."""
 
     def __init__(self, peer: str, waited_s: float) -> None:
         super().__init__(f"{peer} cannot be reached (waited {waited_s:.1f} s)")
@@ -51,7 +51,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew: messages may be lost. `broke` says so within a sentence."""
+    """The connection of `peer` broke and was made anew: messages may be lost. `broke` is a part of a sentence."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -104,9 +104,9 @@ class Plane:
 
 
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000, waiting_limit=8 * MIB)
-# Three chunks are under way at most (engine/steps.py), each with its hidden states, a part and, by two shots, a
-# slice of the sum; with the plan and the end of the step before, eleven messages of a peer, of 1 MiB or one row each,
-# or twice that for wide integers. Beyond a spoke's `receive_length` they wait at their sender.
+# At most three chunks are under way (engine/steps.py), each with hidden states, a part and, in a two-shot, a slice of
+# the sum. With the plan and the end of the previous step, a peer has up to eleven messages, of 1 MiB or one row each,
+# or twice that for wide integers. Messages beyond a spoke's `receive_length` wait at their sender.
 TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, waiting_limit=16 * MIB, prompt=False)
 FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
@@ -163,7 +163,7 @@ class Counters:
 
 
 class Endpoint:
-    """One end. A hub names the peer in `to`; a spoke leaves it out."""
+    """A hub or a spoke. A hub needs the peer in `to`, a spoke does not."""
 
     address: str
 
@@ -184,7 +184,7 @@ class Endpoint:
         self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
-        """Returns the next message, or None in time. Works on after MalformedMessage, LinkReset and DuplicateName."""
+        """Returns the next message, or None. Works on after MalformedMessage, LinkReset and DuplicateName."""
         received = self.recv_frame(timeout_s)
         if received is None:
             return None
@@ -201,11 +201,11 @@ class Endpoint:
         raise NotImplementedError
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
-        """Returns sender and frame, unread; otherwise as `recv`."""
+        """Returns sender and frame, undecoded; otherwise as `recv`."""
         raise NotImplementedError
 
     def reducer(self, _exchange: "Exchange") -> "Reduce | None":
-        """Returns a native all-reduce; None where it is impossible here and now, or of no use."""
+        """Returns a native all-reduce; None if it is impossible now, or of no use."""
         return None
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:

@@ -43,5 +43,5 @@ def key_text(raw: bytes) -> str:
 
 
 def zeromq_versions() -> tuple[str, bool]:
-    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5', and whether it can encrypt links; without, no link is made."""
+    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5', and whether libzmq can encrypt links; else none is made."""
     return f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}", zmq.has("curve")

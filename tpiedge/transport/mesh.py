@@ -1,7 +1,7 @@
 """One endpoint over the links of a rank: a hub for peers that connect here, spokes to those that listen.
 
-Its all-reduces may run in native calls. Messages of one peer go on in order of arrival: what a native reducer keeps
-goes to Python before Python sends or receives, and before another reducer runs.
+Its all-reduces may run in native calls. Messages of one peer stay in order of arrival: the frames that a native reducer
+holds return to the links before Python sends or receives, and before another reducer runs.
 """
 
 import functools
@@ -18,12 +18,12 @@ from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.transport.zeromq_endpoint import SLICE_S, ZmqEndpoint
 from tpiedge.wire.codec import FLAT_BYTES
 
-# For more than this the copies and the waiting count, and not the calls.
+# Above this, copies and waits take the time, not calls.
 _MOST_BYTES: Final = 1 << 18
 
 
 class ZmqMesh(Endpoint):
-    """Owns `hub` and `spokes`, by the names of their peers. Has no posts."""
+    """Owns `hub`, and `spokes` by their peers' names. Has no posts."""
 
     def __init__(self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke]) -> None:
         super().__init__(name, TENSOR)
@@ -40,28 +40,28 @@ class ZmqMesh(Endpoint):
             self._poller.register(end.socket, zmq.POLLIN)
         self._next = 0
         self._closed = False
-        #: Holds frames received ahead: `_hand_over` is due before anything else is sent or received.
-        self._keeper: NativeReducer | None = None
+        #: Holds frames received ahead: call `_requeue_frames` before anything else is sent or received.
+        self._holder: NativeReducer | None = None
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        if self._keeper is not None:
-            self._hand_over()
+        if self._holder is not None:
+            self._requeue_frames()
         for name in names_of(to):
             self._end(name).send_frame(frame, name, timeout_s)
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
-        if self._keeper is not None:
-            self._hand_over()
-        if len(self._ends) == 1:  # which waits in the call that reads
+        if self._holder is not None:
+            self._requeue_frames()
+        if len(self._ends) == 1:  # it waits in the call that reads
             return self._ends[0].recv_frame(timeout_s)
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while True:
                 if self._closed:
                     raise EndpointClosed(f"the connection of {self.name} was closed")
-                received = self._take()
+                received = self._receive_in_turn()
                 if received is not None:
                     return received
                 remaining_s = deadline - time.monotonic()
@@ -79,17 +79,17 @@ class ZmqMesh(Endpoint):
             return None
         return functools.partial(self._reduce, native)
 
-    def _hand_over(self) -> None:
-        """Makes the links' `recv_frame` return what was received ahead."""
+    def _requeue_frames(self) -> None:
+        """Makes the links' `recv_frame` return the frames received ahead."""
         with self._lock:
-            if self._keeper is not None:
-                self._keeper.put_back()
-                self._keeper = None
+            if self._holder is not None:
+                self._holder.requeue()
+                self._holder = None
 
     def _reduce(self, native: NativeReducer, place: bytes, tensor: int) -> int:
         with self._lock:
-            if self._keeper is not native:
-                self._hand_over()
+            if self._holder is not native:
+                self._requeue_frames()
             for end in self._ends:
                 if not end.is_free:
                     return 0
@@ -100,12 +100,12 @@ class ZmqMesh(Endpoint):
                 self.counters.bytes_sent += sent * native.frame_bytes
                 if sent and native.sums:  # the parts of all peers are in the sum
                     native.count_received()
-                native.put_back()
-                self._keeper = None
-                # The next one is opened for the routes that there are then.
+                native.requeue()
+                self._holder = None
+                # The next call opens it again, for the routes of that time.
                 native.close()
                 return sent
-            self._keeper = None if sent == DONE else native
+            self._holder = None if sent == DONE else native
             self.counters.bytes_sent += native.peers * native.frame_bytes
             native.count_received()
             return DONE
@@ -113,13 +113,13 @@ class ZmqMesh(Endpoint):
     def close(self) -> None:
         self._closed = True
         for end in self._ends:
-            end.stop()  # or the lock would be waited for
+            end.stop()  # else a wait keeps the lock
         with self._lock:
             for end in self._ends:
                 end.close()
 
-    def _take(self) -> tuple[str, memoryview] | None:
-        """Takes a frame of the links in turn, so that no peer keeps others from being heard."""
+    def _receive_in_turn(self) -> tuple[str, memoryview] | None:
+        """Receives a frame from the links in turn, so that no peer blocks the others."""
         for _ in self._ends:
             end = self._ends[self._next]
             self._next = (self._next + 1) % len(self._ends)

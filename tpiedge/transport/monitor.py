@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING: no handshake yet, or a break. REFUSED: an (unproved) hub does not admit our key. FAILED: no such hub."""
+    """WAITING for a handshake, at first or after a break; REFUSED by an (unproved) hub; FAILED: no hub with the key."""
 
     WAITING = "waiting"
     UP = "up"
@@ -32,7 +32,7 @@ _CERTAIN = 2
 
 
 class LinkMonitor:
-    """Belongs to one socket: made before it connects, closed before it. Any one thread waits."""
+    """Watches one socket: make it before the connect, close it before the socket. Any one thread waits."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._lock = threading.Lock()
@@ -43,22 +43,22 @@ class LinkMonitor:
         self.state = LinkState.WAITING
 
     def wait(self, timeout_s: float) -> LinkState:
-        """Waits until the link is UP, REFUSED or (twice) FAILED; returns the state by `timeout_s`."""
+        """Waits up to `timeout_s` until the link is UP, REFUSED or (twice) FAILED; returns the state."""
         deadline = time.monotonic() + timeout_s
         self.poll()  # what has happened already costs no time
-        while not self.settled and self._take(max(0.0, deadline - time.monotonic())):
+        while not self.is_final and self._read_event(max(0.0, deadline - time.monotonic())):
             pass
         if self.state is LinkState.WAITING and self._failures:
             return LinkState.FAILED
         return self.state
 
     def poll(self) -> LinkState:
-        while self._take(0.0):
+        while self._read_event(0.0):
             pass
         return self.state
 
     def gave_up(self) -> bool:
-        """Returns True once after a break that libzmq does not mend, as after bytes that it cannot decrypt."""
+        """Returns True once after a break that libzmq does not mend, like bytes that it cannot decrypt."""
         self.poll()
         if self._broken_at is None or time.monotonic() - self._broken_at < _RETRY_S:
             return False
@@ -72,11 +72,11 @@ class LinkMonitor:
                 self._events.close(linger=0)
 
     @property
-    def settled(self) -> bool:
-        """Whether waiting longer is of no use."""
+    def is_final(self) -> bool:
+        """Whether waiting longer is useless."""
         return self.state in (LinkState.UP, LinkState.REFUSED) or self._failures >= _CERTAIN
 
-    def _take(self, timeout_s: float) -> bool:
+    def _read_event(self, timeout_s: float) -> bool:
         with self._lock:
             if self._events.closed or not self._events.poll(math.ceil(timeout_s * 1000)):
                 return False

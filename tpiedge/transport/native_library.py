@@ -1,7 +1,7 @@
 """Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets it works.
 
-If that is uncertain (not Linux, libzmq inside pyzmq's extension, two libzmq), not built or switched off, Python does
-the same. TPIEDGE_FAST_LINK=0 switches all but the packing off; TPIEDGE_NATIVE=0 everything, with the kernels.
+If the libzmq is uncertain (not Linux, inside pyzmq's extension, two of them) or the native side not built or switched
+off, Python does the same. TPIEDGE_FAST_LINK=0 switches all but the packing off; TPIEDGE_NATIVE=0 also the kernels.
 """
 
 import ctypes

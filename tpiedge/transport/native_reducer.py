@@ -1,7 +1,7 @@
 """All-reduces in one native call, for the steady state: `native/reducer.h` on one or several sockets.
 
 Right after a wake-up every Python call costs several times the usual. When anything unforeseen happens the native side
-stops without a loss, and `recv_frame` returns first what was received and not used.
+stops without a loss, and `recv_frame` first returns the received frames that were not used.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class Combine(IntEnum):
 class Exchange:
     """Parameters that the all-reduces of one shape share. `rank`: the own part's place in the order of summation (SUM:
     0). All parts and the sum are rounded to `precision`; with i32 sums wrap around. `header`: of the frame to send;
-    `answers`: the peers' ones, in the order of ranks. A call's `place` is at PLACE_AT of each. `scratch`: room for a
+    `answers`: the peers' headers, in the order of ranks. A call's `place` is at PLACE_AT of each. `scratch`: room for a
     tensor of f32 or int32, which every call overwrites."""
 
     combine: Combine
@@ -52,8 +52,8 @@ class Exchange:
 
 Reduce = Callable[[bytes, int], int]
 """`reduce(place, tensor)`: all-reduces the contiguous tensor (f32 or int32) at this address in place; returns DONE.
-Otherwise the tensor is unchanged and the result is the number of peers, in order, that got this rank's frame: with
-Combine.SUM the sum, which `scratch` has unrounded; if no peer got it, parts are still to be received. Never raises."""
+Otherwise the tensor is unchanged and the result is how many peers, in order, got this rank's frame. With Combine.SUM
+the frame is the sum, unrounded in `scratch`; if no peer got it, parts are still to be received. Never raises."""
 
 
 class ReceivedFrame:
@@ -94,8 +94,8 @@ class NativeReducer:
         self._wire_bytes = curve_bytes(self.frame_bytes)
 
     def open(self, first: "ZmqEndpoint") -> bool:
-        """`run` does nothing once the peers that `first` admits have changed."""
-        # Its count is read first: a change from here on shows. It must live as long as the handle.
+        """Opens the native side. `run` does nothing once the peers that `first` admits have changed."""
+        # The count is read first: a change from here on shows. The counter must live as long as the handle.
         self._changes = first.changes
         self._plan.changes, self._plan.seen = ctypes.addressof(self._changes), self._changes.value
         self._flows.clear()
@@ -105,15 +105,15 @@ class NativeReducer:
         self._finalizer = weakref.finalize(self, self._dll.tpiedge_reducer_close, self.handle)
         add_peer = functools.partial(self._dll.tpiedge_reducer_add_peer, self.handle)
         for link, (name, header) in zip(self._links, self._exchange.answers.items(), strict=True):
-            way = link.way_to(name)
-            if way is None or not add_peer(link.socket.underlying, way[0], len(way[0]), header):
+            found = link.route_to(name)
+            if found is None or not add_peer(link.socket.underlying, found[0], len(found[0]), header):
                 self.close()
                 return False
-            self._flows.append(way[1])
+            self._flows.append(found[1])
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce`. Returns less than DONE if done and more was received, for the next run or `put_back`."""
+        """Runs as `Reduce`. Returns less than DONE if done and more was received, for the next run or `requeue`."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:
@@ -122,17 +122,17 @@ class NativeReducer:
         for flow in self._flows:
             flow.taken += self._wire_bytes
 
-    def put_back(self) -> None:
-        """Gives its links what was received and not used. More frames of the last message are still in the socket."""
+    def requeue(self) -> None:
+        """Returns unused frames to their links. More frames of the last message are still in the socket."""
         view = View()
         for index in range(self._dll.tpiedge_reducer_received(self.handle)):
             self._dll.tpiedge_reducer_view(self.handle, index, ctypes.byref(view))
             route = ctypes.string_at(view.route, view.route_bytes)
-            self._by_socket[view.socket].put_back(route, ReceivedFrame(view))
+            self._by_socket[view.socket].requeue(route, ReceivedFrame(view))
         self._dll.tpiedge_reducer_release(self.handle)
 
     def close(self) -> None:
-        """Idempotent; may be opened again."""
+        """Frees the handle. Idempotent; may be opened again."""
         if self.handle is not None:
             self.handle = None
             self._finalizer()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import zmq
 
 from tpiedge.errors import UserError
-from tpiedge.transport.admission import Admission, GuestPolicy, ZmqContext
+from tpiedge.transport.admission import Admission, UnknownPeerPolicy, ZmqContext
 from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
 from tpiedge.transport.cutting import FAREWELL_S, TcpConnection, connection_of, cut
 from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset, MalformedMessage, Plane, frame_of
@@ -47,7 +47,7 @@ class _Peer:
 
 
 class ZmqHub(ZmqEndpoint):
-    """Binds `address` (tcp://HOST:PORT, or *). `allowed` names keys; others get in only as guests under `guests`."""
+    """Binds `address` (tcp://HOST:PORT, or *). `allowed` names keys; only the policy `unknown` admits other keys."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class ZmqHub(ZmqEndpoint):
         plane: Plane,
         io_threads: int = 1,
         context: ZmqContext | None = None,
-        guests: GuestPolicy | None = None,
+        unknown: UnknownPeerPolicy | None = None,
     ) -> None:
         if not address.startswith("tcp://") or address.startswith("tcp://*"):
             raise UserError(f"cannot listen on {address}: {_OWN_ADDRESS}")
-        self.admission = Admission(allowed, guests)
+        self.admission = Admission(allowed, unknown)
         super().__init__(zmq.ROUTER, name, keys, plane, context, io_threads)
         self.counters = self.admission.counters
         self.changes = self.admission.changes
         self._routes: dict[str, bytes] = {}
         self._known: dict[bytes, _Peer] = {}
-        #: Connections that are cut when their last word has left, and when that is.
+        #: Connections to cut once their last message has left, each with the time to cut.
         self._leaving: deque[tuple[float, TcpConnection]] = deque()
         #: Routes whose connection was ended, and may be made anew.
         self._cut: dict[bytes, TcpConnection | None] = {}
@@ -86,7 +86,7 @@ class ZmqHub(ZmqEndpoint):
             self.socket.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            # Not the error's own words, which have the address once more.
+            # Not the error's own text, which repeats the address.
             number = error.errno or 0
             raise UserError(
                 f"cannot listen on {address.removeprefix('tcp://')}: {zmq.strerror(number)}; "
@@ -95,7 +95,7 @@ class ZmqHub(ZmqEndpoint):
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self._port = int(self.address.rpartition(":")[2])
 
-    def way_to(self, name: str) -> tuple[bytes, Flow] | None:
+    def route_to(self, name: str) -> tuple[bytes, Flow] | None:
         route = self._routes.get(name, b"")
         peer = self._known.get(route)
         return None if peer is None or name not in self.admission.admitted else (route, peer.flow)
@@ -106,19 +106,19 @@ class ZmqHub(ZmqEndpoint):
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
-        """Whether the connection stands for the kernel, which notices vanishing packets only after minutes."""
+        """Whether the kernel has the connection; it notices vanishing packets only after seconds."""
         with self.lock:
             route = self._routes.get(name)
-            return route is not None and not self._closed and self._stands(route)
+            return route is not None and not self._closed and self._is_alive(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of `name`, admitted no more: at once, or in later calls of `recv`, after `farewell`."""
+        """Ends the connection of `name`, no longer admitted: at once, or in a later `recv` if there is a `farewell`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
                 return
             peer = self._known.pop(route)
-            # A descriptor that was used again when the peer's first frame was received is another connection's.
+            # A descriptor that was reused before the peer's first frame was read is another connection's.
             self._end(route, peer.connection if peer.flow.route == route else None, farewell)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class ZmqHub(ZmqEndpoint):
     def _end(self, route: bytes, connection: TcpConnection | None, farewell: Message | bytes | None) -> None:
         if farewell is not None:
             frame = farewell if isinstance(farewell, bytes) else frame_of(farewell, None, self._plane)
-            self._hand_over(route, frame)
+            self._send_to_route(route, frame)
         self._cut[route] = connection
         while len(self._cut) > 1000:
             del self._cut[next(iter(self._cut))]
@@ -139,9 +139,9 @@ class ZmqHub(ZmqEndpoint):
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
         route = self._routes.get(to or "")
-        return route is not None and to in self.admission.admitted and self._hand_over(route, frame)
+        return route is not None and to in self.admission.admitted and self._send_to_route(route, frame)
 
-    def _hand_over(self, route: bytes, frame: Buffer) -> bool:
+    def _send_to_route(self, route: bytes, frame: Buffer) -> bool:
         try:
             # A copy: sending without one needs pyzmq's own thread, and CURVE costs far more per byte.
             self._send_part(route, SEND_MORE)
@@ -153,13 +153,13 @@ class ZmqHub(ZmqEndpoint):
         return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
-        """Receives meanwhile, because a peer becomes known by what it sends."""
+        """Receives meanwhile, because a peer's first frame introduces it."""
         held_bytes = sum(len(item[1]) for item in self._held if isinstance(item, tuple))
         if len(self._held) >= 256 or held_bytes >= self._plane.backlog_limit:
             time.sleep(timeout_s)
             return
         self._silence(self._poller.poll(int(timeout_s * 1000) + 1))
-        item = self._take(NOBLOCK)
+        item = self._receive_next(NOBLOCK)
         if item is not None:
             self._held.append(item)
 
@@ -184,15 +184,15 @@ class ZmqHub(ZmqEndpoint):
         return self._received(peer.name, frame)
 
     def _introduce(self, route: bytes, frame: Frame) -> Item | None:
-        """Decides by the first frame of a connection, the probe, whether `route` now leads to its sender."""
+        """Reads a connection's first frame, the probe, and decides whether `route` leads to its sender."""
         # The name that `admission` gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
         address: str = frame.get("Peer-Address")  # type: ignore[assignment]
         self._skip_rest(frame)
         connection = connection_of(frame.get("__fd"), self._port, address)
         owner = self._backlog.flow(connection).route
-        if owner not in (b"", route) and self._stands(owner):
-            connection = None  # that is gone, though its descriptor was used again for another peer
+        if owner not in (b"", route) and self._is_alive(owner):
+            connection = None  # it is gone, and its descriptor is another peer's
         if route in self._cut:
             if connection is None or connection == self._cut[route]:
                 self.counters.refused += 1
@@ -210,18 +210,18 @@ class ZmqHub(ZmqEndpoint):
                 self._end(route, connection, farewell)
                 return None
         known = self._routes.get(user)
-        # Of two connections that are gone already it is not known whether they were one: a member gets the doubt.
-        unclear = connection is None and not self.admission.may_be_guest(user)
+        # Two connections that are gone may have been one: a member gets the benefit of the doubt.
+        unclear = connection is None and not self.admission.may_be_unknown(user)
         if known == route and connection == self._known[route].connection and not unclear:
             self.counters.refused += 1
             return MalformedMessage(user, "an empty frame")
-        if known is not None and known != route and self._stands(known):
+        if known is not None and known != route and self._is_alive(known):
             self.counters.refused += 1
             self._end(route, connection, DUPLICATE)
             return None
         before = None if known is None else self._known.pop(known)
         if before is not None and before.connection is not None and before.flow.route == known:
-            cut(before.connection)  # libzmq keeps one that it handed over
+            cut(before.connection)  # libzmq keeps a connection whose route it handed over
         flow = self._backlog.flow(connection)
         flow.route, flow.name = route, user
         self.admission.introduced(user, connection)
@@ -232,7 +232,7 @@ class ZmqHub(ZmqEndpoint):
         flood = f"it had sent more than {self._plane.backlog_limit} bytes ahead"
         return LinkReset(user, flood if before.flow.flooded else "")
 
-    def _stands(self, route: bytes) -> bool:
+    def _is_alive(self, route: bytes) -> bool:
         """Tests the connection of the route with a frame that no spoke passes on."""
         try:
             self.socket.send_multipart([route, PROBE], zmq.NOBLOCK)
@@ -242,7 +242,7 @@ class ZmqHub(ZmqEndpoint):
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address`, and again after every break. A stranger shows `ticket` for a place there."""
+    """Connects to the hub at `address`, and again after every break. With an unknown key, `ticket` gives a place."""
 
     _keeps_posts = True
 
@@ -285,7 +285,7 @@ class ZmqSpoke(ZmqEndpoint):
         self.monitor.close()
         super().close()
 
-    def way_to(self, name: str) -> tuple[bytes, Flow] | None:
+    def route_to(self, name: str) -> tuple[bytes, Flow] | None:
         return (b"", self._flow) if name == self._hub_name else None
 
     def _idle(self) -> None:
@@ -295,7 +295,7 @@ class ZmqSpoke(ZmqEndpoint):
             return
         self._look_at = now + _LOOK_S
         if self.monitor.gave_up():
-            with contextlib.suppress(zmq.ZMQError):  # it may know the address no more
+            with contextlib.suppress(zmq.ZMQError):  # it may no longer know the address
                 self.socket.disconnect(self.address)
             self.socket.connect(self.address)
 

@@ -46,7 +46,7 @@ Item = tuple[str, memoryview] | PeerError
 def _configure(link: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
     link.curve_publickey = keys.public.encode()
     link.curve_secretkey = keys.secret.encode()
-    # A larger frame ends the connection, which looks like a broken link to both sides; an honest sender refuses it.
+    # A larger frame ends the connection, like a broken link to both sides; an honest sender refuses to send it.
     # A handshake takes up to 4096 bytes, and CURVE adds up to 64 to a frame.
     link.maxmsgsize = max(plane.frame_limit, 4096) + 64
     link.sndhwm = plane.queue_length
@@ -60,7 +60,7 @@ def _configure(link: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
     link.tcp_keepalive_cnt = 5
     link.tcp_maxrt = 6000
     link.handshake_ivl = _HANDSHAKE_MS
-    # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
+    # The kernel's own retries end minutes apart, but a mended link must be found soon.
     link.connect_timeout = _HANDSHAKE_MS
     link.reconnect_ivl = _RECONNECT_MS
     link.reconnect_ivl_max = 5000
@@ -97,9 +97,9 @@ class Wakeup:
 class ZmqEndpoint(Endpoint):
     """The lock makes `close` safe during a wait; the wake-up ends the wait."""
 
-    #: The addressee of a message without one, in errors.
+    #: Names, in errors, the addressee of a message without `to`.
     _hub_name = "nobody"
-    #: Whether posts to the hub wait, with all later ones, until taken: not at a hub, which has others to serve.
+    #: Whether a post to the hub waits, with all later ones, until it is taken. A hub has other peers to serve.
     _keeps_posts = False
 
     def __init__(
@@ -115,7 +115,7 @@ class ZmqEndpoint(Endpoint):
             raise UserError(f"the CURVE keys of {name} are not Z85 text of 40 characters")
         super().__init__(name, plane)
         self._posted: deque[tuple[bytes, str | None]] = deque()
-        self._stuck = False  # what was posted waits until it is taken
+        self._stuck = False  # posts wait until they are taken
         self._held: deque[Item] = deque()
         self.changes = ctypes.c_uint32()
         self._closed = False
@@ -127,7 +127,7 @@ class ZmqEndpoint(Endpoint):
         self._owns_context = context is None
         self.socket = self._context.socket(kind)
         _configure(self.socket, keys, plane)
-        # The methods of the base class: those of zmq.Socket only add options which are not used here.
+        # The methods of the base class: zmq.Socket's only add options that are not used here.
         base: Any = super(zmq.Socket, self.socket)
         self._send_part, self._recv_part = base.send, base.recv
         self._poller = zmq.Poller()
@@ -154,7 +154,7 @@ class ZmqEndpoint(Endpoint):
                     self._flush()
                 # Waiting inside the call that reads saves a poll and an exception per message.
                 waits = remaining_s >= SLICE_S and not self._plane.prompt
-                item = self._held.popleft() if self._held else self._take(0 if waits else NOBLOCK)
+                item = self._held.popleft() if self._held else self._receive_next(0 if waits else NOBLOCK)
                 if isinstance(item, PeerError):
                     raise item
                 if item is not None:
@@ -174,12 +174,12 @@ class ZmqEndpoint(Endpoint):
         """Whether nothing must be sent or received before a native all-reduce, which holds the lock."""
         return not (self._closed or self._posted or self._held)
 
-    def way_to(self, name: str) -> tuple[bytes, Flow] | None:
-        """Returns the peer's route (empty on a DEALER) and its flow; None if it may not be spoken with."""
+    def route_to(self, name: str) -> tuple[bytes, Flow] | None:
+        """Returns the peer's route (empty on a DEALER) and its flow; None if it is not admitted or connected."""
         raise NotImplementedError
 
-    def put_back(self, route: bytes, frame: ReceivedFrame) -> None:
-        """Makes `recv_frame` return the frame, after those put back before."""
+    def requeue(self, route: bytes, frame: ReceivedFrame) -> None:
+        """Makes `recv_frame` return the frame, after the frames requeued before."""
         item = self._sort(route, frame)
         if item is not None:
             self._held.append(item)
@@ -235,7 +235,7 @@ class ZmqEndpoint(Endpoint):
         raise NotImplementedError
 
     def _idle(self) -> None:
-        """Is called when nothing waits to be received."""
+        """Runs when nothing waits to be received."""
         raise NotImplementedError
 
     def _flush(self) -> None:
@@ -268,8 +268,8 @@ class ZmqEndpoint(Endpoint):
         if any(item is not self.socket for item, _ in ready):
             self._wakeup.silence()
 
-    def _take(self, flags: int) -> Item | None:
-        """Returns the owner's next message; None without one (`flags`: within 20 ms), or after 100 others."""
+    def _receive_next(self, flags: int) -> Item | None:
+        """Returns the owner's next message; None without one (`flags` 0: in 20 ms), or after 100 others."""
         for _ in range(100):
             try:
                 item = self._receive(flags)

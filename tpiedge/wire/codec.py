@@ -1,7 +1,7 @@
 """Encodes and decodes messages. Each message has one form:
 
     an array of MessagePack: PROTOCOL, tag, field, field, ...
-    the messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
+    messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
 
 The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. No tag
 is used twice; a change of any message's fields raises PROTOCOL.
@@ -40,7 +40,7 @@ PLACE_AT: Final = 3 + 4
 
 _TAG_OF: Final[dict[Any, int]] = {cls: tag for tag, cls in TAGS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
-# The integers of a message with a tensor, as `struct` has them.
+# The integers of a message with a tensor, as formats of `struct`.
 _INTEGERS: Final[dict[Any, str]] = {
     d.Hidden: "IQI",
     d.Partial: "IQIIBB",
@@ -73,7 +73,7 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
             values = layout.pack(FLAT_MARK, PROTOCOL, tag, *values_of(message))
             data = (values + _written_header(tensor)).ljust(FLAT_BYTES, b"\0")
         else:
-            body = _ENCODER.encode(message)  # the tag and the fields
+            body = _ENCODER.encode(message)  # an array of the tag and the fields
             _decoder(kind).decode(body)
             data = _array(kind, 2) + bytes((_protocol_of(tag),)) + body[len(_array(kind, 1)) :]
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error, KeyError) as error:
@@ -106,7 +106,7 @@ def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER
             raise ValueError(f"not an array of its {len(kind.__struct_fields__)} fields")
         return cast(Message, _decoder(kind).decode(b"".join((_array(kind, 1), data[at + 1 :]))))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # What it says may quote a peer's text, of any length.
+        # The error may quote a peer's text, of any length.
         raise ProtocolError(f"{kind.__name__}: {str(error)[:200]}") from None
 
 
@@ -123,7 +123,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 @cache
 def _array(kind: Any, more: int) -> bytes:
-    """Returns the beginning of an array of all fields and `more`."""
+    """Returns the beginning of an array of all fields and `more` items."""
     count = len(kind.__struct_fields__) + more
     return bytes((0x90 + count,)) if count < 16 else struct.pack(">BH", 0xDC, count)
 

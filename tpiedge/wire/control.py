@@ -18,14 +18,14 @@ class Hello(f.NodeMessage, frozen=True, tag=32):
     """Node to master, first of all."""
 
 
-class Carried(f.Wire, frozen=True):
-    """The KV cache that the nodes of `epoch` left: `pages` pages, on every machine the heads that its node needs now.
-    Rank 0 sends each rank its missing heads in `brought`. `private`: the pages must not enter the prefix cache."""
+class KVSnapshot(f.Wire, frozen=True):
+    """KV pages saved by the nodes of `epoch`. A node finds its heads on its machine, but for `scattered` (rank, head),
+    which rank 0 sends. `private`: the pages must not enter the prefix cache."""
 
     epoch: f.U32
     pages: f.U32
     private: bool
-    brought: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
+    scattered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Assign(f.NodeMessage, frozen=True, tag=33):
@@ -55,7 +55,7 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
     kv: f.KVPrecision = "f32"
     grids: Annotated[tuple[tuple[f.I8, f.I8], ...], Meta(max_length=f.MAX_LAYERS)] = ()
     elastic: bool = False
-    carried: Carried | None = None
+    snapshot: KVSnapshot | None = None
 
 
 class Listening(f.NodeMessage, frozen=True, tag=34):
@@ -87,7 +87,7 @@ class WorkerLink:
 
 
 class Ready(f.NodeMessage, frozen=True, tag=36):
-    """Node to master: it can take steps. Rank 0 adds the collectives, why if it may surprise, and workers' links."""
+    """Node to master: it can take steps. Rank 0 adds collectives, `why` if they may surprise, and workers' links."""
 
     weight_bytes: f.U64
     collective: f.Name = ""
@@ -116,7 +116,7 @@ class PeerPulse(f.Wire, frozen=True):
 
 
 class Pulse(f.EpochMessage, frozen=True, tag=38):
-    """Master to nodes, regularly: how all nodes do."""
+    """Master to nodes, regularly: the progress of all nodes."""
 
     peers: Annotated[tuple[PeerPulse, ...], Meta(max_length=f.MAX_NODES)]
 
@@ -134,8 +134,8 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 
 
 class Compile(f.EpochMessage, frozen=True, tag=56):
-    """Master to rank 0: compile the grammar of a request that Generate will bring. Compiled or Failed answers, and
-    Finished a Cancel. Requests of one non-empty `group` share a grammar while one of them lasts."""
+    """Master to rank 0: compile the grammar of a request that Generate will bring. Compiled or Failed answers;
+    Finished answers a Cancel. Requests of one non-empty `group` share a grammar while one of them lasts."""
 
     request: GenerationRequest
     group: f.Name
@@ -149,17 +149,17 @@ class Compiled(f.EpochMessage, frozen=True, tag=57):
 
 
 class Halt(f.EpochMessage, frozen=True, tag=51):
-    """Master to rank 0: take no more steps. Leave the running requests' KV cache for the epoch `following`: each rank
-    its KV heads `kept` on its machine, rank 0 also `stored`, and other ranks' `sent` (rank, head). Halted answers."""
+    """Master to rank 0: take no more steps. Save the running requests' KV cache for the epoch `following`: each rank
+    saves its KV heads `kept`, rank 0 also its heads `stored` and others' `gathered` (rank, head). Halted answers."""
 
     following: f.U32
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
     stored: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_MOVES)]
-    sent: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
+    gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Halted(f.NodeMessage, frozen=True, tag=52):
-    """Rank 0 to master: nothing more is drawn, and `pages` pages are left for the epoch `following`; if 0, `why`."""
+    """Rank 0 to master: nothing more is drawn, and `pages` pages are saved for the epoch `following` (`why`, if 0)."""
 
     following: f.U32
     pages: f.U32
@@ -207,7 +207,7 @@ AnswerPart = Token | PromptScores | Embedding
 
 class Finished(f.EpochMessage, frozen=True, tag=42):
     """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps; the first `cached_tokens` positions
-    of the prompt came from earlier requests. `processor_s`: the grammar's CPU time, beside Compiled's."""
+    of the prompt came from earlier requests. `processor_s`: the grammar's CPU time, without Compiled's."""
 
     request: f.Name
     reason: FinishReason
@@ -219,7 +219,7 @@ class Finished(f.EpochMessage, frozen=True, tag=42):
 
 
 class Failed(f.NodeMessage, frozen=True, tag=43):
-    """Node to master: an error of class `kind` ended the request, or (if "") the node. `processor_s`: as Finished."""
+    """Node to master: an error of class `kind` ended `request`, or the node if "". `processor_s`: as Finished."""
 
     request: f.Name
     kind: f.Name
@@ -227,10 +227,10 @@ class Failed(f.NodeMessage, frozen=True, tag=43):
     processor_s: f.Seconds = 0.0
 
 
-class Accused(f.NodeMessage, frozen=True, tag=49):
-    """Rank 0 to master, before its Failed: the node `accused` broke the protocol on the tensor plane."""
+class Breach(f.NodeMessage, frozen=True, tag=49):
+    """Rank 0 to master, before its Failed: node `offender` broke the protocol on the tensor plane."""
 
-    accused: f.Rank
+    offender: f.Rank
     cause: f.Text
 
 
@@ -241,7 +241,7 @@ class Cancel(f.EpochMessage, frozen=True, tag=44):
 
 
 class AskStats(f.EpochMessage, frozen=True, tag=45):
-    """Master to node. `timeline`, to rank 0: record the next step with answers alone; all nodes send its StepSpans."""
+    """Master to node: send Stats. `timeline`, to rank 0: all nodes record the next step without prompts (StepSpans)."""
 
     timeline: bool = False
 
@@ -249,8 +249,8 @@ class AskStats(f.EpochMessage, frozen=True, tag=45):
 class Stats(f.NodeMessage, frozen=True, tag=46):
     """Node to master: what it used since its counters were reset.
 
-    `attention_s` and `ffn_s` are parts of `compute_s`. Streamed weights: `reads` from disk, `load_s` with at least one
-    under way, `prefetch_hits` blocks that were read ahead, `stalls` that were waited for, for `weight_wait_s`;
+    `attention_s` and `ffn_s` are parts of `compute_s`. Of streamed weights: `reads` from disk; `load_s` with at least
+    one read under way; blocks that were read ahead (`prefetch_hits`) or waited for (`stalls`, for `weight_wait_s`).
     `window_bytes` is the ring's part of `weight_bytes`. `dropped` messages came late, `refused` ones are not an honest
     node's. Some of `kv_pages_used` are kept for later requests. `accepted` of `drafted` tokens were right.
     """

@@ -1,7 +1,7 @@
 """Messages with data: of the tensor plane, inside one step, and of the files plane, where a worker fetches a pack.
 
 `block` counts a sweep's blocks from 0, `chunk` a step's chunks. The receiver compares `sender`, a rank, with the
-transport's. For files `epoch` is a random number of one transfer and `number` counts its requests.
+transport's peer. For files `epoch` is a random number of one transfer and `number` counts its requests.
 """
 
 from typing import Annotated, Literal
@@ -52,14 +52,14 @@ class StepPlan(f.EpochMessage, frozen=True, tag=1):
     recorded: bool = False
 
 
-class LeavePages(f.EpochMessage, frozen=True, tag=9):
-    """Rank 0 to every node, in place of a step: leave these pages for the next epoch, each rank its KV heads `kept` on
-    its machine, and send rank 0 those in `sent` (rank, head)."""
+class SavePages(f.EpochMessage, frozen=True, tag=9):
+    """Rank 0 to every node, in place of a step: save these pages for the next epoch, each rank its KV heads `kept` on
+    its machine, and send rank 0 the heads in `gathered` (rank, head)."""
 
     step: f.U64
     pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
-    sent: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
+    gathered: Annotated[tuple[tuple[f.U32, f.U32], ...], Meta(max_length=f.MAX_MOVES)]
 
 
 class Hidden(f.EpochMessage, frozen=True, tag=2):
@@ -116,7 +116,7 @@ class Survey(f.EpochMessage, frozen=True, tag=7):
 
 
 class MeasuredLink(f.Wire, frozen=True):
-    """The link of a node to `rank`, by echoes."""
+    """A node's link to `rank`, measured by echoes."""
 
     rank: f.Rank
     round_trip_s: f.Seconds
@@ -141,7 +141,7 @@ FilePart = Literal["manifest", "hashes", "blob"]
 
 class Fetch(f.EpochMessage, frozen=True, tag=80):
     """Worker to master: send bytes [offset, offset + length) of a file of `pack` (its manifest's sha256), or fewer at
-    the end of a manifest or table."""
+    the end of a manifest."""
 
     number: f.U32
     pack: Digest
@@ -152,7 +152,7 @@ class Fetch(f.EpochMessage, frozen=True, tag=80):
 
 
 class FileChunk(f.EpochMessage, frozen=True, tag=81):
-    """Master to worker: the bytes, in a tensor of one dimension; the whole file has `total`."""
+    """Master to worker: the bytes, in a tensor of one dimension; `total`: the file's bytes."""
 
     number: f.U32
     total: f.U64

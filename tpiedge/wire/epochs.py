@@ -2,8 +2,8 @@
 the worker's shards.
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
-NodeEnded, or Release by the master, which NodeEnded answers. NodeEnded without Spawned: preparing failed. The epoch
-before may serve until the Launch. An agent without an epoch writes 0. Stock and Stocked belong to no epoch.
+NodeEnded, or Release by the master, which NodeEnded answers. NodeEnded without Spawned: preparing failed. The previous
+epoch may serve until the Launch. An agent without an epoch writes 0. Prefetch and Prefetched belong to no epoch.
 """
 
 from dataclasses import dataclass
@@ -53,8 +53,8 @@ class AskOffer(f.EpochMessage, frozen=True, tag=106):
 
 
 class Prepare(f.NodeMessage, frozen=True, tag=97):
-    """Master to agent: fetch what is missing of this share of rank `rank` of `ranks`. `planned_bytes`: the plan's limit
-    for node and agent. The seconds are those of the node's bootstrap."""
+    """Master to agent: fetch the missing part of this share of rank `rank` of `ranks`. `planned_bytes`: the plan's
+    limit for node and agent. The seconds are the node's Timing."""
 
     ranks: f.U32
     pack: PackId
@@ -111,7 +111,7 @@ class Spare(f.EpochMessage, frozen=True, tag=110):
 
 
 class AgentPulse(f.EpochMessage, frozen=True, tag=102):
-    """Agent to master, regularly: that it lives."""
+    """Agent to master, regularly: it lives."""
 
 
 class Leaving(f.EpochMessage, frozen=True, tag=109):
@@ -124,16 +124,16 @@ class MasterPulse(f.EpochMessage, frozen=True, tag=103):
     at_rest: bool
 
 
-class Stock(f.EpochMessage, frozen=True, tag=111):
-    """Master to agent: prefetch these (attention, ffn) of `pack` while idle and as the disk has room, and no others."""
+class Prefetch(f.EpochMessage, frozen=True, tag=111):
+    """Master to agent: prefetch only these (attention, ffn) of `pack`, while idle and while the disk has room."""
 
     number: f.U32
     pack: PackId
     shares: Annotated[tuple[tuple[f.UnitRange, f.UnitRange], ...], Meta(max_length=f.MAX_NODES)]
 
 
-class Stocked(f.EpochMessage, frozen=True, tag=112):
-    """Agent to master: its disk has `held_bytes` of the pack. `complete`: all of Stock; `why` it cannot be, or ""."""
+class Prefetched(f.EpochMessage, frozen=True, tag=112):
+    """Agent to master: its disk has `held_bytes` of the pack; if `complete`, all shares. `why`: the obstacle, or ""."""
 
     number: f.U32
     held_bytes: f.U64
@@ -149,7 +149,5 @@ class Probe(f.EpochMessage, frozen=True, tag=104):
 
 
 class Echo(f.EpochMessage, frozen=True, tag=105):
-    """The answer to a Probe."""
-
     number: f.U32
     payload: f.Blob

@@ -16,7 +16,7 @@ MAX_CONTROL_HEADER = 1 * MIB + 640 * KIB
 """Encoded message on the control plane: fits a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS and MAX_GRAMMAR."""
 
 MAX_TENSOR_BYTES = 32 * MIB
-"""One tensor: a chunk's has 1 MiB, or one larger row of hidden states, and twice that for wide integers."""
+"""One tensor: a chunk's has 1 MiB, or one row of hidden states if larger; wide integers take twice that."""
 
 MAX_FILE_CHUNK = 4 * MIB
 MAX_ARRAY = 128
@@ -43,7 +43,7 @@ class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Message(Wire, frozen=True):
-    """A message; its class names its tag."""
+    """A message; its class has a tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ I8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
 U8 = Annotated[int, Meta(ge=0, le=2**8 - 1)]
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]
-"""MessagePack has no larger ones."""
+"""MessagePack has no larger integers."""
 Rank = Annotated[int, Meta(ge=0, le=MAX_NODES - 1)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -81,13 +81,13 @@ WirePrecision = Literal["f32", "bf16", "int8"]
 SpareKind = Literal[
     "slower", "too small", "no room", "shares", "too many", "excluded", "drained", "fetching", "no plan"
 ]
-"""Why a machine has no part in the plan. slower: or hardly faster; too small: its memory holds no share; no room: no
-share fits its disk or memory, or it lacks native kernels; excluded: it failed; fetching: its weights take long."""
+"""Why a machine has no part in the plan. slower: it would hinder or hardly help; too small: its memory holds no
+share; no room: no share fits its disk or memory, or it lacks kernels; excluded: it failed; fetching: takes long."""
 Pin = Literal["none", "auto", "all"]
 
 
 class EpochMessage(Message, frozen=True):
-    """A message other than those of joining."""
+    """A message that is not about joining."""
 
     epoch: U32
 
@@ -99,7 +99,7 @@ class NodeMessage(EpochMessage, frozen=True):
 
 
 class WeightMemory(Wire, frozen=True):
-    """Memory for weights (all, or `nbytes`), `ring_bytes` (0: chosen) to stream. `direct`: past the page cache."""
+    """Memory for all weights, or `nbytes` with a ring of `ring_bytes` (0: chosen). `direct`: past the page cache."""
 
     nbytes: U64
     ring_bytes: U64
@@ -108,7 +108,7 @@ class WeightMemory(Wire, frozen=True):
 
 
 class Keeping(Wire, frozen=True):
-    """A user's wishes for a machine's weights. The ring is in blocks (of the largest size) or bytes; 0: the best."""
+    """A user's wishes for a machine's weights. The window is in blocks (of the largest size) or bytes; 0: the best."""
 
     pin: Pin = "auto"
     window_blocks: U32 = 0

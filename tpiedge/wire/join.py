@@ -19,8 +19,8 @@ RefusalKind = Literal[
 
 
 class Enrol(Message, frozen=True, tag=64):
-    """Worker to master, first of all. `secret`: of a token; "" for a known key. `name`: the computer's. `nonce`: of
-    this process, so a restart shows. `torch`: its release. `numbers`: byte order and float format."""
+    """Worker to master, first of all. `secret` is a token's, or "" for a known key; `name` the computer's; `nonce`
+    this process's, so a restart shows; `torch` its release; `numbers` byte order and float format."""
 
     protocol: U32
     version: Name
@@ -50,8 +50,8 @@ class Refused(Message, frozen=True, tag=66):
     message: Text
 
 
-class Knock(Message, frozen=True, tag=67):
-    """Worker to master, without a token: asks to be paired."""
+class PairingRequest(Message, frozen=True, tag=67):
+    """Worker to master, without a token: asks for pairing."""
 
     protocol: U32
     version: Name
@@ -67,13 +67,13 @@ class Challenge(Message, frozen=True, tag=68):
 
 
 class Reveal(Message, frozen=True, tag=69):
-    """Worker to master: proves that it knows the code which it shows."""
+    """Worker to master: proves that it knows the code."""
 
     proof: Blob
 
 
-class Verdict(Message, frozen=True, tag=70):
-    """Master to worker: proves that the user typed the code into the master of that key; or why not."""
+class PairingResult(Message, frozen=True, tag=70):
+    """Master to worker: `proof` that the user typed the code into this master, or else a `message`."""
 
     proof: Blob
     message: Text

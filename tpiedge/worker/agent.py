@@ -1,5 +1,4 @@
-"""A worker's agent keeps the link to the master and the shards, starts a node for each epoch, and reports its end. One
-thread runs the loop; background.py does slow work."""
+"""A worker's agent keeps the link to the master and the shards, starts a node for each epoch, and reports its end."""
 
 import contextlib
 import secrets
@@ -23,9 +22,9 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire import epochs
 from tpiedge.wire.fields import Keeping, Message
 from tpiedge.wire.join import Refused
-from tpiedge.worker.background import Background, Prefetch
-from tpiedge.worker.masters import WayState
-from tpiedge.worker.wording import NARROW, spare_line, stopped_line
+from tpiedge.worker.background import Background, Prefetcher
+from tpiedge.worker.masters import PathState
+from tpiedge.worker.wording import SMALL_MTU, spare_line, stopped_line
 
 _REPORT_S: Final = 120.0
 
@@ -49,7 +48,7 @@ class AgentSettings:
 
 @dataclass
 class _Part:
-    """The part of an epoch that this worker has; `shards` once they are fetched."""
+    """A worker's part of an epoch; `shards` is None until they are fetched."""
 
     order: epochs.Prepare
     keys: CurveKeys
@@ -62,8 +61,8 @@ class _Part:
 
 @dataclass(eq=False)
 class Agent:
-    """One thread calls `run`; any may call `stop`. `say` gets lines for the user; `look` runs in a thread of its own.
-    The worker has enrolled on `endpoint`, which the caller closes; the agent closes `slot`."""
+    """A worker that has enrolled on `endpoint`, which the caller closes; the agent closes `slot`. One thread calls
+    `run`; any may call `stop`. `say` gets lines for the user; `probe_path` runs in its own thread."""
 
     _settings: AgentSettings
     _endpoint: Endpoint
@@ -71,7 +70,7 @@ class Agent:
     _clock: Clock
     _say: Callable[[str], None]
     _measurements: Measurements
-    _look: Callable[[], WayState]
+    _probe_path: Callable[[], PathState]
     _slot: NodeSlot
     _nonce: int = field(default_factory=lambda: secrets.randbits(63))
     _offered_bytes: int = -1  # memory in the latest offer
@@ -79,22 +78,22 @@ class Agent:
     _running: _Part | None = None
     _distrust: bool = False  # of the shards on disk
     _silent: bool = False
-    _at_rest: bool = False  # the master says so
+    _at_rest: bool = False  # the master serves, without requests
     _standing: str = ""  # the part of this machine that the user heard of last
-    _narrow: bool = False
+    _small_mtu: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._report = self._measurements.recall()
         self._fetching: Background[ShardCopy] = Background("fetch", lambda shards: shards.close())
-        self._prefetch = Prefetch(self._weights, self._clock)
-        self._looking: Background[WayState] = Background("look")
-        self._heard = self._looked = self._clock.now()
+        self._prefetch = Prefetcher(self._weights, self._clock)
+        self._probing: Background[PathState] = Background("path probe")
+        self._heard = self._probed_at = self._clock.now()
 
     def run(self) -> None:
         """Serves until `stop`; blocks. Raises MasterMoved, DuplicateName, PeerError, OutOfMemory."""
         try:
-            self._slot.own_locker()  # the master admits one process of each worker
+            self._slot.own_snapshots()  # the master admits one process of each worker
             self._slot.warm(measure=self._report is None)
             self._serve()
         finally:
@@ -137,10 +136,10 @@ class Agent:
         while not self._stopping.is_set():
             now = self._clock.now()
             if now >= due:
-                excused = stalls.beat(now - due)
+                own_stall = stalls.beat(now - due)
                 due = now + self._settings.timing.heartbeat_s
                 # Before the pulse, on which the master plans for a lost node: it needs the new offer by then.
-                self._watch(now, excused=excused)
+                self._watch(now, own_stall=own_stall)
                 self._send(epochs.AgentPulse(self._epoch))
             try:
                 envelope = self._endpoint.recv(min(0.1, max(0.0, due - now)))
@@ -149,10 +148,10 @@ class Agent:
             if envelope is not None:
                 self._hear(envelope.message)
             self._take_fetched()
-            stocked = self._prefetch.step(at_rest=self._at_rest and self._preparing is None)
-            if stocked is not None:
-                self._send(stocked)
-            self._see()
+            prefetched = self._prefetch.step(at_rest=self._at_rest and self._preparing is None)
+            if prefetched is not None:
+                self._send(prefetched)
+            self._handle_probe()
 
     @property
     def _epoch(self) -> int:
@@ -182,7 +181,7 @@ class Agent:
                 self._stand(message.kind, spare_line(message))
             case Refused(message=why):
                 raise PeerError(why)
-            case epochs.Stock():
+            case epochs.Prefetch():
                 self._prefetch.order(message)
             case epochs.MasterPulse():
                 self._at_rest = message.at_rest
@@ -200,7 +199,7 @@ class Agent:
             self._endpoint.post(epochs.Preparing(order.epoch, done_bytes, total_bytes, bytes_per_s))
 
         verify = self._distrust
-        self._fetching.begin(lambda cancelled: self._weights.fetch(order, progress, cancelled, verify=verify))
+        self._fetching.start(lambda cancelled: self._weights.fetch(order, progress, cancelled, verify=verify))
 
     def _drop_preparation(self) -> None:
         self._fetching.cancel()
@@ -209,7 +208,7 @@ class Agent:
             self._preparing = None
 
     def _take_fetched(self) -> None:
-        found, part = self._fetching.taken(), self._preparing
+        found, part = self._fetching.pop_result(), self._preparing
         if found is None or part is None:
             return
         if isinstance(found, TpiedgeError):
@@ -259,7 +258,7 @@ class Agent:
         if self._epoch == epoch:
             self._drop_node()
             self._send(epochs.NodeEnded(epoch, "the master released it"))
-            self._begin_to_look(self._clock.now())
+            self._start_probe(self._clock.now())
 
     def _drop_node(self) -> None:
         """Ends the node. After an out-of-memory the master first gets a new offer."""
@@ -280,8 +279,8 @@ class Agent:
             self._running.close()
             self._running = None
 
-    def _watch(self, now: float, *, excused: bool) -> None:
-        """Reports an ended node, changed memory, and a silent master unless `excused`."""
+    def _watch(self, now: float, *, own_stall: bool) -> None:
+        """Reports an ended node, changed memory and, unless after an `own_stall`, a silent master."""
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
@@ -289,38 +288,38 @@ class Agent:
             self._say(stopped_line(cause))
             self._drop_node()
             self._send(epochs.NodeEnded(epoch, sanitised_line(cause)))
-            self._begin_to_look(now)
+            self._start_probe(now)
         self._slot.weigh()
         self._offer_anew()
-        if now - self._heard > self._settings.timing.timeout_s and not self._silent and not excused:
+        if now - self._heard > self._settings.timing.timeout_s and not self._silent and not own_stall:
             self._silent, self._standing, self._at_rest = True, "", False
             self._say("the master is silent; waiting for it")  # a preparation goes on meanwhile
-            self._begin_to_look(now)
-        if self._silent and now - self._looked >= 10.0:
-            self._begin_to_look(now)
+            self._start_probe(now)
+        if self._silent and now - self._probed_at >= 10.0:
+            self._start_probe(now)
 
     def _offer_anew(self) -> None:
         if self._offered_bytes != self._slot.memory_bytes:
             self._make_offer()
 
-    def _begin_to_look(self, now: float) -> None:
-        """Looks for a silent master, and for a broken link after the end of a node."""
-        self._looked = now
-        if self._looking.idle:
-            self._looking.begin(lambda _cancelled: self._look())
+    def _start_probe(self, now: float) -> None:
+        """Probes the path to a silent master, and to any master after the end of a node."""
+        self._probed_at = now
+        if self._probing.idle:
+            self._probing.start(lambda _cancelled: self._probe_path())
 
-    def _see(self) -> None:
-        way = self._looking.taken()
-        if way is None:
+    def _handle_probe(self) -> None:
+        path = self._probing.pop_result()
+        if path is None:
             return
-        if way == "moved" and self._silent:
+        if path == "moved" and self._silent:
             raise MasterMoved("the master is at another address now")
-        if way == "narrow" and not self._narrow:
-            self._say(NARROW)
-        self._narrow = way == "narrow"
+        if path == "small MTU" and not self._small_mtu:
+            self._say(SMALL_MTU)
+        self._small_mtu = path == "small MTU"
 
     def _send(self, message: Message) -> bool:
-        """Sends without waiting. Returns False for a master that is gone."""
+        """Sends without waiting. Returns False if the master is gone."""
         try:
             self._endpoint.send(message, timeout_s=0.0)
         except Unreachable:

@@ -10,14 +10,14 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, ResourceError, TpiedgeError
 from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.fetcher import Provision
-from tpiedge.wire.epochs import Stock, Stocked
+from tpiedge.wire.epochs import Prefetch, Prefetched
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """Does one piece of work after the other. For one thread; only `close` blocks. `drop` gets cancelled results."""
+    """Runs one piece of work after the other. For one thread; only `close` blocks. `drop` gets cancelled results."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name
@@ -28,17 +28,17 @@ class Background(Generic[_T]):
 
     @property
     def idle(self) -> bool:
-        """Whether no outcome is left to take, and no thread runs."""
+        """Whether no outcome is left and no thread runs."""
         return self._outcome is None and (self._thread is None or not self._thread.is_alive())
 
-    def begin(self, work: Callable[[threading.Event], _T]) -> None:
-        """Cancels the previous work and does `work` once that has ended. Work must end soon after its event is set."""
+    def start(self, work: Callable[[threading.Event], _T]) -> None:
+        """Cancels the previous work and starts `work` after its end. Work must end soon after its event is set."""
         self.cancel()
         cancelled, before = self._cancelled, self._thread
         outcome: Future[_T | TpiedgeError] = Future()
 
         def run() -> None:
-            if before is not None:  # it may still hold the connection to the master, or a lock
+            if before is not None:  # it may hold the connection to the master, or a lock
                 before.join()
             if cancelled.is_set():
                 return
@@ -58,8 +58,8 @@ class Background(Generic[_T]):
         else:
             self._thread = thread
 
-    def taken(self) -> _T | TpiedgeError | None:
-        """Returns the outcome once; None while the work runs."""
+    def pop_result(self) -> _T | TpiedgeError | None:
+        """Returns the outcome, once; None while the work runs."""
         outcome = self._outcome
         if outcome is None or not outcome.done():
             return None
@@ -67,7 +67,7 @@ class Background(Generic[_T]):
         return outcome.result()
 
     def cancel(self) -> None:
-        """Gives the result up. Idempotent."""
+        """Cancels the work and drops its result. Idempotent."""
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             self._cancelled.set()
@@ -86,38 +86,38 @@ class Background(Generic[_T]):
             self._drop(result)
 
 
-class Prefetch:
-    """Fetches shards for other plans. For one thread."""
+class Prefetcher:
+    """Fetches shards for loss plans. For one thread."""
 
     def __init__(self, weights: Provision, clock: Clock) -> None:
         self._weights = weights
         self._clock = clock
-        self._work: Background[Stocked] = Background("prefetch")
-        self._order: Stock | None = None
+        self._work: Background[Prefetched] = Background("prefetch")
+        self._order: Prefetch | None = None
         self._due = 0.0
         self._failed = ""
 
-    def order(self, order: Stock) -> None:
+    def order(self, order: Prefetch) -> None:
         """Replaces the previous order."""
         self.pause()
         self._order, self._due, self._failed = order, self._clock.now(), ""
 
     def pause(self) -> None:
-        """Stops fetching; what has arrived is kept."""
+        """Stops fetching; keeps what has arrived."""
         self._work.cancel()
 
-    def step(self, *, at_rest: bool) -> Stocked | None:
-        """Fetches missing shards while `at_rest`, again a minute after an error. Reports the end, or a new error."""
+    def step(self, *, at_rest: bool) -> Prefetched | None:
+        """Fetches missing shards while `at_rest`, again a minute after an error. Reports the end or a new error."""
         order = self._order
         if not at_rest:
             self.pause()
         elif order is not None and self._work.idle and self._clock.now() >= self._due:
-            self._work.begin(lambda cancelled: self._fetch(order, cancelled))
-        found = self._work.taken()
+            self._work.start(lambda cancelled: self._fetch(order, cancelled))
+        found = self._work.pop_result()
         if found is None or order is None:
             return None
         if isinstance(found, TpiedgeError):
-            found = Stocked(0, order.number, 0, False, sanitised_line(found))
+            found = Prefetched(0, order.number, 0, False, sanitised_line(found))
         if found.complete:
             self._order = None
             return found
@@ -125,16 +125,16 @@ class Prefetch:
         if found.why == self._failed:
             return None
         self._failed = found.why
-        _log.warning("what other plans need is not fetched now: %s", found.why)
+        _log.warning("prefetch for other plans failed for now: %s", found.why)
         return found
 
-    def _fetch(self, order: Stock, cancelled: threading.Event) -> Stocked:
+    def _fetch(self, order: Prefetch, cancelled: threading.Event) -> Prefetched:
         why = ""
         try:
-            self._weights.stock(order, cancelled)
+            self._weights.prefetch(order, cancelled)
         except TpiedgeError as error:
             why = sanitised_line(error)
-        return Stocked(0, order.number, self._weights.held_bytes(order.pack), not why, why)
+        return Prefetched(0, order.number, self._weights.held_bytes(order.pack), not why, why)
 
     def close(self) -> None:
         self._work.close()

@@ -1,4 +1,4 @@
-"""The masters that a worker trusts, by their keys, and the search for a silent one."""
+"""The masters that a worker trusts, by their keys, and a probe of the path to a silent one."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -10,7 +10,7 @@ from tpiedge.joining.connecting import who_is_at
 from tpiedge.transport.keys import is_key
 from tpiedge.transport.probe import passes_large_packets
 
-WayState: TypeAlias = Literal["moved", "narrow", "unknown"]
+PathState: TypeAlias = Literal["moved", "small MTU", "unknown"]
 """The master has another address; large packets vanish, as after a smaller MTU; or neither."""
 
 
@@ -28,7 +28,7 @@ class TrustedMasters:
         with locked(self._path):
             known = read_private(self._path) or {}
             known.pop(str(address), None)
-            latest = [*known.items()][-15:]  # those of a master that moves add up
+            latest = [*known.items()][-15:]  # the addresses of a master that moves add up
             replace_private(self._path, {**dict(latest), str(address): key})
 
     def masters(self) -> dict[Address, str]:
@@ -37,14 +37,14 @@ class TrustedMasters:
         return {parse_address(place): key for place, key in known if isinstance(key, str) and is_key(key)}
 
 
-def look_for_master(named: Address, known: Address, key: str) -> WayState:
-    """Looks for the master with that `key`, called `named`, last at `known`. Blocks for some seconds."""
+def probe_path(named: Address, known: Address, key: str) -> PathState:
+    """Probes the path to the master with this `key` and host `named`, last seen at `known`. Blocks for some seconds."""
     try:
         found = resolve_all(named)
-    except UserError:  # without a name it stays where it was
+    except UserError:  # a name that is not found shows no move
         found = ()
     others = [address for address in found[:16] if address != known]
     stays = known in found and others and who_is_at(known, key) != "nobody"
     if not stays and any(who_is_at(address, key) == "the master" for address in others):
         return "moved"
-    return "narrow" if passes_large_packets(known.host, known.port, 2.0) is False else "unknown"
+    return "small MTU" if passes_large_packets(known.host, known.port, 2.0) is False else "unknown"

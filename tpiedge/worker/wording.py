@@ -9,9 +9,9 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Spare
 from tpiedge.wire.fields import SpareKind
 
-NARROW: Final = (
+SMALL_MTU: Final = (
     "large packets do not reach the master, small ones do: give this machine's network interface a smaller MTU "
-    "(ip link set DEVICE mtu 1280), or mend the tunnel or switch on the way"
+    "(ip link set DEVICE mtu 1280), or fix the tunnel or switch in between"
 )
 
 #: The cause that `launch/child.py` writes.
@@ -20,7 +20,7 @@ _SPARE: Final[Mapping[SpareKind, str]] = {
     "no plan": "the master cannot use this machine yet",
     "excluded": "this machine is left out for now",
     "drained": "this machine is drained",
-    "fetching": "this machine comes later",
+    "fetching": "this machine joins later",
     "no room": "this machine cannot be used now",
     "too small": "this machine cannot be used",
 }
@@ -32,7 +32,7 @@ def spare_line(spare: Spare) -> str:
 
 
 def stopped_line(cause: str) -> str:
-    """Says why the machine's node ended, as it does whenever another one is lost."""
+    """Says why the machine's node ended; the loss of any other node ends it too."""
     words = sanitised_line(cause)
     ended = _ENDED.fullmatch(words)
     words = ended[1] if ended else words

@@ -1,4 +1,4 @@
-"""Ranks on real sockets whose sums pass through one native call each, and what can be seen of these calls."""
+"""Ranks on real sockets whose sums pass through one native call each, and the outcomes of the calls."""
 
 import ctypes
 import itertools
@@ -121,7 +121,7 @@ class Cluster:
         calls = self.calls[rank]
         return [calls.get()[0] for _ in range(calls.qsize())]
 
-    def patient(self, rank: int) -> None:
+    def extend_timeout(self, rank: int) -> None:
         for socket in self.sockets(rank):
             socket.rcvtimeo = int(WAIT_S * 1000)
 

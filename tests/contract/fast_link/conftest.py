@@ -21,7 +21,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
         for one in made:
             for rank, endpoint in enumerate(one.endpoints):
                 if endpoint is self:
-                    one.calls[rank].put((outcome, self._keeper is not None))
+                    one.calls[rank].put((outcome, self._holder is not None))
         return outcome
 
     def make_one(*arguments: Any) -> Cluster:

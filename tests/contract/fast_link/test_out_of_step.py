@@ -47,7 +47,7 @@ def test_a_late_peer_is_waited_for_in_python(make: Any, way: str, size: int, lat
 
 
 def ahead(cluster: Cluster, ear: Ear, then: Callable[[], None]) -> "Future[torch.Tensor]":
-    cluster.patient(0)
+    cluster.extend_timeout(0)
     for rank in (1, 2):
         cluster.send(rank, 0, 0)
     then()
@@ -96,7 +96,7 @@ def test_a_cancel_that_came_ahead_is_heard(make: Any, ear: Ear) -> None:
     cluster = make("mesh", 4).meet()
     ear.forget()
     # Rank 1 hears of ranks 2 and 3 over its hub, and of rank 0 over a spoke.
-    cluster.patient(1)
+    cluster.extend_timeout(1)
     for rank in (0, 2):
         cluster.send(rank, 1, 0)
     cluster.send(2, 1, 1)

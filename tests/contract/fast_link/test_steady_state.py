@@ -144,7 +144,7 @@ def test_the_steady_state_of_integers_is_one_call(make: Any, way: str, size: int
 def test_a_wide_part_in_the_middle_of_a_call(make: Any, way: str, left_off: int) -> None:
     """Rank 1's narrow part is in the sum already, and rank 3's comes once rank 0 goes on in Python."""
     cluster = make(way, 4).meet()
-    cluster.patient(0)
+    cluster.extend_timeout(0)
     given = [whole(rank, 5, rank == 2) for rank in range(4)]
     for rank in (1, 2):
         cluster.send(rank, 0, 5, given=given[rank])

@@ -54,13 +54,13 @@ def prompts(count, tokens=8):
 
 def test_each_client_asks_again_when_its_answer_has_ended(service, streams):
     service.script = script = Script(held=2)
-    asked = prompts(6)
-    answers = serve_run.by_clients(streams, asked, 5, 2)
+    sent = prompts(6)
+    answers = serve_run.by_clients(streams, sent, 5, 2)
     assert [(answer.error, len(answer.token_s), answer.prompt_tokens) for answer in answers] == [
         ("", 5, 8)
     ] * 6
     assert script.most == 2
-    assert {request.prompt_ids for request in script.requests} == set(asked)
+    assert {request.prompt_ids for request in script.requests} == set(sent)
     assert all(request.ignore_eos and request.sampling.temperature == 0 for request in script.requests)
     assert all(answer.sent_s < answer.token_s[0] <= answer.ended_s for answer in answers)
     assert streams.running == 0

@@ -43,7 +43,7 @@ def test_the_chat(browser, service, serve, dark, touch):
     assert browser.flaws() == []
     browser.click("Done")
     if touch:
-        browser.click("Show the conversations")
+        browser.click("Show conversations")
     assert browser.flaws() == []
     browser.click("Delete “Show me all that you have”")
     assert browser.flaws() == []

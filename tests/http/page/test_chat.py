@@ -10,7 +10,7 @@ LIMIT_S = 30.0
 
 
 def prompt_of(service):
-    """What the model was told for the next answer."""
+    """Returns the prompt of the next answer."""
     generation = service.generations.get(timeout=LIMIT_S)
     return service.tokenizer.decode(list(generation.request.prompt_ids))
 
@@ -32,7 +32,7 @@ def test_an_answer_is_read_while_it_is_made(browser, service, url, words):
     facts = browser.text(".facts")
     assert f"{count} tokens" in facts
     assert f"{count / 2:g} tokens per step" in facts
-    assert "3 of them cached" in facts
+    assert "3 cached" in facts
     browser.wait_for_text("[role=status]", "Answer: Once upon a time there was a fox.")
 
 
@@ -116,7 +116,7 @@ def test_why_an_answer_fails_also_where_its_connection_breaks_at_once(browser, s
     generation.say(*words("half"))
     browser.wait_for_text(".answer", "half")
     generation.fail(PeerLost(2, "step 3", "its process ended"))
-    browser.wait_for_text(".answer", "The answer broke off: node 2 was lost during step 3: its process ended")
+    browser.wait_for_text(".answer", "Answer cut off: node 2 was lost during step 3: its process ended")
     service.unavailable = "too few machines"
     browser.click("Try again")
     browser.wait_for_text(".answer", "No answer: too few machines")
@@ -134,10 +134,10 @@ def test_why_an_answer_fails_also_where_its_connection_breaks_at_once(browser, s
         browser.say("Go")
         browser.wait(lambda number=number: len(browser.texts(".answer .error")) == number)
     reasons = set(browser.texts(".answer .error"))
-    assert reasons == {"The answer broke off: node 2 was lost during step 3: its process ended"}
+    assert reasons == {"Answer cut off: node 2 was lost during step 3: its process ended"}
 
 
-def test_what_a_model_thought_is_folded_away(browser, url):
+def test_reasoning_is_folded_away(browser, url):
     deltas = [{"reasoning_content": "It is"}, {"reasoning_content": " <b>easy</b>."}, {"content": "Four."}]
     said = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
     browser.open(url)
@@ -146,10 +146,10 @@ def test_what_a_model_thought_is_folded_away(browser, url):
     )
     browser.say("2+2?")
     browser.wait_for_answers("Four.")
-    assert not browser.see(".thought[open]")
+    assert not browser.see(".reasoning[open]")
     browser.click("Thoughts")
-    browser.wait(lambda: browser.see(".thought[open]"))
-    assert browser.text(".thought .said") == "It is <b>easy</b>."
+    browser.wait(lambda: browser.see(".reasoning[open]"))
+    assert browser.text(".reasoning .said") == "It is <b>easy</b>."
 
 
 def test_the_key_is_asked_for_only_where_it_is_needed(browser, service, serve):
@@ -157,7 +157,7 @@ def test_the_key_is_asked_for_only_where_it_is_needed(browser, service, serve):
     browser.open(serve(keys=["sk-right"]).url)
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.press("sk-wrong", Keys.ENTER)
-    browser.wait_for_text("dialog[open]", "The server does not know this key.")
+    browser.wait_for_text("dialog[open]", "This key is not valid.")
     browser.wait(lambda: browser.focused() == "API key")
     browser.press("sk-right", Keys.ENTER)
     browser.wait_for_text(".model", "babbler")
@@ -182,11 +182,11 @@ def test_the_keyboard_is_enough(browser, service, url):
         browser.press(Keys.TAB)
         names.append(browser.focused())
     assert {
-        "Skip to the content",
+        "Skip to content",
         "New chat",
         "Settings",
         "Copy",
         "Edit",
-        "Another answer",
+        "Regenerate",
         "Message",
     } <= set(names)

@@ -40,16 +40,16 @@ def view(browser, server):
 def test_without_the_key_it_says_what_is_needed(browser, server):
     browser.open(server.url)
     browser.click("Cluster")
-    browser.wait_for_text(".locked", "it needs the administrator's key")
+    browser.wait_for_text(".locked", "This view needs the admin key")
     browser.wait_for_text(".locked", "tpiedge nodes key")
-    browser.click("Type the key")
+    browser.click("Enter key")
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.type("dialog input", "wrong")
     browser.click("Use this key", "dialog")
     browser.wait(lambda: browser.see("dialog .error"))
     browser.click("Cancel", "dialog")
     browser.wait(lambda: browser.see(".locked"))
-    browser.click("Type the key")
+    browser.click("Enter key")
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.type("dialog input", SECRET)
     browser.click("Use this key", "dialog")
@@ -58,22 +58,22 @@ def test_without_the_key_it_says_what_is_needed(browser, server):
 
 def test_the_machines_and_what_the_planner_predicts_until_the_server_is_gone(view, service):
     assert view.texts(".machine h3") == ["master", "attic", "cellar"]
-    assert view.texts(".machine .pill") == ["serves", "serves", "spare"]
+    assert view.texts(".machine .pill") == ["serving", "serving", "spare"]
     view.wait_for_text(".machine", "too slow")
     view.wait_for_text(".machine", "Memory: 419 MB of 1.1 GB")
     view.wait_for_text(".facts-of", "1.00 ms, 30.0 MB/s")
     view.wait_for_text(".events li", "cellar was lost: silent for 1.6 s")
-    assert "Links to other workers" not in view.text(".machines")
+    assert "Links to workers" not in view.text(".machines")
     assert view.flaws() == []
-    view.click("Without it? attic")
-    view.wait_for_text(".forecast", "Without attic a step would take about 25 % longer, as predicted.")
-    view.click("What if one more like the last one came?")
-    view.wait_for_text(".one-more", "With it a step would take about 25 % longer, as predicted.")
+    view.click("If removed? attic")
+    view.wait_for_text(".forecast", "Without attic a step would take about 25 % longer (predicted).")
+    view.click("What if one more machine joined?")
+    view.wait_for_text(".one-more", "With it a step would take about 25 % longer (predicted).")
     service.needed = "0 of 1 worker here"
-    view.click("Without it? attic")
-    view.wait_for_text(".forecast", "Without attic nothing could be served: 0 of 1 worker here")
+    view.click("If removed? attic")
+    view.wait_for_text(".forecast", "Without attic there is no plan: 0 of 1 worker here")
     view.run("window.fetch = () => Promise.reject(new TypeError('gone'))")
-    view.wait_for_text(".problem", "This is what was seen last, at ")
+    view.wait_for_text(".problem", "Last update: ")
     assert view.texts(".machine h3") == ["master", "attic", "cellar"]
     assert view.texts(".cluster-head .pill") == ["unreachable"]
     assert view.run(
@@ -83,26 +83,26 @@ def test_the_machines_and_what_the_planner_predicts_until_the_server_is_gone(vie
     assert view.flaws() == []
 
 
-def test_machines_are_let_in_by_a_code_drained_used_again_and_shut_out(view, service):
+def test_machines_are_approved_by_a_code_drained_undrained_and_revoked(view, service):
     view.wait_for_text(".waiting", "attic at 192.0.2.7")
     view.type("#code", "wrong")
-    view.click("Let it in")
+    view.click("Approve")
     view.wait_for_text(".waiting .error", "no worker waits with the code 'wrong'")
     view.run("document.querySelector('#code').value = ''")
     view.type("#code", f"{CODE}\n")
     view.wait(lambda: service.approved == [CODE])
     service.settles = False
     view.click("Drain attic")
-    view.wait_for_text("dialog", "Then it may be switched off.")
+    view.wait_for_text("dialog", "Then it is safe to switch off.")
     view.click("Cancel", "dialog")
     view.wait(lambda: not view.see("dialog"))
     view.click("Drain attic")
     view.click("Drain", "dialog")
-    view.wait(lambda: view.texts(".machine .pill") == ["serves", "drains", "spare"])
-    view.click("Use again attic")
-    view.wait(lambda: view.texts(".machine .pill") == ["serves", "spare", "spare"])
-    view.click("Shut out attic")
-    view.click("Shut out", "dialog")
+    view.wait(lambda: view.texts(".machine .pill") == ["serving", "draining", "spare"])
+    view.click("Undrain attic")
+    view.wait(lambda: view.texts(".machine .pill") == ["serving", "spare", "spare"])
+    view.click("Revoke attic")
+    view.click("Revoke", "dialog")
     view.wait(lambda: service.revoked == ["w-1"])
 
 
@@ -131,10 +131,10 @@ def test_a_step_on_all_machines_and_a_request_are_seen_on_a_desktop_and_a_phone(
         assert view.flaws() == []
         view.click("Cancel", "dialog")
         view.wait(lambda: not view.see("dialog"))
-    view.wait_for_text(".requests td", "answers")
+    view.wait_for_text(".requests td", "answering")
     view.click(f"End {generation.request.id}")
     view.click("End it", "dialog")
-    view.wait_for_text("body", "No request runs or waits.")
+    view.wait_for_text("body", "No requests.")
     assert service.dismissed == [generation.request.id]
     view.run("location.hash = '#chat'")
     view.click("Hello")

@@ -1,4 +1,4 @@
-"""Where the keyboard is after something that had the focus is gone."""
+"""The focus goes to a fitting element after the focused one is gone."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def page(browser, service, url):
 
 @pytest.fixture
 def goes_to(page):
-    """That the focus gets there, and stays."""
+    """Returns a check that the focus gets to an element and stays there."""
 
     def wait(name):
         page.wait(lambda: page.focused() == name)
@@ -28,28 +28,28 @@ def goes_to(page):
 
 
 def press_on(page, name, within="body"):
-    """By the keyboard, as who does not use a mouse."""
+    """Presses a button by the keyboard, like a user without a mouse."""
     page.focus(name, within)
     page.press(Keys.ENTER)
 
 
-def test_another_answer_and_between_versions(page, service, goes_to):
+def test_regenerate_and_between_versions(page, service, goes_to):
     answers(service, "Two.")
-    press_on(page, "Another answer")
+    press_on(page, "Regenerate")
     goes_to("Message")
     page.wait_for_answers("Two.")
     first, second = (service.generations.get(timeout=30).request.prompt_ids for _ in range(2))
     assert service.tokenizer.decode(list(second)) == "<user>Say something"
     assert first == second
     assert page.text(".versions") == "2 of 2"
-    press_on(page, "Earlier version")
+    press_on(page, "Previous version")
     page.wait_for_answers("One.")
-    goes_to("Earlier version")
-    page.press(Keys.ENTER)  # there is none earlier
-    goes_to("Earlier version")
-    press_on(page, "Later version")
+    goes_to("Previous version")
+    page.press(Keys.ENTER)  # the first version has no earlier one
+    goes_to("Previous version")
+    press_on(page, "Next version")
     page.wait_for_answers("Two.")
-    goes_to("Later version")
+    goes_to("Next version")
 
 
 def test_after_a_deletion(page, goes_to):

@@ -54,7 +54,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def _hostile(browser: Browser, host: str) -> Iterator[int]:
-    """The port from which the browser got the page; nobody listens there any more."""
+    """Yields the port from which the browser got the page; no server listens there any more."""
     with _Server() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -38,7 +38,7 @@ def begun(browser, service, words):
 
 @pytest.fixture
 def goes_on(service, words):
-    """Whatever answer is begun or gone on with ends with a third word."""
+    """Returns a function after which every answer that begins or resumes says a third word and ends."""
 
     def script(generation):
         generation.say(*words(" three"))
@@ -55,7 +55,7 @@ def test_a_recorded_answer_goes_on_after_the_server_ended(browser, recording, be
     server = recording()
     begun(server.url)
     server.close()
-    browser.wait_for_text(".progress", "the connection broke; trying again")
+    browser.wait_for_text(".progress", "connection lost, reconnecting")
     goes_on()
     assert recording(server.address[1]).recovered == 1
     if reload:
@@ -70,8 +70,8 @@ def test_a_page_that_is_loaded_while_the_server_cannot_be_reached_goes_on_later(
     browser.wait(lambda: "one two" in browser.kept())
     browser.cut_off("/v1/")
     browser.reload()
-    browser.wait_for_text(".problem", "The server cannot be reached; it is tried again and again.")
-    browser.wait_for_text(".progress", "the server cannot be reached; trying again")
+    browser.wait_for_text(".problem", "Cannot reach the server. Retrying")
+    browser.wait_for_text(".progress", "cannot reach the server, retrying")
     assert browser.answers() == ["one two"]
     browser.cut_off()
     generation.say(*words(" three"))
@@ -86,11 +86,11 @@ def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, b
     generation = begun(url)
     shown = browser.run("return '/' + location.hash")
     with browser.second_tab(url, shown) as change:
-        browser.wait_for_text(".answer", "Another tab reads this answer, or was closed before its end.")
+        browser.wait_for_text(".answer", "In progress in another tab, unless that was closed.")
         change()
         browser.driver.get("about:blank")
         change()
-        browser.click("Go on")
+        browser.click("Continue")
         browser.wait(lambda: browser.see(".progress") and ASKING not in browser.text(".progress"))
         generation.say(*words(" three"))
         generation.finish("stop")
@@ -98,7 +98,7 @@ def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, b
 
 
 def test_a_connection_that_is_silent_is_made_anew(browser, recording, begun, words):
-    """As where the master's computer slept, or a router forgot the connection."""
+    """The master's computer may have slept, or a router may have forgotten the connection."""
     generation = begun(recording(limits=NEVER).url)
     browser.run(HURRY)
     generation.say(*words(" three"))

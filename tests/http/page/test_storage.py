@@ -11,7 +11,7 @@ def test_a_browser_that_keeps_nothing(forgetful_browser, service, serve):
     )
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.press("sk-right\n")
-    browser.wait_for_text(".notice", "This browser lets the page keep nothing: what is said here is gone")
+    browser.wait_for_text(".notice", "This browser stores nothing: conversations are lost")
     browser.say("Well?")
     browser.wait_for_answers("Yes.")
     browser.click("Settings")

@@ -45,7 +45,7 @@ def test_nothing_is_lost_of_what_is_said_in_one_tab_while_the_other_answers(
     browser.wait_for_text(".answer", "one")
     answers(service, "Two.")
     with browser.second_tab(url, here(), duplicated=duplicated) as change:
-        browser.wait_for_text(".answer", "Another tab reads this answer, or was closed before its end.")
+        browser.wait_for_text(".answer", "In progress in another tab, unless that was closed.")
         browser.say("Second")
         browser.wait(lambda: browser.answers()[1:] == ["Two."])
         rename(browser, "First", "Both")
@@ -84,6 +84,6 @@ def test_nothing_is_lost_of_tabs_that_do_not_hear_of_each_other(browser, service
     browser.wait_for_answers("Hm.", "Ah.")
     assert browser.texts(LISTED) == ["Named"]
     browser.wait_for_text(".question .versions", "2 of 2")
-    browser.click("Earlier version", ".question:nth-of-type(3)")
+    browser.click("Previous version", ".question:nth-of-type(3)")
     browser.wait_for_answers("Hm.", "Hm.")
     assert browser.texts(".question .said") == ["Begin", "There"]

@@ -1,6 +1,3 @@
-"""What the page tells before anybody has to find it out: that nobody would answer, what would not fit, whose settings
-these are, and nothing that is no longer so."""
-
 LIMIT_S = 30.0
 
 
@@ -8,9 +5,9 @@ def test_what_is_told_is_true_still_also_to_who_cannot_see(browser, service, url
     said = "return document.querySelector('.messages-frame [role=status]').textContent"
     service.unavailable = "too few machines"
     browser.open(url)
-    browser.wait_for_text(".notice", "The cluster cannot answer now: the cluster cannot answer yet")
+    browser.wait_for_text(".notice", "Not ready: the cluster cannot answer yet")
     # One that has lost a machine takes questions still, below which it says that the answer pauses.
-    assert "What is asked meanwhile waits, or is refused." in browser.text(".notice")
+    assert "Messages wait meanwhile, or are refused." in browser.text(".notice")
     assert browser.flaws() == []
     browser.say("Well?")
     browser.wait(lambda: browser.run(said) == "No answer: too few machines")

@@ -14,7 +14,7 @@ FAILED, PEER = 1, 3
 BIG = 10**24
 NOWHERE = "no.such.host.invalid"
 CLOSED = "127.0.0.1:1"
-OF_PEERS = ("no master announced itself within 5 s", "connection refused")
+OF_PEERS = ("no master found within 5 s", "connection refused")
 
 
 def leaves(command, words=()):
@@ -97,12 +97,12 @@ def test_settings_that_cannot_be_read(fails, tmp_path, content, expected):
         (("run", "demo", "--prompt", "x", "--cache", "/dev/null"), "cannot write to"),
         (("bench", "allreduce", "--nodes", ""), "not a list of numbers"),
         (("pack", "demo", "--out", "/dev/null"), "/dev/null is not a pack"),
-        (("run",), "no MODEL is given: 'demo', a name of `tpiedge ls`"),
+        (("run",), "no MODEL is given: 'demo', a name from `tpiedge ls`"),
         (("master", "demo", "--model", "demo"), "give the model once"),
         (("unpack", "/nowhere", "out"), "no model '/nowhere'"),
         (("config", "show", "runn"), "did you mean run?"),
         (("doctor", "--connect", "host:99999"), "not an address: 'host:99999'"),
-        (("pull", "../../etc"), "no name of a model on the hub"),
+        (("pull", "../../etc"), "is not a model on the hub"),
         (("rm", "/", "--yes"), "no model '/': give"),
         (("shards", "rm", ""), "there are: none"),
         (("shards", "limit", "5"), "5 has no unit: did you mean 5GB?"),
@@ -115,14 +115,14 @@ def test_settings_that_cannot_be_read(fails, tmp_path, content, expected):
         (("testbed", "up", "nope"), "there is no testbed 'nope': give a file (./NAME.toml) or one of"),
         (("testbed", "down"), "name a testbed, or say --all"),
         (("testbed", "link", "nope", "x", "--latency", "5"), "'5' is not a time; write it like 0.25 ms"),
-        (("worker",), "no master announced itself within 5 s"),
+        (("worker",), "no master found within 5 s"),
         (("worker", "--connect", NOWHERE), f"the host {NOWHERE} is not known here"),
         (("worker", "--connect", CLOSED), "connection refused"),
         (("worker", "--token", ""), "not a token"),
         (("worker", "--token-file", "missing"), "no token in missing within 0 s"),
         (("worker", "--connect", CLOSED, "--model-dir", "missing"), "does not exist"),
         (("master", "demo", "--http", "0.0.0.0:80"), "--insecure"),
-        (("master", "demo", "--listen", "127.0.0.1:7070", "--announce"), "no other machine hears of"),
+        (("master", "demo", "--listen", "127.0.0.1:7070", "--announce"), "other machines cannot reach"),
         (("master", "demo", "--context", BIG), "is out of range"),
         (("master", "nope", "--context", 100, "--kv-tokens", 99), "--kv-tokens 99 is less than the context"),
         (("master", "demo", "--api-key-file", "missing"), "there is no file missing with API keys"),

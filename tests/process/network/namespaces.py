@@ -97,7 +97,7 @@ class Namespaces:
             yield
 
     @contextlib.contextmanager
-    def parted(self, one: str, other: str) -> Iterator[None]:
+    def partitioned(self, one: str, other: str) -> Iterator[None]:
         ways = ((one, other), (other, one))
         rules = "\n".join(f'iifname "{a}" oifname "{b}" meta protocol ip drop;' for a, b in ways)
         with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):

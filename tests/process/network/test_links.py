@@ -16,18 +16,16 @@ _APART = "mesh is not possible: nodes 1 and 2 cannot reach each other"
 _BROKEN = re.compile(
     words_of_loss(r"\d", "it gave up, because " + words_of_loss(r"\d", "its connection broke.*", ".*"))
 )
-_QUARREL = re.compile(
-    r"^the star for 10 minutes, because one worker's word stands against another's; .*broke"
-)
+_QUARREL = re.compile(r"^star for 10 minutes, because two workers contradict each other; .*broke")
 
 
 @pytest.fixture(scope="module")
-def parted(namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkCluster]:
+def partitioned(namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkCluster]:
     """Starts a cluster whose workers cannot reach each other, and mends that."""
     folder = tmp_path_factory.mktemp("links")
     cluster = NetworkCluster(folder, namespaces, "--min-workers", 2, "--collective", "mesh")
     with contextlib.closing(cluster):
-        with namespaces.parted("worker1", "worker2"):
+        with namespaces.partitioned("worker1", "worker2"):
             cluster.start_master()
             for name in ("worker1", "worker2"):
                 cluster.join(name)
@@ -41,19 +39,19 @@ def ways(cluster: NetworkCluster) -> tuple[str, str, str]:
 
 
 @pytest.mark.fault("P9", "they serve by the star")
-def test_workers_that_never_reach_each_other_serve(parted: NetworkCluster, exact: Exact) -> None:
-    assert ways(parted) == ("star", "star", _APART)
-    exact(parted)
+def test_workers_that_never_reach_each_other_serve(partitioned: NetworkCluster, exact: Exact) -> None:
+    assert ways(partitioned) == ("star", "star", _APART)
+    exact(partitioned)
 
 
 @pytest.fixture
-def cluster(parted: NetworkCluster) -> NetworkCluster:
-    """Starts the master anew, for which no worker's word stands against another's."""
-    parted.master.end()
-    parted.start_master()
-    parted.wait_ready(3)
-    assert ways(parted) == ("mesh", "mesh", "")
-    return parted
+def cluster(partitioned: NetworkCluster) -> NetworkCluster:
+    """Starts the master anew, for which no workers contradict each other."""
+    partitioned.master.end()
+    partitioned.start_master()
+    partitioned.wait_ready(3)
+    assert ways(partitioned) == ("mesh", "mesh", "")
+    return partitioned
 
 
 @pytest.mark.fault("P9", "the answer pauses and goes on, then by the star, and is exact")
@@ -62,7 +60,7 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(cluster: NetworkClus
     epoch = cluster.status()["epoch"]
     with (
         cluster.streaming(PROMPT, _LONG) as stream,
-        cluster.namespaces.parted("worker1", "worker2"),
+        cluster.namespaces.partitioned("worker1", "worker2"),
     ):
         cluster.wait_until(lambda _: _BROKEN.search(cluster.master.log) is not None)
         stream.join()
@@ -80,7 +78,7 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(cluster: NetworkClus
 def test_a_link_that_breaks_while_nobody_asks_fails_no_request(cluster: NetworkCluster, exact: Exact) -> None:
     exact(cluster)
     epoch = cluster.status()["epoch"]
-    with cluster.namespaces.parted("worker1", "worker2"):
+    with cluster.namespaces.partitioned("worker1", "worker2"):
         cluster.wait_until(lambda status: status["epoch"] > epoch and status["ready"])
         assert ways(cluster)[:2] == ("star", "star")
         exact(cluster)

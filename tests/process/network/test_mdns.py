@@ -76,7 +76,7 @@ def test_a_worker_without_an_address_joins_the_only_master_by_its_code(namespace
         worker = start("worker1")
         wait_for(lambda: "the code of this worker is " in worker.log, START_S)
         assert f"joining {found.name} at {cluster.address}\n" in worker.log
-        assert cluster.status()["ready"] is False  # whoever found it is not in yet
+        assert cluster.status()["ready"] is False  # the worker has not been let in yet
         code = worker.log.partition("the code of this worker is ")[2].partition(";")[0]
         approved = run_command("nodes", "approve", code, "--state", cluster.state)
         assert approved.status == 0, approved.err
@@ -88,7 +88,7 @@ def test_a_worker_without_an_address_joins_the_only_master_by_its_code(namespace
         ):
             again = start("worker1")
             cluster.wait_ready(2)
-        assert "joining the master that this machine knows at " in again.log
+        assert "joining the known master at " in again.log
         again.end()
         master.end()
         assert _seen(namespaces, "worker1") == ()

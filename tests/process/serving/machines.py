@@ -17,8 +17,8 @@ from tpiedge.wire.epochs import Capacity
 END_S = 60.0
 THREADS = 1
 SPEED = 1e10
-#: Of the master's machine: it counts as its workers do, and nobody's pace is compared with its own. What nodes that
-#: tests suspend, or beside other tests, take for their FFN has nothing to do with the speeds that tests make up.
+#: The master's machine counts as fast as its workers, and no measured speed is compared with its own: tests suspend
+#: nodes or run beside other tests, so the time of an FFN has nothing to do with the speeds that tests make up.
 UNMEASURED = 0.0
 #: Quantised weights go at another speed.
 PANELS_SLOWER = 4

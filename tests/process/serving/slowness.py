@@ -26,11 +26,9 @@ _FIRST = -20
 
 @contextlib.contextmanager
 def crawling(nodes: Sequence[psutil.Process]) -> Iterator[None]:
-    """Gives the nodes a twentieth of their time, by what they computed: 900 tokens take at least twenty seconds. New
-    nodes run at full speed.
+    """Gives the nodes a twentieth of their time: 900 tokens take at least twenty seconds. New nodes run at full speed.
 
-    Chance decides which node rests in its FFN: after half a minute one of them may count as much slower than the others
-    if the master's machine has a speed to compare with (UNMEASURED).
+    A node that rests in its FFN may count as slow unless the master's speed is UNMEASURED.
     """
     with _in_turns(nodes, _Turn.used_s, awake_s=0.01, part=20):
         yield

@@ -68,5 +68,5 @@ def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, ex
         one.wait()
         assert one.signalstatus is None
         assert "Traceback" not in one.before
-    assert "tpiedge: stopped; workers that are left running join the next start" in desk.before
+    assert "tpiedge: stopped; running workers join again at the next start" in desk.before
     assert desk.exitstatus == 128 + signal.SIGINT

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 #: Whose connections are not counted together with those of HOST.
-_STRANGER = "127.0.0.2"
+_OTHER_HOST = "127.0.0.2"
 _SILENT = 300
 _SOFT, _HARD = 512, 1024
 _FEW_LINES = 40
@@ -36,7 +36,7 @@ def test_silent_clients_of_the_api_keep_nobody_else_out(
 ) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(_SILENT):
-            stack.enter_context(socket.create_connection((HOST, cluster.port + 4), START_S, (_STRANGER, 0)))
+            stack.enter_context(socket.create_connection((HOST, cluster.port + 4), START_S, (_OTHER_HOST, 0)))
         wait_for(cluster.answers, START_S)
         cluster.start_worker("ann")
         cluster.wait_ready(2)

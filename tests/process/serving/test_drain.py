@@ -51,7 +51,7 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
         ended = nodes("drain", "bob")
         slow.end()
         assert (ended.status, ended.out.count("\n")) == (0, 1), ended.err
-        assert "(bob) has no part any more: it may be switched off" in ended.out
+        assert "(bob) is drained and may be switched off" in ended.out
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, undisturbed.text)
     assert cluster.status()["totals"]["resumed"] >= 1
@@ -63,14 +63,14 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
     wait_for(lambda: gone(node), START_S)
     assert bob.agent.is_running()
     assert (cluster.node("bob")["state"], rank_of(cluster.status(), "bob")) == ("drained", None)
-    words = "this machine is drained: it may be switched off; 'tpiedge nodes drain w-"
+    words = "this machine is drained: safe to switch off; 'tpiedge nodes drain w-"
     wait_for(lambda: words in bob.log, START_S)
-    wait_for(lambda: "bob is drained: it may be switched off" in cluster.master.log, START_S)
+    wait_for(lambda: "bob is drained: safe to switch off" in cluster.master.log, START_S)
 
     refused = nodes("drain", "ann")
     assert refused.status == USER
     assert refused.err.startswith(
-        "tpiedge: without ann the others cannot serve, so it keeps its part: 0 of 1 worker"
+        "tpiedge: cannot drain ann: the others cannot serve without it: 0 of 1 worker"
     )
     assert json.loads(nodes("drain", "bob", "--json").out)["state"] == "drained"
 

@@ -16,8 +16,8 @@ from tpiedge.joining.tokens import parse_token
 from tpiedge.transport.keys import CurveKeys
 
 
-def knock(text: str) -> None:
-    """A worker comes, for threads that have nothing to do otherwise. (It may be gone before a busy master hears it.)"""
+def try_to_join(text: str) -> None:
+    """Joins as a worker, for threads that are idle otherwise. (It may be gone before a busy master reads from it.)"""
     token, keys = parse_token(text), CurveKeys.generate()
     with (
         suppress(TpiedgeError),
@@ -42,7 +42,7 @@ def test_the_master_is_not_ready_and_ends_with_words(
 
     def failed() -> bool:
         if thread == "tpiedge-members":
-            knock(token)
+            try_to_join(token)
         return f"the thread {thread} failed: ZeroDivisionError: on purpose" in master.log
 
     wait_for(failed, START_S)

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.patience import Meanwhile
+from tests.deadlines import Meanwhile
 from tests.process.command import wait_for
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import START_S, Serving, words_of_loss
@@ -92,7 +92,7 @@ def test_in_the_middle_of_an_answer(cluster: Serving, victim: Worker, whole: str
         harm()
         try:
             took_s = wait_for(lambda: re.search(words, cluster.master.log[before:]), START_S)
-            assert took_s < NOTICED_S * meanwhile.patience()
+            assert took_s < NOTICED_S * meanwhile.deadline_factor()
         finally:
             for process in (*victim.agent.children(recursive=True), victim.agent):
                 process.resume()

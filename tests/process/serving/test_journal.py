@@ -19,7 +19,7 @@ import pytest
 from tests.process.command import COMMAND, wait_for
 from tests.process.faulty import Fault
 from tests.process.serving.serving import START_S, Serving
-from tpiedge.master.journal import GUILTY
+from tpiedge.master.journal import POISON_AFTER
 
 KEY, OTHER_KEY = "key-of-ann", "key-of-bob"
 OPTIONS = ("--journal", "--precision", "q4", "--api-key", KEY, "--api-key", OTHER_KEY)
@@ -185,7 +185,7 @@ def test_killed_in_the_middle_of_answers_of_every_form(cluster: Serving) -> None
             cluster.start_worker("bob")
             rest, notes = chat.communicate(timeout=START_S)
         assert (chat.returncode, begun + rest) == (0, said), notes
-        assert b"[connected again, the answer goes on]" in notes
+        assert b"[reconnected]" in notes
         for where, heard in streams.items():
             assert other.get(heard.path).status_code == httpx.codes.NOT_FOUND
             if not heard.done:
@@ -201,10 +201,10 @@ def test_killed_in_the_middle_of_answers_of_every_form(cluster: Serving) -> None
 @contextlib.contextmanager
 def _asking(http: httpx.Client, whole: Whole, streams: dict[str, Heard]) -> Iterator[None]:
     with ThreadPoolExecutor(1 + len(streams)) as threads:
-        asked = [threads.submit(whole.ask, http)]
-        asked += [threads.submit(heard.ask, http, where, FORMS[where]) for where, heard in streams.items()]
+        pending = [threads.submit(whole.ask, http)]
+        pending += [threads.submit(heard.ask, http, where, FORMS[where]) for where, heard in streams.items()]
         yield
-        for one in asked:
+        for one in pending:
             one.result(START_S)
 
 
@@ -215,12 +215,12 @@ def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(cluster:
         expected, heard = Heard(), Heard()
         expected.ask(http, "/v1/completions", BODY)
         with cluster.crawling(), ThreadPoolExecutor(1) as thread:
-            asked = thread.submit(heard.ask, http, "/v1/completions", BODY)
+            pending = thread.submit(heard.ask, http, "/v1/completions", BODY)
             assert heard.under_way.wait(START_S)
             cluster.master.popen.terminate()
-            wait_for(lambda: "finishing what is under way" in cluster.master.log, START_S)
+            wait_for(lambda: "finishing running requests" in cluster.master.log, START_S)
             cluster.master.popen.terminate()
-            asked.result(START_S)
+            pending.result(START_S)
         assert cluster.master.wait() == 0
         assert not heard.done
         cluster.start_master()
@@ -241,7 +241,7 @@ def test_masters_that_end_in_order_do_not_count(clusters, tmp_path) -> None:
         thread.submit(whole.ask, http)
         assert whole.under_way.wait(START_S)
         (record,) = records(cluster)
-        for _ in range(GUILTY + 1):
+        for _ in range(POISON_AFTER + 1):
             cluster.master.popen.terminate()
             assert cluster.master.wait() == 0
             assert b"taken up" not in record.read_bytes()

@@ -20,15 +20,15 @@ def test_the_path_of_the_model_is_told_to_nobody(tmp_path: Path, clusters: Calla
     cluster = clusters("--alias", "demo", model=path)
     cluster.start_master()
     cluster.wait_ready(1)
-    asked = {"model": "demo", "prompt": "ba zu", "max_tokens": 1}
+    body = {"model": "demo", "prompt": "ba zu", "max_tokens": 1}
     with httpx.Client(base_url=cluster.url, trust_env=False, timeout=30.0) as http:
         for where in ("/v1/models", f"/v1/models/{path}", "/metrics", "/api/tags", "/api/ps"):
             answer = http.get(where)
             assert (answer.status_code, path in answer.text) == (200, False), where
         name = http.get("/v1/models").json()["data"][0]["id"]
         for model in (path, name):
-            assert http.post("/v1/completions", json=asked | {"model": model}).json()["model"] == name
-        assert path not in http.post("/v1/completions", json=asked | {"model": "other"}).text
+            assert http.post("/v1/completions", json=body | {"model": model}).json()["model"] == name
+        assert path not in http.post("/v1/completions", json=body | {"model": "other"}).text
     assert path not in json.dumps(cluster.status())
 
 
@@ -36,7 +36,7 @@ def test_the_path_of_the_model_is_told_to_nobody(tmp_path: Path, clusters: Calla
 def test_two_masters_share_a_cache(
     clusters: Callable[..., Serving], tmp_path: Path, exact: Callable[[Serving], None]
 ) -> None:
-    """Both start at once on an empty cache: the model is packed once, and both serve it."""
+    """The masters start at once on an empty cache: one packs the model, and both serve it."""
     cache = tmp_path / "cache"
     pair = [clusters(cache=cache) for _ in range(2)]
     for cluster in pair:

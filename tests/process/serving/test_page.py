@@ -114,7 +114,7 @@ def test_a_story_is_asked_for_and_asked_for_again(browser: Browser, cluster: Ser
     (story,) = browser.answers()
     assert story
     assert "per step" in browser.text(".facts")
-    browser.click("Another answer")
+    browser.click("Regenerate")
     browser.wait_for_text(".answer .versions", "2 of 2")
     browser.wait_for_answers(story)
     browser.reload()
@@ -134,7 +134,7 @@ def test_workers_are_killed_in_the_middle_of_an_answer_which_is_stopped(
         for worker in cluster.workers.values():
             os.killpg(worker.process.pid, signal.SIGKILL)
             worker.process.wait()
-        browser.wait(lambda: any("The answer pauses: " in text for text in browser.run("return window.said")))
+        browser.wait(lambda: any("Paused: " in text for text in browser.run("return window.said")))
         for name in cluster.workers:  # not before, or the pause may be over before the page is drawn
             cluster.start_worker(name, token=False, bytes_per_s=SLOW)
         (before,) = browser.answers()
@@ -151,7 +151,7 @@ def test_a_machine_is_let_in_by_its_code_and_drained(browser: Browser, cluster: 
     """The view of the cluster, with the key typed."""
     browser.open(cluster.url)
     browser.click("Cluster")
-    browser.click("Type the key")
+    browser.click("Enter key")
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.type("dialog input", cluster.secret)
     browser.click("Use this key", "dialog")
@@ -161,11 +161,11 @@ def test_a_machine_is_let_in_by_its_code_and_drained(browser: Browser, cluster: 
         """Returns the text of that machine's card; "" without one."""
         return str(dict(browser.run(_STATES)).get(name, ""))
 
-    browser.wait(lambda: state("master") == "serves")
+    browser.wait(lambda: state("master") == "serving")
     cluster.start_worker("carol", token=False, bytes_per_s=SLOW)
     browser.wait_for_text(".waiting li", "carol")
     browser.type("#code", code_of(cluster, "carol") + "\n")
-    browser.wait(lambda: state("carol") in ("serves", "spare", "gets ready"))
+    browser.wait(lambda: state("carol") in ("serving", "spare", "loading"))
     browser.wait_for_text(".events li", "carol joined")
     browser.click("Drain carol")
     browser.click("Drain", "dialog")

@@ -30,9 +30,9 @@ def test_tls_with_a_certificate_of_its_own(tmp_path: Path, here: Callable[..., E
             local = here("chat", "--state", cluster.state, "--prompt", "Hi", "--max-tokens", 2)
             assert local.status == 0, local.err
             assert here("nodes", "--state", cluster.state).status == 0
-            asked = ("chat", "--url", url, "--prompt", "Hi", "--max-tokens", 2)
-            assert here(*asked, "--tls-fingerprint", fingerprint).out == local.out
-            refused = here(*asked)
+            arguments = ("chat", "--url", url, "--prompt", "Hi", "--max-tokens", 2)
+            assert here(*arguments, "--tls-fingerprint", fingerprint).out == local.out
+            refused = here(*arguments)
             assert refused.status != 0
             assert "--tls-fingerprint" in refused.err
             context = ssl.create_default_context(cafile=cluster.state / "master" / "tls-cert.pem")

@@ -60,12 +60,12 @@ class CountingHub(ZmqHub):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.shipped: Counter[str] = Counter()
-        self._asked: set[tuple[str, int, int]] = set()
+        self._requests: set[tuple[str, int, int]] = set()
 
     def recv(self, timeout_s: float) -> Envelope | None:
         envelope = super().recv(timeout_s)
         if envelope is not None and isinstance(envelope.message, Fetch) and envelope.message.part == "blob":
-            self._asked.add((envelope.sender, envelope.message.epoch, envelope.message.number))
+            self._requests.add((envelope.sender, envelope.message.epoch, envelope.message.number))
         return envelope
 
     def send_frame(
@@ -73,7 +73,7 @@ class CountingHub(ZmqHub):
     ) -> None:
         super().send_frame(frame, to, timeout_s)
         message = decode(bytes(frame[:FLAT_BYTES])) if isinstance(frame, memoryview) else None
-        if isinstance(message, FileChunk) and (to, message.epoch, message.number) in self._asked:
+        if isinstance(message, FileChunk) and (to, message.epoch, message.number) in self._requests:
             self.shipped[str(to)] += len(frame) - FLAT_BYTES
 
 

@@ -175,7 +175,7 @@ def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
         refused = tpiedge("shards", "rm", master.identity[:8], *cache)
         assert (refused.status, "end the worker" in refused.err) == (2, True)
     limited = tpiedge("shards", "limit", "20MB", *cache)
-    assert (limited.status, limited.err) == (0, "the parts may take at most 20.0 MB\n")
+    assert (limited.status, limited.err) == (0, "shards may take at most 20.0 MB\n")
     usage = json.loads(tpiedge("shards", "ls", "--json", *cache).out)
     assert usage["limit_bytes"] == 20_000_000
     assert [pack["id"] for pack in usage["packs"]] == [master.identity]
@@ -183,4 +183,4 @@ def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
     assert tpiedge("shards", "rm", master.identity[:8], *cache).out == f"removed {master.identity[:12]}\n"
     assert tpiedge("shards", "limit", "none", *cache).status == 0
     ended = tpiedge("shards", "ls", *cache)
-    assert (ended.out, ended.err) == ("", "0 B taken\n")
+    assert (ended.out, ended.err) == ("", "0 B used\n")

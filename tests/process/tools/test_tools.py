@@ -50,7 +50,7 @@ OTHERS = {
     "grammar_flood": "part: bench_grammars",
     "touched": "test: tests/unit/tools/test_touched.py",
     "make_checkpoint": "test: tests/unit/tools/test_make_checkpoint.py",
-    "make_faults": "test: tests/unit/tools/test_make_faults.py",
+    "make_faults": "test: tests/unit/tools/test_documents.py",
     "nemesis": "test: tests/process/serving/test_nemesis_tool.py",
     "photograph_page": "a browser, and a master that runs",
     "plot_network": "test: tests/unit/tools/test_plot_network.py",

@@ -260,7 +260,7 @@ def test_whatever_nodes_say_the_spans_are_within_the_step_and_apart(said: list[S
 
 
 def test_what_others_read_of_the_cluster_has_these_names() -> None:
-    """The page, `tpiedge top`, and whoever watches the cluster."""
+    """The page, `tpiedge top` and monitoring programs read these names."""
     line = RequestLine("r-1", "answering", 3.0, 9, 2, 8, 1.5, "", 0.0, True, Reading(1, 9, 2.0, 4.0), "ann")
     node = replace(counted(OTHER, 1.0, 3), fetch_total_bytes=9, round_trip_s=0.001, link_bytes_per_s=1e8)
     seen = replace(status(NODE, node, replace(node, rank=2)), links=(WorkerLink(1, 2, 0.001),))

@@ -4,12 +4,12 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from tpiedge.api.connection import FairTurns, HttpConnection
+from tpiedge.api.connection import HttpConnection, RoundRobin
 from tpiedge.api.limits import Limits
 
 
 class Wire(asyncio.Transport):
-    """As asyncio's, whose connection ends when the test says so."""
+    """A transport like asyncio's whose connection ends when the test says so."""
 
     def __init__(self):
         super().__init__({})
@@ -46,7 +46,7 @@ def test_only_who_does_not_read_at_all_is_dropped():
             log_config=None,
         )
         more = {"server_state": ServerState(), "app_state": {}, "_loop": None}
-        connection = HttpConnection(Limits(write_s=0.05), FairTurns(), config=config, **more)
+        connection = HttpConnection(Limits(write_s=0.05), RoundRobin(), config=config, **more)
         connection.connection_made(wire)
         wire.unsent = 100
         for _ in range(3):

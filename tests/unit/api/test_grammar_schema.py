@@ -193,7 +193,7 @@ def test_places_within_long_names_are_short() -> None:
 
 @pytest.mark.parametrize("required", [{}, {"required": None}, {"required": []}])
 def test_a_tag_is_written_though_it_has_a_default(required: dict[str, object]) -> None:
-    """As pydantic writes unions with a discriminator, whose tags are not required."""
+    """Pydantic writes unions with a discriminator so, and does not require their tags."""
     kinds = [of("n", k={"const": kind, "default": kind}, n=NUMBER) for kind in "ab"]
     schema = of(x={"oneOf": kinds, "discriminator": {"propertyName": "k", "mapping": {}}, **required})
     held = GrammarSchema(schema).schema

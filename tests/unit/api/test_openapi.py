@@ -85,6 +85,6 @@ def test_every_field_in_it_is_read(service: FakeService, monkeypatch: pytest.Mon
     needed = {key: SHOWN[key] for key in tables()[path]["required"] if key in SHOWN}
     for more in MORE.get(path, [{}]):
         assert refusal_of((READERS | OTHERS)[path], {"model": "babbler", **needed, **more}, service) is None
-    vain = ("Has no effect", "is not supported")
-    without = {key for key, schema in table.items() if schema.get("description", "").startswith(vain)}
+    unused = ("Has no effect", "is not supported")
+    without = {key for key, schema in table.items() if schema.get("description", "").startswith(unused)}
     assert table.keys() - read - without == set()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
-from tpiedge.answers.record import TAKEN_UP, UNWRITTEN_BYTES, FoundAnswer, event_line, line
+from tpiedge.answers.record import RESUBMIT, UNWRITTEN_BYTES, FoundAnswer, event_line, line
 from tpiedge.api.records import RecordFolder, accepted_lines, read_record
 from tpiedge.errors import UserError
-from tpiedge.master.journal import GUILTY
+from tpiedge.master.journal import POISON_AFTER
 from tpiedge.wire.control import Token
 
 TOKENS = tuple(Token(0, "chatcmpl-1", index, 5 + index, ()) for index in range(3))
@@ -36,7 +36,7 @@ def said(found: FoundAnswer) -> tuple[object, ...]:
 def begun(folder: Path, pack: str = "pack-1", count: int = 1) -> Path:
     """The file of a record that a master left, with the first `count` tokens."""
     before = set(folder.iterdir()) if folder.exists() else set()
-    file = RecordFolder(folder, pack).begin(replace(ACCEPTED, pack=pack))
+    file = RecordFolder(folder, pack).create(replace(ACCEPTED, pack=pack))
     for token in TOKENS[:count]:
         file.write(event_line(0, token))
     file.keep()
@@ -71,7 +71,7 @@ def test_what_is_deleted_after_the_end_or_without_a_thread_is_deleted(
 
     for ends in (True, False):
         records = RecordFolder(folder, "pack-1")
-        file = records.begin(ACCEPTED)
+        file = records.create(ACCEPTED)
         if ends:
             records.close(WAIT_S)
         else:
@@ -107,7 +107,7 @@ def test_what_is_deleted_does_not_wait_for_the_disk_and_the_end_waits_for_it(
         return write(fd, data)
 
     records = RecordFolder(folder, "pack-1")
-    file = records.begin(ACCEPTED)
+    file = records.create(ACCEPTED)
     monkeypatch.setattr(os, "write", slow)
     writer = threading.Thread(target=file.write, args=(event_line(0, TOKENS[0]),))
     writer.start()
@@ -159,10 +159,7 @@ def test_those_of_another_model_stay_and_one_line_says_so(
     assert RecordFolder(folder, "pack-2").found() == []
     assert files(folder) == left
     (line,) = caplog.messages
-    assert (
-        line
-        == f"left in {folder}: 2 answers of another model, of which a master of that model makes the rest"
-    )
+    assert line == f"left in {folder}: 2 answers of another model; a master of that model resumes them"
 
 
 def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_than_it_takes(
@@ -175,7 +172,7 @@ def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_th
     (found,) = RecordFolder(folder, "pack-1").found()
     found.record.keep()
     assert files(folder) == sorted(path.name for path in (ours, *left[2:]))
-    assert [line.partition(":")[2].partition(",")[0] for line in caplog.messages] == [
+    assert [line.partition(":")[2].partition(";")[0] for line in caplog.messages] == [
         " 2 answers of another model"
     ]
 
@@ -201,26 +198,26 @@ def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = begun(folder, count=1)
-    for _ in range(GUILTY - 1):
+    for _ in range(POISON_AFTER - 1):
         (found,) = RecordFolder(folder, "pack-1").found()
-        found.record.write(line(TAKEN_UP))
+        found.record.write(line(RESUBMIT))
         found.record.keep()
     (found,) = RecordFolder(folder, "pack-1").found()
-    found.record.write(line(TAKEN_UP))
+    found.record.write(line(RESUBMIT))
     found.record.write(event_line(0, TOKENS[1]))
     found.record.keep()
-    for number in range(2 * GUILTY):
+    for number in range(2 * POISON_AFTER):
         records = RecordFolder(folder, "pack-1")
         (found,) = records.found()
         assert said(found) == TOKENS[:2], "it had got on: it is tried as often again"
-        found.record.write(line(TAKEN_UP))
+        found.record.write(line(RESUBMIT))
         found.record.keep()
         if number % 2 == 0:  # such a master does not count
             records.ended_in_order()
     assert RecordFolder(folder, "pack-1").found() == []
     assert files(folder) == [path.with_suffix(".aside").name]
     (warning,) = caplog.messages
-    assert f"{GUILTY} masters went on with it, and ended before it did" in warning
+    assert f"{POISON_AFTER} masters resumed it and ended first" in warning
 
 
 @pytest.mark.fault(
@@ -232,7 +229,7 @@ def test_a_full_disk_ends_no_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     records, write, room = RecordFolder(folder, "pack-1"), os.write, [3]
-    file = records.begin(ACCEPTED)
+    file = records.create(ACCEPTED)
 
     def fail(fd: int, data: bytes) -> int:
         if room:
@@ -243,7 +240,7 @@ def test_a_full_disk_ends_no_answer(
         full.setattr(os, "write", fail)
         file.write(event_line(0, TOKENS[0]))
         file.write(event_line(0, TOKENS[1]))
-        assert not records.begin(ACCEPTED).there
+        assert not records.create(ACCEPTED).there
         assert file.there
     records.close(WAIT_S)
     (name,) = files(folder)
@@ -259,7 +256,7 @@ def test_a_full_disk_ends_no_answer(
 
 def test_a_record_waits_for_room_with_a_bounded_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = RecordFolder(folder, "pack-1")
-    file = records.begin(ACCEPTED)
+    file = records.create(ACCEPTED)
     monkeypatch.setattr(os, "write", lambda fd, data: 0)
     file.write(bytes(UNWRITTEN_BYTES))
     assert file.there
@@ -271,7 +268,7 @@ def test_a_record_waits_for_room_with_a_bounded_memory(folder: Path, monkeypatch
 def test_one_to_which_nothing_more_is_written_has_no_open_file_and_can_be_deleted(folder: Path) -> None:
     records = RecordFolder(folder, "pack-1")
     before = len(os.listdir("/proc/self/fd"))
-    file = records.begin(ACCEPTED)
+    file = records.create(ACCEPTED)
     file.finish()
     assert len(os.listdir("/proc/self/fd")) == before
     assert file.there
@@ -285,7 +282,7 @@ def test_where_no_file_can_be_made_the_answer_goes_on(
 ) -> None:
     records = RecordFolder(folder, "pack-1")
     folder.rmdir()
-    file = records.begin(ACCEPTED)
+    file = records.create(ACCEPTED)
     file.write(event_line(0, TOKENS[0]))
     file.delete()
     records.close(WAIT_S)

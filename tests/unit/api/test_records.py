@@ -1,4 +1,4 @@
-"""What a kill leaves of a record at any byte reads as the record of an instant before; anything else is found."""
+"""A record that a kill cut at any byte reads as the record of an instant before; any other change is found."""
 
 import zlib
 from collections import Counter
@@ -13,7 +13,7 @@ from msgspec import structs
 
 from tpiedge.answers.record import RecordedEvent, event_line
 from tpiedge.api import records
-from tpiedge.api.asked import Choice, Reply
+from tpiedge.api.parsed import Choice, Reply
 from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
@@ -70,7 +70,7 @@ contents = st.one_of(
 def said_of(
     accepted: records.AcceptedRequest, drawn: list[tuple[int, Token | PromptScores | Finished]]
 ) -> Said:
-    """Those events, of requests with their names, and of tokens with their numbers."""
+    """Returns the events with the names of their requests, and tokens with their numbers."""
     counts: Counter[int] = Counter()
     found = []
     for choice, event in drawn:

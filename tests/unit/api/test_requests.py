@@ -1,4 +1,4 @@
-"""What a request may say. Every refusal names the field at fault, before any work."""
+"""The fields that a request may have. Every refusal names the field at fault, before any work."""
 
 import json
 
@@ -25,21 +25,21 @@ def service():
 
 def completion(service, **fields):
     values = {"model": "babbler", "prompt": "hello"} | fields
-    asked = COMPLETION.asked(values, service)
-    (choice,) = asked.prompts
-    return choice.request, asked.reply
+    parsed = COMPLETION.parse(values, service)
+    (choice,) = parsed.prompts
+    return choice.request, parsed.reply
 
 
 def chat(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    asked = CHAT.asked(values, service)
-    (choice,) = asked.prompts
-    return choice.request, asked.reply
+    parsed = CHAT.parse(values, service)
+    (choice,) = parsed.prompts
+    return choice.request, parsed.reply
 
 
-def vain(service, **fields):
+def ignored_fields(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return CHAT.asked(values, service).ignored
+    return CHAT.parse(values, service).ignored
 
 
 @pytest.mark.parametrize("ask", [completion, chat])
@@ -83,7 +83,7 @@ def test_refused_by_both(service, param, value):
 
 
 USER = {"role": "user", "content": "hi"}
-THOUGHT = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
+REASONED = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
 MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
 
 
@@ -97,8 +97,8 @@ MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
         ({"top_n": 3, "min_tokens": 2, "stop_token_ids": [1]}, ("top_n", "min_tokens", "stop_token_ids")),
         ({"messages": [USER, USER | {"refusal": "no", "colour": 1}, USER | {"colour": 2}]}, MESSAGE_FIELDS),
         ({"chat_template_kwargs": {"tone": 1}}, ("chat_template_kwargs.tone",)),
-        ({"messages": [USER, THOUGHT]}, ()),
-        ({"messages": [USER, THOUGHT], "continue_final_message": True}, ()),
+        ({"messages": [USER, REASONED]}, ()),
+        ({"messages": [USER, REASONED], "continue_final_message": True}, ()),
         ({"a\r\nb: c\u00e9": 1}, ("a??b??c?",)),
         ({"x" * 1000: 1}, ("x" * 64,)),
         ({"": 1}, ("?",)),
@@ -107,7 +107,7 @@ MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
     ids=lambda value: str(value)[:40],
 )
 def test_fields_without_an_effect_are_told(service, fields, names):
-    assert vain(service, **fields) == names
+    assert ignored_fields(service, **fields) == names
 
 
 def test_without_a_tokenizer_only_token_ids():

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, KnowingTemplate
-from tpiedge.api.asked import AnsweredAtOnce
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.errors import ApiError
 from tpiedge.api.lookups import looked_up
+from tpiedge.api.parsed import AnsweredAtOnce
 from tpiedge.local.service import Service
 from tpiedge.model.tokenizer import Tokenizer
 
 CORPUS: Final = Path(__file__).parents[2] / "corpus"
 READERS: Final[dict[str, Callable[[dict[str, object], Service], object]]] = {
-    **{form.path: form.asked for form in ANSWER_FORMS.values()},
+    **{form.path: form.parse for form in ANSWER_FORMS.values()},
     "/v1/messages/count_tokens": partial(looked_up, "/v1/messages/count_tokens"),
 }
 JUNK: Final = st.sampled_from([

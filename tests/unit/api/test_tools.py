@@ -5,7 +5,7 @@ import pytest
 
 from tests.fakes.service import FakeService
 from tests.http.conftest import InstantTemplate
-from tests.unit.api.test_requests import VOCABULARY, chat, service, vain
+from tests.unit.api.test_requests import VOCABULARY, chat, ignored_fields, service
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields, body
 from tpiedge.model.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def knowing(service, request):
 
 
 def allows(request, form, name, arguments):
-    """Whether the grammar of a required call allows this one."""
+    """Returns whether the grammar of a required call allows this call."""
     text = request.grammar.text
     call = {"name": name, "parameters" if form == "llama3" else "arguments": arguments}
     schema = json.loads(text[text.index("%json ") + 6 :])
@@ -86,10 +86,10 @@ def test_tools_that_are_too_many_for_a_grammar_are_told(service, monkeypatch):
     )
     wide = {"type": "object", "properties": {f"{number:0>30}": {"type": "string"} for number in range(600)}}
     assert chat(made, tools=[tool("f", wide)])[0].grammar.begins == 5
-    assert vain(made, tools=[tool("f", wide)]) == ()
+    assert ignored_fields(made, tools=[tool("f", wide)]) == ()
     many = [tool(name, wide) for name in ("f", "g", "h")]
     assert chat(made, tools=many)[0].grammar is None
-    assert vain(made, tools=many) == ("tools.function.parameters",)
+    assert ignored_fields(made, tools=many) == ("tools.function.parameters",)
 
 
 def called_with(*arguments):
@@ -131,12 +131,12 @@ def test_all_texts_of_a_request_are_bounded_together():
 @pytest.mark.parametrize(
     ("template", "thinking"), [("plain", ""), ("<think></think>", "marked"), ("opens <think>", "begun")]
 )
-def test_thoughts_are_looked_for_where_the_template_knows_them(service, template, thinking):
+def test_reasoning_is_looked_for_where_the_template_knows_it(service, template, thinking):
     made = FakeService(service.tokenizer, InstantTemplate(template), vocab_size=VOCABULARY)
     assert chat(made)[1].speech.thinking == thinking
 
 
-def test_an_answer_of_a_form_has_no_thoughts(service):
+def test_an_answer_of_a_form_has_no_reasoning(service):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     made = FakeService(service.tokenizer, InstantTemplate("opens <think>"), vocab_size=VOCABULARY)
     free, formed = chat(made), chat(made, response_format={"type": "json_object"})

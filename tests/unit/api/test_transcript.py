@@ -4,9 +4,9 @@ from unittest import mock
 import pytest
 
 from tests.unit.model.vocabularies import TOKENIZERS
-from tpiedge.api.asked import Choice, FormatName, Reply
 from tpiedge.api.formats import json_bytes, long_json
 from tpiedge.api.openai import OpenAIFormat
+from tpiedge.api.parsed import Choice, FormatName, Reply
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.transcript import Transcript
 from tpiedge.master.journal import Paused

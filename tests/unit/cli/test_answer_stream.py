@@ -9,8 +9,8 @@ from tpiedge.errors import PeerError, UserError
 
 PATH = "/v1/completions"
 EVENTS = ("one", "two", "three", "four", "[DONE]")
-BROKE = "the connection broke; trying again for 120 s"
-AGAIN = "connected again, the answer goes on"
+BROKE = "connection lost, reconnecting for up to 120 s"
+AGAIN = "reconnected"
 
 Reply = Callable[[httpx.Request], httpx.Response]
 
@@ -46,7 +46,7 @@ def unreachable(request: httpx.Request) -> httpx.Response:
 
 class Master:
     def __init__(self, *replies: Reply) -> None:
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.requests: list[tuple[str, str, str | None]] = []
         self.notes: list[str] = []
         self.progress: list[str] = []
         self._replies = iter(replies)
@@ -62,7 +62,7 @@ class Master:
         return AnswerStream(http, PATH, {"model": "demo"}, self.notes.append, self.progress.append)
 
     def _reply(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append((request.method, request.url.path, request.headers.get("last-event-id")))
+        self.requests.append((request.method, request.url.path, request.headers.get("last-event-id")))
         return next(self._replies)(request)
 
 
@@ -78,7 +78,7 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
     )
     assert master.events() == list(EVENTS[:-1])
     path = f"{PATH}/cmpl-1"
-    assert master.asked[1:] == [("GET", path, "2")] * 5 + [("GET", path, "4")] * 3
+    assert master.requests[1:] == [("GET", path, "2")] * 5 + [("GET", path, "4")] * 3
     assert master.notes == [BROKE, AGAIN, AGAIN, BROKE, AGAIN], "said again where it had got on"
 
 
@@ -92,7 +92,7 @@ def test_a_ping_that_is_an_event_moves_no_number() -> None:
 
     master = Master(begun(1, 3), only_pings, begun(3, 6))
     assert master.events() == ["one", "two", "ping", "three", "four"]
-    assert [after for _, _, after in master.asked] == [None, "2", "2"]
+    assert [after for _, _, after in master.requests] == [None, "2", "2"]
 
 
 @pytest.mark.parametrize("reply", [refusal(404), unreachable, lambda _request: httpx.Response(200)])
@@ -102,7 +102,7 @@ def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
         events = master.stream(http).events()
         assert next(events) == "one"
         events.close()
-    assert master.asked[1:] == [("DELETE", f"{PATH}/cmpl-1", None)]
+    assert master.requests[1:] == [("DELETE", f"{PATH}/cmpl-1", None)]
 
 
 def test_an_answer_that_is_not_recorded_ends_with_its_connection() -> None:
@@ -114,7 +114,7 @@ def test_an_answer_that_is_not_recorded_ends_with_its_connection() -> None:
 
 def test_an_answer_that_is_gone_is_given_up() -> None:
     master = Master(begun(1, 3), refusal(404))
-    with pytest.raises(PeerError, match="the rest of this answer no longer: ask again"):
+    with pytest.raises(PeerError, match="no longer has the rest of this answer: ask again"):
         master.events()
 
 
@@ -131,7 +131,7 @@ def test_how_far_the_prompt_is_read_is_no_pause() -> None:
     master = Master(lambda _request: httpx.Response(200, text=said))
     assert master.events() == []
     assert master.progress == ["reading 3 of 9 tokens", "reading 6 of 9 tokens, 2 s left"]
-    assert master.notes == ["the answer pauses: reading on"]
+    assert master.notes == ["paused: reading on"]
 
 
 class Ending(httpx.SyncByteStream):
@@ -163,7 +163,7 @@ REAL = httpx.Client
 
 
 def test_a_master_that_ends_in_the_middle_of_an_answer_speaks_no_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PeerError, match=r"ended in the middle of the answer: ask again.*--journal") as ended:
+    with pytest.raises(PeerError, match=r"ended during the answer: ask again.*--journal") as ended:
         talk(monkeypatch, lambda _request: httpx.Response(200, stream=Ending()))
     assert "TLS" not in str(ended.value)
 
@@ -173,7 +173,7 @@ def test_one_that_says_nothing_may_want_tls(monkeypatch: pytest.MonkeyPatch) -> 
         talk(monkeypatch, silent)
 
 
-@pytest.mark.parametrize(("key", "words"), [(None, "wants a key"), ("sk-1", "does not know this key")])
+@pytest.mark.parametrize(("key", "words"), [(None, "needs an API key"), ("sk-1", "refuses this API key")])
 def test_a_missing_key_and_a_wrong_one(monkeypatch: pytest.MonkeyPatch, key: str | None, words: str) -> None:
     with pytest.raises(UserError, match=f"the master {words}: give --api-key"):
         talk(monkeypatch, lambda _request: httpx.Response(401), key)

@@ -21,7 +21,7 @@ def test_what_is_answered_counts(pack: Path, tmp_path: Path) -> None:
 
     refused = remove("")
     assert isinstance(refused, UserError)
-    assert str(refused) == "nobody answers on standard input: say --yes to delete without a question"
+    assert str(refused) == "standard input is closed: give --yes to delete without asking"
     assert remove("n\n") is None
     assert pack.exists()
     assert remove("y\n") is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.cli.conversation import ChatMessage, Conversation, Settings, Spoken
+from tpiedge.cli.conversation import ChatAnswer, ChatMessage, Conversation, Settings
 from tpiedge.errors import ContextFull, PeerError, UserError
 
 
@@ -28,14 +28,14 @@ class Parrot:
         self.settings: Settings = {}
         self.answer: str | BaseException = "hello"
         self.reason = "stop"
-        self.asked: list[tuple[list[ChatMessage], Settings]] = []
+        self.requests: list[tuple[list[ChatMessage], Settings]] = []
 
-    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
-        self.asked.append((messages, dict(settings)))
+    def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> ChatAnswer:
+        self.requests.append((messages, dict(settings)))
         if isinstance(self.answer, BaseException):
             raise self.answer
         show(self.answer)
-        return Spoken(self.answer, self.reason)
+        return ChatAnswer(self.answer, self.reason)
 
 
 @pytest.fixture
@@ -53,22 +53,22 @@ def said(messages: list[ChatMessage]) -> list[tuple[str, str]]:
 
 
 def test_the_turns_go_with_the_next_message(talk: Conversation, parrot: Parrot) -> None:
-    assert talk.take("hi")
-    assert talk.take("two\nlines")
-    assert said(parrot.asked[1][0]) == [("user", "hi"), ("assistant", "hello"), ("user", "two\nlines")]
-    assert talk.take("   ")
-    assert len(parrot.asked) == 2
+    assert talk.handle("hi")
+    assert talk.handle("two\nlines")
+    assert said(parrot.requests[1][0]) == [("user", "hi"), ("assistant", "hello"), ("user", "two\nlines")]
+    assert talk.handle("   ")
+    assert len(parrot.requests) == 2
 
 
 def test_clear_keeps_what_the_model_is_told_first(talk: Conversation, parrot: Parrot) -> None:
-    talk.take("/system be kind to all")
-    talk.take("hi")
-    talk.take("/clear")
-    talk.take("again")
-    assert said(parrot.asked[1][0]) == [("system", "be kind to all"), ("user", "again")]
-    talk.take("/system")
-    talk.take("more")
-    assert said(parrot.asked[2][0])[0] == ("user", "again")
+    talk.handle("/system be kind to all")
+    talk.handle("hi")
+    talk.handle("/clear")
+    talk.handle("again")
+    assert said(parrot.requests[1][0]) == [("system", "be kind to all"), ("user", "again")]
+    talk.handle("/system")
+    talk.handle("more")
+    assert said(parrot.requests[2][0])[0] == ("user", "again")
 
 
 def test_set_changes_the_next_answers(
@@ -76,11 +76,11 @@ def test_set_changes_the_next_answers(
 ) -> None:
     parrot.settings = {"max_tokens": 40, "temperature": 1.0}
     for line in ("/set temperature 0.5", "/set top-k 7", "/set seed 18446744073709551615"):
-        talk.take(line)
+        talk.handle(line)
     assert "top_k 7, from the next answer on\n" in capsys.readouterr().err
-    talk.take("hi")
-    assert parrot.asked[0][1] == {"temperature": 0.5, "top_k": 7, "seed": 2**64 - 1}
-    talk.take("/set")
+    talk.handle("hi")
+    assert parrot.requests[0][1] == {"temperature": 0.5, "top_k": 7, "seed": 2**64 - 1}
+    talk.handle("/set")
     assert "max_tokens 40, temperature 0.5, top_k 7, seed 18446744073709551615" in capsys.readouterr().err
 
 
@@ -101,22 +101,22 @@ def test_set_changes_the_next_answers(
 def test_what_cannot_be_done_is_said_and_changes_nothing(
     talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str], line: str, words: str
 ) -> None:
-    assert talk.take(line)
+    assert talk.handle(line)
     assert words in capsys.readouterr().err
-    talk.take("hi")
-    assert parrot.asked == [([{"role": "user", "content": "hi"}], {})]
+    talk.handle("hi")
+    assert parrot.requests == [([{"role": "user", "content": "hi"}], {})]
 
 
 def test_save(talk: Conversation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    talk.take("/system be kind")
-    talk.take("größe?")
+    talk.handle("/system be kind")
+    talk.handle("größe?")
     path = tmp_path / "chat.json"
-    talk.take(f"/save {path}")
+    talk.handle(f"/save {path}")
     saved = json.loads(path.read_text(encoding="utf-8"))
     assert saved["model"] == "parrot"
     assert said(saved["messages"]) == [("system", "be kind"), ("user", "größe?"), ("assistant", "hello")]
-    talk.take(f"/save {path}")
-    assert "is there already: give another name" in capsys.readouterr().err
+    talk.handle(f"/save {path}")
+    assert "exists already: give another name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failure", [PeerError("the master is gone"), KeyboardInterrupt()])
@@ -124,12 +124,12 @@ def test_a_message_without_an_answer_is_forgotten(
     talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str], failure: BaseException
 ) -> None:
     parrot.answer = failure
-    assert talk.take("lost")
+    assert talk.handle("lost")
     told = capsys.readouterr()
     assert (str(failure) or "[stopped]") in told.err + told.out
     parrot.answer = "yes"
-    talk.take("again")
-    assert said(parrot.asked[1][0]) == [("user", "again")]
+    talk.handle("again")
+    assert said(parrot.requests[1][0]) == [("user", "again")]
 
 
 def test_a_pipe_ends_with_the_first_failure(parrot: Parrot) -> None:
@@ -137,16 +137,16 @@ def test_a_pipe_ends_with_the_first_failure(parrot: Parrot) -> None:
     for failure in (PeerError("gone"), UserError("no"), KeyboardInterrupt()):
         parrot.answer = failure
         with pytest.raises(type(failure)):
-            talk.take("hi")
+            talk.handle("hi")
     parrot.answer = ContextFull("the conversation has 9 tokens")
-    assert talk.take("hi")  # /clear may follow
+    assert talk.handle("hi")  # /clear may follow
 
 
 def test_an_answer_that_was_cut_says_so(
     talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk.take("hi")
+    talk.handle("hi")
     assert capsys.readouterr().err == ""
     parrot.reason = "length"
-    talk.take("hi")
+    talk.handle("hi")
     assert "/set max_tokens" in capsys.readouterr().err

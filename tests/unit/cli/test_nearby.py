@@ -69,7 +69,7 @@ def announces(name, host, key):
     ("looks", "masters", "known", "typed", "joined", "words"),
     [
         ([(DESK,)], {}, {}, None, (DESK.address, None), "joining desk at 192.168.1.10:7070"),
-        # Nobody is asked about the only one, or while there is somebody to wait for.
+        # The user is not asked about the only master, or while masters are looked for.
         ([(DESK,)], {}, {}, "", (DESK.address, None), ""),
         ([(), (), (DESK,)], {}, {}, None, (DESK.address, None), ""),
         # Of several known masters the one joined last comes first.
@@ -81,13 +81,13 @@ def announces(name, host, key):
             {at(5): HOME},
             None,
             (at(9), HOME),
-            "joining desk at 192.168.1.9:7070, which this machine knows",
+            "joining desk at 192.168.1.9:7070, a known master",
         ),
-        # A master whose places strangers have refuses, too, and so may anybody: who refuses counts where no master
-        # proves to be there.
+        # A master without a free place refuses, too, and so may any program: a refusal counts where no master proves
+        # to be there.
         ([()], {at(4): "?", at(5): HOME}, {at(4): HOME, at(5): HOME}, None, (at(5), HOME), ""),
         ([()], {at(4): "?", at(5): "?"}, {at(4): HOME, at(5): HOME}, None, (at(4), HOME), ""),
-        # Strangers are offered to a person, even if there is only one; where a known master was, one has to prove it.
+        # A person is asked about unknown masters, even about one; where a known master was, it has to prove its key.
         ([(DESK,)], {}, {at(5): HOME}, "1", (DESK.address, None), ""),
         ([(replace(DESK, address=at(5)),)], {}, {at(5): HOME}, "1", (at(5), HOME), ""),
     ],
@@ -103,7 +103,7 @@ def test_which_master_is_joined(found, there, said, terminal, looks, masters, kn
 
 def test_of_several_a_user_is_asked_which_or_none_is_joined(found, said, monkeypatch, terminal, capsys):
     found.append((DESK, PI))
-    with pytest.raises(UserError, match="2 masters announce themselves: say which") as raised:
+    with pytest.raises(UserError, match="2 masters found: choose one") as raised:
         nearby.master_nearby(0.0, {}, said.append)
     assert "pi at 192.168.1.11:7070, which is of another version" in str(raised.value)
     terminal("3", "x", "2")
@@ -114,10 +114,10 @@ def test_of_several_a_user_is_asked_which_or_none_is_joined(found, said, monkeyp
 @pytest.mark.parametrize(
     ("announced", "known", "words"),
     [
-        ((), {}, "no master announced itself within 5 s: start one with --announce"),
+        ((), {}, "no master found within 5 s: start one with --announce"),
         *(
-            (strangers, {at(5): HOME}, r"no master that this machine knows is there \(192.168.1.5:7070")
-            for strangers in ((), (DESK,), (DESK, PI))
+            (others, {at(5): HOME}, r"no known master answers \(192.168.1.5:7070")
+            for others in ((), (DESK,), (DESK, PI))
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_master_serves_while_it_is_not_announced_yet_and_is_until_it_ends(anno
         assert (address, protocol, cluster) == (DESK.address, PROTOCOL, cluster_name(HOME))
         yield "desk"
         ended.set()
-        raise OSError("Network is unreachable")  # nobody's business any more
+        raise OSError("Network is unreachable")  # ignored after the end
 
     with announce(slowly, lambda line: (said.append(line), told.set())):
         assert said == []
@@ -173,7 +173,7 @@ def test_a_master_that_cannot_be_announced_says_so_and_serves(announce, monkeypa
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1", "pi.local"])
 def test_a_master_that_nobody_would_find_is_refused(host):
-    with pytest.raises(UserError, match="--announce: no other machine hears of"):
+    with pytest.raises(UserError, match="--announce: other machines cannot reach"):
         nearby.check_announcing(Address(host, 7070))
 
 

@@ -111,6 +111,6 @@ def test_tokens_are_listed_and_revoked(tmp_path):
     ids = [one["id"] for one in json.loads(said("ls", "--json"))]
     title, _, *rows = [line.split()[:3] for line in said("ls").splitlines()]
     assert (title, rows) == (["token", "state", "uses"], [[ids[0], "usable", "2"], [ids[1], "usable", "any"]])
-    assert said("revoke", ids[0]) == f"token {ids[0]} is void\n"
+    assert said("revoke", ids[0]) == f"token {ids[0]} is revoked\n"
     (left,) = json.loads(said("ls", "--json"))
     assert (left["id"], left["state"], left["uses_left"]) == (ids[1], "usable", None)

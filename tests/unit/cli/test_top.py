@@ -52,7 +52,7 @@ PICTURE = {
 
 def test_the_cluster_in_a_line() -> None:
     assert top.summary(PICTURE) == (
-        "demo: ready; 1 running, 2 queued; 3.2 tokens/s; 40% of 10 guesses came true; KV cache 5 of 16 pages"
+        "demo: ready; 1 running, 2 queued; 3.2 tokens/s; 40% of 10 drafts accepted; KV cache 5 of 16 pages"
     )
     starting = PICTURE | {
         "ready": False,
@@ -78,20 +78,20 @@ def test_requests_events_and_what_is_asked_of_the_user() -> None:
     assert top.request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[3::3] == ("-", "-")
     assert list(top.notes(PICTURE)) == [
         "w-34 (cellar [2J): too slow",
-        "cmpl-1 pauses for 2.0 s: attic was lost",
-        "laptop (192.0.2.7) waits to join: type the code that it shows: tpiedge nodes approve CODE",
+        "cmpl-1 paused for 2.0 s: attic was lost",
+        "laptop (192.0.2.7) waits to join: tpiedge nodes approve CODE, with the code on its screen",
     ]
     assert top.event_line(EVENT, NOON.date()) == "12:00:07 attic was lost: silent for 1.6 s"
     assert top.event_line(EVENT, date(2026, 3, 6)) == "2026-03-05 12:00:07 attic was lost: silent for 1.6 s"
     plain = EVENT | {"kind": "serving", "machine": "", "detail": ""}
-    assert top.event_line(plain, NOON.date()) == "12:00:07 the plan serves"
+    assert top.event_line(plain, NOON.date()) == "12:00:07 serving"
 
 
 @pytest.mark.parametrize(
     ("sender", "said"),
     [
-        ({"kind": "key", "name": ""}, "a key without a name"),
-        ({"kind": "former key", "name": ""}, "a key that is gone"),
+        ({"kind": "key", "name": ""}, "unnamed key"),
+        ({"kind": "former key", "name": ""}, "removed key"),
         ({"kind": "address", "name": "192.0.2.7"}, "192.0.2.7"),
         (None, "-"),
     ],
@@ -190,7 +190,7 @@ def test_it_looks_again_until_q_and_leaves_the_terminal_as_it_was(
         top._watch(None)
         assert termios.tcgetattr(terminal) == before
     os.close(keyboard)
-    first, second, third = capsys.readouterr().out.split("q ends")[:3]
+    first, second, third = capsys.readouterr().out.split("q quits")[:3]
     assert "no master runs here" not in first + third
     assert "no master runs here" in second
     assert all("attic" in screen for screen in (first, second))

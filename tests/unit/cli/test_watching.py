@@ -16,8 +16,8 @@ STATUS = ClusterStatus(True, "", NODES, 0, 0, 3, collective="mesh", bulk_collect
 
 
 def test_a_master_says_how_nodes_add_up() -> None:
-    assert _summary(STATUS) == "ready: 2 nodes (master, ann), mesh (prompts: two-shot)"
-    assert _summary(replace(STATUS, bulk_collective="mesh")) == "ready: 2 nodes (master, ann), mesh"
+    assert _summary(STATUS) == "ready: 2 nodes (master, ann), all-reduce mesh (prompts: two-shot)"
+    assert _summary(replace(STATUS, bulk_collective="mesh")).endswith("(master, ann), all-reduce mesh")
     assert _summary(replace(STATUS, collective="", bulk_collective="")) == "ready: 2 nodes (master, ann)"
 
 
@@ -32,7 +32,7 @@ def beside(**changes: object) -> ClusterStatus:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"spare": "slower"}, "bob waits as a spare: a reason"),
+        ({"spare": "slower"}, "bob is a spare: a reason"),
         ({"spare": "too small", "state": "lost"}, "bob cannot be used: a reason"),
         ({"spare": "excluded", "state": "left out"}, "bob is left out: a reason"),
         ({"spare": "no room", "why": "its\n\x1b[2J disk"}, "bob cannot be used now: its \\x1b[2J disk"),
@@ -54,13 +54,13 @@ def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object]
     [
         (
             {},
-            "all-reduces: mesh (prompts: two-shot)\nanswers: the same to the last bit, whoever computes ",
+            "all-reduce: mesh (prompts: two-shot)\nanswers: bit-identical for any split",
             "?",
         ),
-        (STAR | {"collective_why": "nodes 1 and 2 \x07"}, "all-reduces: star: nodes 1 and 2 ", "\x07"),
-        ({"split_shows": "bf16 \x07"}, "may depend on who computes them, because of bf16 ", "\x07"),
+        (STAR | {"collective_why": "nodes 1 and 2 \x07"}, "all-reduce: star: nodes 1 and 2 ", "\x07"),
+        ({"split_shows": "bf16 \x07"}, "may depend on the split, because of bf16 ", "\x07"),
         ({"ready": False}, "not ready", "answers:"),
-        ({"collective": "", "bulk_collective": ""}, "ready", "all-reduces"),  # a node alone
+        ({"collective": "", "bulk_collective": ""}, "ready", "all-reduce"),  # a node alone
     ],
 )
 def test_nodes_shows_how_answers_are_made(
@@ -79,8 +79,8 @@ def test_a_worker_that_shows_a_code_is_named_once() -> None:
     for now in (0.0, 0.1, 20.0):
         callers([attic], now)
     assert told == [
-        "10.0.0.5 waits to join: type 'tpiedge nodes approve CODE' with the code on its screen "
-        "(it says that it is 'attic')"
+        "10.0.0.5 waits to join and calls itself 'attic': run 'tpiedge nodes approve CODE' with the code on its "
+        "screen"
     ]
     callers([attic, pi], 21.0)
     callers([], 22.0)

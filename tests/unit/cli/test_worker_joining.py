@@ -60,21 +60,21 @@ def network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Network:
     return Network(monkeypatch, tmp_path)
 
 
-STRANGERS = (
+OTHER_PROGRAMS = (
     UserError("what answers is not a tpiedge master"),
     UserError("it is a tpiedge master with another key"),
 )
 
 
-def test_a_stranger_or_a_name_that_means_nothing_ends_a_worker_at_its_start_alone(network: Network) -> None:
-    for stranger in STRANGERS:
-        network.met = [stranger]
-        with pytest.raises(UserError, match=str(stranger)):
+def test_another_program_or_an_unknown_name_ends_a_worker_at_its_start_alone(network: Network) -> None:
+    for error in OTHER_PROGRAMS:
+        network.met = [error]
+        with pytest.raises(UserError, match=str(error)):
             network.join(found=False)
     network.unknown = 1
     with pytest.raises(UserError, match="not known"):
         network.join(found=False)
-    network.unknown, network.met = 2, [*STRANGERS, PeerError("nobody answers"), None]
+    network.unknown, network.met = 2, [*OTHER_PROGRAMS, PeerError("nobody answers"), None]
     assert network.join(found=True) == THERE
     network.met = [PeerError("nobody answers")]
     with pytest.raises(PeerError, match="nobody"):

@@ -17,34 +17,34 @@ ERROR = "Traceback\nModuleNotFoundError: no torch\n"
 
 def result_of(found):
     """Every finding that is not fine says what to do."""
-    assert bool(found.advice) == (found.verdict not in ("ok", "skip"))
-    return found.verdict
+    assert bool(found.advice) == (found.result not in ("ok", "skip"))
+    return found.result
 
 
 def disk(free, bytes_per_s=None):
-    return computer.judge_disk(Path("/c"), free, bytes_per_s and DiskSpeed(bytes_per_s, True))
+    return computer.disk_finding(Path("/c"), free, bytes_per_s and DiskSpeed(bytes_per_s, True))
 
 
 def processor(architecture, *features):
-    return computer.judge_features(architecture, frozenset(features))
+    return computer.features_finding(architecture, frozenset(features))
 
 
 def kernels(isa, switch=""):
-    return computer.judge_arithmetic(0, f'{{"torch": "2.9", "isa": {isa}}}', "", switch)[1]
+    return computer.arithmetic_findings(0, f'{{"torch": "2.9", "isa": {isa}}}', "", switch)[1]
 
 
 @pytest.mark.parametrize(
     ("finding", "result", "words"),
     [
-        (computer.judge_memory(200 * MIB, 16 * GIB, None), "fail", ""),
-        (computer.judge_memory(900 * MIB, 16 * GIB, None), "warn", ""),
-        (computer.judge_memory(2 * GIB, 16 * GIB, 2 * GIB), "ok", "a limit on this process"),
-        (computer.judge_address_space(None), "ok", ""),
-        (computer.judge_address_space(GIB), "fail", ""),
-        (computer.judge_address_space(64 * GIB), "warn", ""),
-        (computer.judge_swap(0, 0), "ok", ""),
-        (computer.judge_swap(GIB, 0), "ok", ""),
-        (computer.judge_swap(GIB, GIB - 1), "warn", ""),
+        (computer.memory_finding(200 * MIB, 16 * GIB, None), "fail", ""),
+        (computer.memory_finding(900 * MIB, 16 * GIB, None), "warn", ""),
+        (computer.memory_finding(2 * GIB, 16 * GIB, 2 * GIB), "ok", "a limit on this process"),
+        (computer.address_space_finding(None), "ok", ""),
+        (computer.address_space_finding(GIB), "fail", ""),
+        (computer.address_space_finding(64 * GIB), "warn", ""),
+        (computer.swap_finding(0, 0), "ok", ""),
+        (computer.swap_finding(GIB, 0), "ok", ""),
+        (computer.swap_finding(GIB, GIB - 1), "warn", ""),
         (disk(MIB), "fail", ""),
         (disk(GIB, 1e9), "warn", ""),
         (disk(99 * GIB, 20e6), "warn", ""),
@@ -57,24 +57,24 @@ def kernels(isa, switch=""):
         (kernels('"avx2"'), "ok", "avx2"),
         (kernels("null"), "warn", "no q8 and q4, and f32 and bf16 are slower"),
         (kernels("null", "0"), "warn", "switched off"),
-        (computer.judge_arithmetic(1, "", ERROR, "")[0], "fail", "ModuleNotFoundError: no torch"),
-        (computer.judge_arithmetic(-4, "", "", "")[0], "fail", "SIGILL"),
-        (network.judge_firewall("# c\nENABLED=yes\n", False, None), "warn", "ufw"),
-        (network.judge_firewall("ENABLED=no\n", False, ""), "ok", "none active"),
-        (network.judge_firewall(None, True, None), "warn", "firewalld"),
-        (network.judge_firewall(None, False, "hook input; policy drop;"), "warn", "nftables"),
-        (network.judge_firewall(None, False, "hook output; policy drop;"), "ok", "none active"),
-        (network.judge_firewall(None, False, None), "ok", "for root"),
-        (network.judge_addresses("pi", ["127.0.0.1", "10.0.0.7", "fe80::1"], [])[0], "ok", "10.0.0.7"),
-        (network.judge_addresses("pi", ["127.0.0.1"], [])[0], "warn", ""),
-        (network.judge_addresses("pi", [], ["127.0.1.1"])[1], "ok", "pi is 127.0.1.1"),
-        (network.judge_addresses("pi", [], [])[1], "warn", ""),
-        (network.judge_packets(True), "ok", ""),
-        (network.judge_packets(False), "fail", "MTU"),
-        (network.judge_packets(None), "skip", ""),
+        (computer.arithmetic_findings(1, "", ERROR, "")[0], "fail", "ModuleNotFoundError: no torch"),
+        (computer.arithmetic_findings(-4, "", "", "")[0], "fail", "SIGILL"),
+        (network.firewall_finding("# c\nENABLED=yes\n", False, None), "warn", "ufw"),
+        (network.firewall_finding("ENABLED=no\n", False, ""), "ok", "none active"),
+        (network.firewall_finding(None, True, None), "warn", "firewalld"),
+        (network.firewall_finding(None, False, "hook input; policy drop;"), "warn", "nftables"),
+        (network.firewall_finding(None, False, "hook output; policy drop;"), "ok", "none active"),
+        (network.firewall_finding(None, False, None), "ok", "only root"),
+        (network.address_findings("pi", ["127.0.0.1", "10.0.0.7", "fe80::1"], [])[0], "ok", "10.0.0.7"),
+        (network.address_findings("pi", ["127.0.0.1"], [])[0], "warn", ""),
+        (network.address_findings("pi", [], ["127.0.1.1"])[1], "ok", "pi is 127.0.1.1"),
+        (network.address_findings("pi", [], [])[1], "warn", ""),
+        (network.packets_finding(True), "ok", ""),
+        (network.packets_finding(False), "fail", "MTU"),
+        (network.packets_finding(None), "skip", ""),
     ],
 )  # fmt: skip
-def test_judgements(finding, result, words):
+def test_findings(finding, result, words):
     assert result_of(finding) == result
     assert words in finding.found
 
@@ -89,15 +89,15 @@ def test_judgements(finding, result, words):
 )
 @pytest.mark.fault("P13", "`tpiedge doctor` tells of clocks that differ")
 def test_the_clock_of_the_master(date, result, found):
-    skew = network.judge_skew(date, NOW, "pi:8080")
+    skew = network.skew_finding(date, NOW, "pi:8080")
     assert result_of(skew) == result
     assert found in skew.found
 
 
 @pytest.mark.fault("P11", "`tpiedge doctor` tells of an unusual MTU")
 def test_mtu():
-    assert result_of(network.judge_mtu({"lo": 65536, "eth0": 1500})) == "ok"
-    tunnel = network.judge_mtu({"eth0": 1500, "wg0": 1200, "odd": 0})
+    assert result_of(network.mtu_finding({"lo": 65536, "eth0": 1500})) == "ok"
+    tunnel = network.mtu_finding({"eth0": 1500, "wg0": 1200, "odd": 0})
     assert (result_of(tunnel), tunnel.found) == ("warn", "wg0 1200")
 
 
@@ -113,12 +113,12 @@ def test_a_running_master_has_its_ports_in_order(monkeypatch, who, result):
     assert (f"{who}, pid 7" in found.advice) == (result == "warn")
 
 
-def test_the_way_to_a_master():
+def test_the_path_to_a_master():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address(*server.getsockname())
         control, *others = network.check_reach(address)
-        assert control.verdict == "ok"
-        assert [item.verdict for item in others] == ["ok", "fail", "warn"]  # tensors' opens as it is needed
+        assert control.result == "ok"
+        assert [item.result for item in others] == ["ok", "fail", "warn"]  # tensors' opens as it is needed
         assert f"is port {address.port} that of its --listen?" in others[1].advice
         assert result_of(*network.check_large_packets(address)) == "ok"
     (closed,) = network.check_reach(address)
@@ -143,8 +143,8 @@ def test_the_clock_is_read_from_an_http_answer():
         thread.start()
         (found,) = network.check_master_clock("127.0.0.1", server.server_port)
         thread.join()
-    assert (found.verdict, found.found) == ("ok", f"agrees with HTTP at 127.0.0.1:{server.server_port}")
-    assert network.check_master_clock("127.0.0.1", server.server_port)[0].verdict == "skip"
+    assert (found.result, found.found) == ("ok", f"agrees with HTTP at 127.0.0.1:{server.server_port}")
+    assert network.check_master_clock("127.0.0.1", server.server_port)[0].result == "skip"
 
 
 def test_the_disk_is_measured_and_nothing_stays(tmp_path):
@@ -167,7 +167,7 @@ def test_findings_come_in_order_without_the_check_that_hangs():
     two = [computer.ok("a", "1"), computer.ok("a", "2")]
     found = computer.examine({"a": lambda: two, "b": hangs, "c": breaks}, 0.2)
     release.set()
-    verdicts = [(item.check, item.verdict) for item in found]
-    assert verdicts == [("a", "ok"), ("a", "ok"), ("b", "warn"), ("c", "warn")]
+    results = [(item.check, item.result) for item in found]
+    assert results == [("a", "ok"), ("a", "ok"), ("b", "warn"), ("c", "warn")]
     assert found[2].found == "no answer within 0.2 s"
     assert "OSError: no such device" in found[3].found

@@ -29,8 +29,8 @@ class World(Engine):
         for piece in batch.pieces if batch else ():
             self.decide(piece)
         running, waiting = self.running, self.batcher.sequences[len(self.running) :]
-        carried = [one.carried for one in waiting if one.carried is not None]
-        assert self.pool.held == len({page for one in (*running, *carried) for page in one.pages})
+        restored = [one.restored for one in waiting if one.restored is not None]
+        assert self.pool.held == len({page for one in (*running, *restored) for page in one.pages})
         assert len({one.slot for one in running}) == len(running)
         assert all(one.done <= len(one.pages) * PAGE for one in running)
         assert not any(one.pages for one in waiting)

@@ -1,4 +1,4 @@
-"""How many guessed tokens a step takes: in simulated time, with steps of known costs and answers of known repeats."""
+"""The number of drafted tokens of a step, in simulated time with steps of known costs and answers of known repeats."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence

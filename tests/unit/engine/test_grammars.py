@@ -39,7 +39,7 @@ class Walker:
         request = GenerationRequest(
             "r", (1,), 99, stop_ids=(stop,), answer_ids=tuple(answer), grammar=grammar
         )
-        return self._grammars.begin(request, again=bool(answer))
+        return self._grammars.start_compile(request, again=bool(answer))
 
     def allowed(self, constraint: Constraint, *, shared: bool = False) -> list[set[int]]:
         return [
@@ -131,7 +131,7 @@ def test_a_tokenizer_that_cannot_be_read_refuses_each_request(tmp_path: Path) ->
     why = "the model's tokenizer cannot be used with grammars"
     with (
         closing(grammars),
-        closing(grammars.begin(request, again=False)) as constraint,
+        closing(grammars.start_compile(request, again=False)) as constraint,
         pytest.raises(UserError, match=why),
     ):
         list(constraint.masks(shared=False))
@@ -244,7 +244,7 @@ def test_an_answer_whose_process_is_killed_goes_on_in_another_one(status: int | 
         assert child.constraint.ready()
         child.constraint.accept([5, 6])
         child.constraint.guess([7])
-        child.process.mask(0.0)  # which nobody has taken when the process is gone
+        child.process.mask(0.0)  # not taken yet when the process is gone
         child.process.end(status, 1.5)
         assert not child.constraint.known()
         assert not child.constraint.known()

@@ -24,7 +24,7 @@ class Waits:
 
     def step(self, unknown: int, *, lone: bool = False) -> float:
         self.waited = []
-        self.account.begin(lone=lone)
+        self.account.start_step(lone=lone)
         for _ in range(2):
             self.unknown = unknown
             asked = [(object(), lambda at=at: at >= self.unknown) for at in range(unknown)]

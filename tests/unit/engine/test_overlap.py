@@ -70,10 +70,10 @@ def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_
     for block in range(blocks):
         for rows in chunk_rows(x_TH, chunks):
             if data.draw(st.booleans()):
-                one.settle(rows)
+                one.finish(rows)
             one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), None, wait=False)
             assert recorder.under_way <= 2
-    one.settle()
+    one.finish()
     assert recorder.under_way == 0
     begun = [call[1:] for call in recorder.calls if call[0] == "begin"]
     assert begun == [call[1:] for call in recorder.calls if call[0] == "finish"]
@@ -88,9 +88,9 @@ def test_a_cancel_ends_the_step_where_every_node_sees_it(cancel_at: Tag) -> None
     with pytest.raises(StepCancelled, match=f"step 1 was cancelled after block {cancel_at.block}"):  # noqa: PT012
         for block in range(2):
             for rows in chunk_rows(x_TH, 2):
-                one.settle(rows)
+                one.finish(rows)
                 one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), None, wait=False)
-        one.settle()
+        one.finish()
     assert recorder.calls[-1] == ("finish", cancel_at.block, cancel_at.chunk)
     expected = 2.0 * cancel_at.block
     assert x_TH[cancel_at.chunk].tolist() == [expected] * HIDDEN
@@ -112,7 +112,7 @@ def test_sums_of_a_grid_travel_as_integers(kind: torch.dtype, native: bool, wait
         one.all_reduce(
             rows, torch.tensor([SUMS[kind]], dtype=kind), Tag(1, 0, 0), torch.ones(HIDDEN), GRID, wait=wait
         )
-        one.settle()
+        one.finish()
     assert recorder.kinds == [kind]
     assert x_TH[0, :3].tolist() == [3.5, 0.5, 2.25]
     if kind is torch.int64:
@@ -133,6 +133,6 @@ def test_parts_that_travel_rounded_are_numbers(wire: WirePrecision, wait: bool) 
         (rows,) = chunk_rows(x_TH, 1)
         one = overlapped(recorder, wire)
         one.all_reduce(rows, partial, Tag(1, 0, 0), None, GRID, wait=wait)
-        one.settle()
+        one.finish()
         assert recorder.kinds == [torch.float32]
         assert x_TH.tolist() == [added]

@@ -110,7 +110,7 @@ def test_what_is_no_number_is_no_limit(computer, value):
 def test_what_may_be_used_follows_the_limits_and_not_what_others_take(computer):
     groups = "0::/box\n"
     root = computer(groups, V2_MOUNTS, v2_memory("box/", 2 * GIB, GIB, f"inactive_file {GIB // 2}"))
-    usual, given, little = (MemoryLimits(asked, root) for asked in (None, GIB, GIB // 4))
+    usual, given, little = (MemoryLimits(limit, root) for limit in (None, GIB, GIB // 4))
     assert usual.usable_bytes() == default_memory_bytes(3 * GIB // 2)
     assert (given.usable_bytes(), little.usable_bytes()) == (GIB, GIB // 4)
     computer(groups, V2_MOUNTS, v2_memory("box/", 2 * GIB, 2 * GIB))

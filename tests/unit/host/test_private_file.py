@@ -38,7 +38,7 @@ def test_a_folder_in_which_others_may_write_is_refused(tmp_path: Path, mode: int
 
 
 def test_in_a_sticky_folder_everybody_has_what_he_made(tmp_path: Path) -> None:
-    """So /tmp can be the cache, but not a folder in it that somebody else made, or where others may write."""
+    """The cache may be /tmp, but no folder in it that another user made or where others may write."""
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)

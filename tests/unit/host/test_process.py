@@ -1,6 +1,4 @@
-"""What a process says about itself, and memory that goes back to the system. In processes of their own: malloc
-remembers all that was before.
-"""
+"""Freed memory goes back to the system. Tests run in processes of their own: malloc remembers all that was before."""
 
 import subprocess
 import sys

@@ -18,7 +18,7 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.fields import Message
-from tpiedge.wire.join import Challenge, Enrol, Enrolled, Knock, Refused, Reveal, Verdict
+from tpiedge.wire.join import Challenge, Enrol, Enrolled, PairingRequest, PairingResult, Refused, Reveal
 
 MASTER, KEY, OTHER = (CurveKeys.generate().public for _ in range(3))
 NAME = peer_name(KEY)
@@ -35,14 +35,14 @@ class Enrolling:
         self.machine = Enrolment("c1", OWN, lambda: self.table, lambda secret: tokens.get(secret, "unknown"))
 
     def reply(self, message: Message, key: str = KEY) -> Enrolled | Refused:
-        reply = self.machine.judge(peer_name(key), key, message)
+        reply = self.machine.check(peer_name(key), key, message)
         if not isinstance(reply, Enrol):
             return reply
         self.spent.append(reply.secret)
         outcome = self._tokens.get(reply.secret, "unknown")
         if outcome == "ok":
             self.table = self.table.admit(KnownWorker(key, reply.name, 1e9, "token"))
-        return self.machine.decided(peer_name(key), reply, outcome)
+        return self.machine.answer(peer_name(key), reply, outcome)
 
     def say(self, message: Message, key: str = KEY) -> str:
         reply = self.reply(message, key)
@@ -94,8 +94,8 @@ def test_a_revoked_key_stays_out_and_spends_nothing() -> None:
 
 def test_the_disk_has_the_last_word_on_a_token() -> None:
     machine, message = Enrolment("c1", OWN, MemberTable, lambda _: "ok"), enrol("good")
-    assert machine.judge(NAME, KEY, message) is message
-    refused = machine.decided(NAME, message, "used")
+    assert machine.check(NAME, KEY, message) is message
+    refused = machine.answer(NAME, message, "used")
     assert isinstance(refused, Refused)
     assert refused.kind == "used"
 
@@ -129,9 +129,9 @@ def test_who_would_not_fit_is_told_both_sides_and_the_way_out(message, words, kn
 
 
 def arrive(pairing, worker, key=KEY, now=0.0, address="a"):
-    challenge = pairing.knock(peer_name(key), key, address, worker.knock, now)
+    challenge = pairing.request(peer_name(key), key, address, worker.request, now)
     assert isinstance(challenge, Challenge)
-    assert pairing.reveal(peer_name(key), worker.challenged(challenge), now) is None
+    assert pairing.reveal(peer_name(key), worker.prove(challenge), now) is None
 
 
 def test_the_code_pairs_both_sides() -> None:
@@ -139,9 +139,9 @@ def test_the_code_pairs_both_sides() -> None:
     arrive(pairing, other, OTHER)
     arrive(pairing, worker)
     assert [one.host for one in pairing.pending(0.0)] == ["pi2", "pi"]
-    approved, verdict = pairing.approve(worker.code, 1.0)
+    approved, result = pairing.approve(worker.code, 1.0)
     assert (approved.name, approved.key, approved.host) == (NAME, KEY, "pi")
-    assert worker.judged(verdict) == MASTER
+    assert worker.verify(result) == MASTER
     with pytest.raises(UserError, match="no waiting worker"):
         pairing.approve(worker.code, 1.0)
 
@@ -149,22 +149,22 @@ def test_the_code_pairs_both_sides() -> None:
 @pytest.mark.fault("W6", "pairing by code fails for both sides")
 def test_somebody_in_the_middle_gets_nothing_from_either_side() -> None:
     pairing, worker = PairingMaster(MASTER), PairingWorker(KEY, "pi")
-    challenge = pairing.knock("w-m", OTHER, "m", worker.knock, 0.0)
+    challenge = pairing.request("w-m", OTHER, "m", worker.request, 0.0)
     assert isinstance(challenge, Challenge)
-    reveal = worker.challenged(Challenge(OTHER, challenge.nonce))
+    reveal = worker.prove(Challenge(OTHER, challenge.nonce))
     assert pairing.reveal("w-m", reveal, 0.0) is None
     with pytest.raises(UserError, match="somebody is between"):
         pairing.approve(worker.code, 1.0)
     for proof in (reveal.proof, bytes(32)):
         with pytest.raises(UserError, match="cannot prove it"):
-            worker.judged(Verdict(proof, ""))
+            worker.verify(PairingResult(proof, ""))
 
 
 def test_a_worker_answers_one_challenge() -> None:
     worker = PairingWorker(KEY, "pi")
-    worker.challenged(Challenge(MASTER, bytes(16)))
+    worker.prove(Challenge(MASTER, bytes(16)))
     with pytest.raises(ProtocolError):
-        worker.challenged(Challenge(OTHER, bytes(16)))
+        worker.prove(Challenge(OTHER, bytes(16)))
 
 
 def test_nobody_waits_for_ever_and_not_too_many_wait() -> None:
@@ -173,7 +173,7 @@ def test_nobody_waits_for_ever_and_not_too_many_wait() -> None:
     for number, key in enumerate(workers[:MAX_PENDING]):
         arrive(pairing, PairingWorker(key, "pi"), key, address=f"a{number // MAX_PER_SOURCE}")
     late = PairingWorker(workers[-1], "pi")
-    assert isinstance(pairing.knock("w-late", workers[-1], "z", late.knock, 1.0), Verdict)
+    assert isinstance(pairing.request("w-late", workers[-1], "z", late.request, 1.0), PairingResult)
     assert len(pairing.pending(PAIRING_S - 1)) == MAX_PENDING
     assert pairing.pending(PAIRING_S) == ()
     arrive(pairing, late, workers[-1], PAIRING_S)
@@ -181,10 +181,11 @@ def test_nobody_waits_for_ever_and_not_too_many_wait() -> None:
 
 def test_out_of_turn_or_malformed_is_refused() -> None:
     pairing = PairingMaster(MASTER)
-    assert isinstance(pairing.reveal(NAME, Reveal(bytes(32)), 0.0), Verdict)
-    assert isinstance(pairing.knock(NAME, KEY, "a", Knock(PROTOCOL, "1", "pi", b"short"), 0.0), Verdict)
-    other = pairing.knock(NAME, KEY, "a", Knock(PROTOCOL + 1, "9", "pi", bytes(16)), 0.0)
-    assert isinstance(other, Verdict)
+    assert isinstance(pairing.reveal(NAME, Reveal(bytes(32)), 0.0), PairingResult)
+    short = pairing.request(NAME, KEY, "a", PairingRequest(PROTOCOL, "1", "pi", b"short"), 0.0)
+    other = pairing.request(NAME, KEY, "a", PairingRequest(PROTOCOL + 1, "9", "pi", bytes(16)), 0.0)
+    assert isinstance(short, PairingResult)
+    assert isinstance(other, PairingResult)
     assert "9 (protocol" in other.message
     assert pairing.pending(0.0) == ()
 

@@ -45,7 +45,7 @@ def test_only_addresses_of_networks_that_this_machine_is_on(addresses, found):
 
 
 @pytest.mark.fault(
-    "H12", "names that strangers announce in the network are shown without control characters, or not at all"
+    "H12", "names that others announce in the network are shown without control characters, or not at all"
 )
 @given(
     st.text() | st.text().map(lambda text: f"{text}.{SERVICE}"),

@@ -15,7 +15,7 @@ from tpiedge.kernels.library import Pool
 from tpiedge.pack.layout import whole_pages
 from tpiedge.wire.fields import KVPrecision
 
-# f32, bf16 and f16 of these bytes are no numbers.
+# In f32, bf16 and f16 such bytes are NaN.
 _NO_NUMBER = 0xFF
 
 

@@ -162,7 +162,7 @@ def sums(x_TI: F32, w: Quantised, exponent: int) -> I64:
 
 def added(parts: Iterable[np.float32]) -> int:
     steps = [float(part) for part in parts]
-    numbers = all(abs(step) <= 1 << 46 for step in steps)  # false of what is no number
+    numbers = all(abs(step) <= 1 << 46 for step in steps)  # false for NaN
     return sum(map(round, steps)) if numbers else NOT_A_NUMBER
 
 

@@ -60,9 +60,9 @@ def test_a_step_beyond_the_pages_is_a_protocol_error() -> None:
     cache = make()
     cache.change([TableChange(0, 0, (3,), 10)], ())
     with pytest.raises(ProtocolError, match="needs 65 positions, the pages of slot 0 have 64"):
-        cache.begin([segment(0, 10, 65)])
+        cache.truncate([segment(0, 10, 65)])
     with pytest.raises(ProtocolError, match="slot 7"):
-        cache.begin([segment(7, 0, 1)])
+        cache.truncate([segment(7, 0, 1)])
     with pytest.raises(ProtocolError, match="page 9"):
         cache.change((), [9])
 
@@ -78,7 +78,7 @@ def test_a_growing_sequence_has_the_bits_of_one_prompt(precision: KVPrecision, n
         cache.change([TableChange(0, 0, pages, 0)], ())
         parts = []
         for start, stop in zip((0, *cuts), (*cuts, 150), strict=True):
-            cache.begin([segment(0, start, stop)])
+            cache.truncate([segment(0, start, stop)])
             append(cache, 0, start, x[start:stop], pool)
             parts.append(attended(cache, 0, q[start:stop], start, pool))
             cache.commit([segment(0, start, stop)])
@@ -97,7 +97,7 @@ def test_a_growing_sequence_has_the_bits_of_one_prompt(precision: KVPrecision, n
 def test_a_node_without_attention_has_an_empty_cache() -> None:
     cache = make(kv_heads=0)
     cache.change([TableChange(0, 0, (0, 1), 0)], [1])
-    cache.begin([segment(0, 0, 3)])
+    cache.truncate([segment(0, 0, 3)])
     assert cache.reserved_bytes == cache.held_bytes == 0
 
 
@@ -127,21 +127,21 @@ def test_a_refused_step_changes_nothing() -> None:
     cache.change([TableChange(0, 0, (0,), 10), TableChange(1, 0, (1,), 10)], ())
     for wrong in ([segment(0, 5, 6), segment(1, 11, 12)], [segment(0, 5, 6), segment(0, 7, 8)]):
         with pytest.raises(ProtocolError, match="hole"):
-            cache.begin(wrong)
-    cache.begin([segment(0, 10, 11)])
+            cache.truncate(wrong)
+    cache.truncate([segment(0, 10, 11)])
     with pytest.raises(ProtocolError, match="page 4"):
         cache.change([TableChange(0, 1, (2, 4), 64)], ())
     with pytest.raises(ProtocolError, match="slot 0 have 64"):
-        cache.begin([segment(0, 10, 65)])
+        cache.truncate([segment(0, 10, 65)])
 
 
 def test_what_is_not_committed_is_dropped() -> None:
     """A step that was cancelled after it had begun is begun again."""
     cache = make()
     cache.change([TableChange(0, 0, (0,), 10)], ())
-    cache.begin([segment(0, 8, 20)])
+    cache.truncate([segment(0, 8, 20)])
     with pytest.raises(ProtocolError, match="slot 0 holds 8, not 9"):
-        cache.begin([segment(0, 9, 20)])
-    cache.begin([segment(0, 8, 20)])
+        cache.truncate([segment(0, 9, 20)])
+    cache.truncate([segment(0, 8, 20)])
     cache.commit([segment(0, 8, 20)])
-    cache.begin([segment(0, 20, 21)])
+    cache.truncate([segment(0, 20, 21)])

@@ -19,7 +19,7 @@ def make(pages: int = PAGES) -> PagePool:
 def filled(pool: PagePool, ids: list[int], scope: str = "") -> list[int]:
     pages, before = [], pool.scope_name(scope)
     for start in range(0, len(ids) - SIZE + 1, SIZE):
-        pages.append(pool.take())
+        pages.append(pool.allocate())
         before = pool.publish(pages[-1], before, ids[start : start + SIZE])
     return pages
 
@@ -51,7 +51,7 @@ def test_the_end_of_a_text_goes_before_its_beginning_and_the_oldest_text_first()
     first, second = filled(pool, [1] * 8), filled(pool, [2] * 8)
     pool.give_back(first)
     pool.give_back(second)
-    assert [pool.take() for _ in range(4)] == [first[1], first[0], second[1], second[0]]
+    assert [pool.allocate() for _ in range(4)] == [first[1], first[0], second[1], second[0]]
 
 
 class Ledger(RuleBasedStateMachine):
@@ -67,7 +67,7 @@ class Ledger(RuleBasedStateMachine):
         self.untold: list[int] = []
 
     @rule()
-    def take(self) -> None:
+    def allocate(self) -> None:
         if self.blank or self.cold:
             kind = self.blank or self.cold
             expected = min(kind)
@@ -76,9 +76,9 @@ class Ledger(RuleBasedStateMachine):
             expected = self._evict()
         else:
             with pytest.raises(InternalError):
-                self.pool.take()
+                self.pool.allocate()
             return
-        assert self.pool.take() == expected
+        assert self.pool.allocate() == expected
         self.counts[expected] = 1
         if expected in self.untold:
             self.untold.remove(expected)

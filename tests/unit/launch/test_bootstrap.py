@@ -28,7 +28,7 @@ def test_all_lines_come_back() -> None:
 
 
 def test_a_path_may_be_no_unicode() -> None:
-    odd = replace(BOOTSTRAP, pack="/srv/mod\udcffles", locker="/tmp/\udc80")
+    odd = replace(BOOTSTRAP, pack="/srv/mod\udcffles", snapshots="/tmp/\udc80")
     assert from_line(to_line(odd), NodeBootstrap) == odd
 
 
@@ -42,8 +42,8 @@ def test_what_another_version_writes_is_refused(kind, line):
 
 
 @given(st.lists(st.sampled_from([0.0, 0.3, 0.31, 2.0]), max_size=30))
-def test_a_late_heartbeat_judges_nobody_and_the_next_one_does(late: list[float]) -> None:
+def test_silence_before_a_late_heartbeat_is_ignored_and_before_the_next_one_counts(late: list[float]) -> None:
     stalls = OwnStalls(0.3)
-    excused = [stalls.beat(late_s) for late_s in late]
-    assert not any(one and other for one, other in pairwise(excused))
-    assert excused[:1] == [late_s > 0.3 for late_s in late[:1]]
+    stalled = [stalls.beat(late_s) for late_s in late]
+    assert not any(one and other for one, other in pairwise(stalled))
+    assert stalled[:1] == [late_s > 0.3 for late_s in late[:1]]

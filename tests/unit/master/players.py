@@ -1,4 +1,4 @@
-"""Those who talk with a master in its stories, played: they do what is usual by themselves, and the test the rest."""
+"""Fake agents and nodes of a master: they do by themselves what is usual, and the test does the rest."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -66,19 +66,19 @@ class FakeRankZero:
         self.epoch = None
 
 
-class FakeDoor:
+class FakeRegistrar:
     def __init__(self) -> None:
         self.members: set[str] = set()
         self.said: list[tuple[str, Message]] = []
         self.new: list[str] = []
 
-    def heard(self, peer: str, message: Message) -> None:
+    def handle(self, peer: str, message: Message) -> None:
         self.said.append((peer, message))
 
     def is_member(self, peer: str) -> bool:
         return peer in self.members
 
-    def settle(self) -> list[str]:
+    def finish_joins(self) -> list[str]:
         new, self.new = self.new, []
         return new
 
@@ -164,7 +164,7 @@ class FakeNode(_Player):
         self.size = 1
         #: Whether it answers a Halt at once, and how many pages it says it leaves.
         self.halts = True
-        self.left = 5
+        self.saved = 5
         #: How far it is, as its heartbeats and its measurements tell.
         self.step = self.block = self.bytes_read = 0
         self.compute_s = 0.0
@@ -193,7 +193,7 @@ class FakeNode(_Player):
             case control.Halt(following=following) if self.halts:
                 self.say(
                     control.Halted(
-                        self.epoch, self.rank, following, self.left, "" if self.left else "no room"
+                        self.epoch, self.rank, following, self.saved, "" if self.saved else "no room"
                     )
                 )
             case control.Shutdown():

@@ -6,7 +6,7 @@ from typing import cast
 
 from tests.fakes.clock import ManualClock
 from tests.fakes.inprocess import InProcessHub
-from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
+from tests.unit.master.players import FakeAgent, FakeNode, FakeRankZero, FakeRegistrar, offer
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.assignments import Assignment, Assignments, Served
 from tpiedge.master.journal import Paused, PendingAnswer
@@ -48,13 +48,13 @@ def assignments_of(*machines: str) -> tuple[Assignment, ...]:
 class Story:
     def __init__(self, served: Served = SERVED, queue_limit: int = 4) -> None:
         self.clock = ManualClock()
-        self.door = FakeDoor()
+        self.registrar = FakeRegistrar()
         self.agents: dict[str, FakeAgent] = {}
         self.nodes: dict[tuple[int, int], FakeNode] = {}
         self.loads = True
         self.min_workers = 0
         self.planned: list[tuple[str, ...]] = []
-        self.foreseen: list[tuple[str, ...]] = []
+        self.planned_for_losses: list[tuple[str, ...]] = []
         self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
         self.step_s: Callable[[tuple[Machine, ...]], float] = lambda _machines: 0.0
         self.spare: dict[str, SpareReason] = {}  # why the plan has no part for a machine
@@ -69,7 +69,7 @@ class Story:
             served,
             self._arranged,
             cast(RankZero, self.rank_zero),
-            self.door,
+            self.registrar,
             queue_limit=queue_limit,
             known=known,
         )
@@ -79,8 +79,8 @@ class Story:
         try:
             found = self.plan(machines)
         finally:
-            if not serving and len(self.members()) > 1:  # for a loss that may come
-                self.foreseen += self.planned[planned:]
+            if not serving and len(self.members()) > 1:  # for a possible loss
+                self.planned_for_losses += self.planned[planned:]
                 del self.planned[planned:]
         if isinstance(found, str):
             return Assignments((), self.spare, reason=found)
@@ -94,7 +94,7 @@ class Story:
 
     def join(self, name: str) -> FakeAgent:
         self.hub.admission.admit(CurveKeys.generate().public, name)
-        self.door.members.add(name)
+        self.registrar.members.add(name)
         agent = self.agents[name] = FakeAgent(self, name)
         agent.say(offer())
         return agent
@@ -196,7 +196,7 @@ def read(answering: PendingAnswer) -> list[object]:
 
 
 def paused(answering: PendingAnswer) -> str:
-    """Why the answer paused first, after the events that were read already. Raises queue.Empty where it did not."""
+    """Returns why the answer paused first, after the events read before. Raises queue.Empty without a pause."""
     while True:
         event = answering._events.get_nowait()
         if isinstance(event, Paused):

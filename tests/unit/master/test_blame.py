@@ -88,7 +88,7 @@ def test_after_a_dispute_everything_passes_rank_0_for_a_while(trio: Story) -> No
     story.turn()
     story.wait_for(lambda: story.ready and len(story.members()) == 3)
     assert collectives(story) == {"star"}
-    assert "one worker's word stands against another's" in story.master.status.collective_why
+    assert "two workers contradict each other" in story.master.status.collective_why
     assert "it does not answer" in story.master.status.collective_why
     epoch = story.epoch
     story.clock.advance(STAR_S)

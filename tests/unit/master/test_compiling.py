@@ -13,7 +13,7 @@ class Compiler(Book):
         self.groups: dict[str, str] = {}
 
     def ask(self, name: str, client: str = "a", text: str | None = "") -> PendingAnswer:
-        """Without a `text` the grammar is its own; None: no grammar."""
+        """Submits a request; its grammar is `text` (default: the name; None: no grammar)."""
         grammar = None if text is None else Grammar("regex", text or name)
         return self.requests.submit(GenerationRequest(name, (1, 2), 9, grammar=grammar), client)
 
@@ -92,7 +92,7 @@ def test_a_grammar_that_is_refused_ends_its_request_and_the_next_one_has_its_pla
 
 @pytest.mark.fault("H14", "no more are compiled at a time, however often clients leave")
 def test_a_compilation_keeps_its_place_until_rank_0_has_ended_it() -> None:
-    """So that asking and leaving, again and again, makes no more processes."""
+    """Requests that are cancelled again and again make no more processes."""
     book = Compiler(compiles=1)
     first = book.ask("first")
     assert book.prepare() == ["first"]

@@ -11,7 +11,7 @@ from tests.unit.api.test_cluster import STATS, after
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, assignments_of, two_machines
 from tpiedge.master.assignments import Assignment
-from tpiedge.master.counters import AGREEING, STEPS, WINDOW_S, Counted, CounterLog, Pace
+from tpiedge.master.counters import STEPS, WINDOW_S, WINDOWS, Counted, CounterLog, Speeds
 from tpiedge.master.roster import SLOWED_S, Machine, Roster
 from tpiedge.wire.control import AskStats, Stats
 
@@ -19,7 +19,7 @@ from tpiedge.wire.control import AskStats, Stats
 def test_the_time_is_that_between_arrivals_of_the_last_seconds() -> None:
     log = CounterLog()
     for at in (0.0, 0.3, 1.7, 3.0, 6.2, 6.3, 11.9):
-        log.take(after(STATS, 1, bytes_sent=10 * at), at)
+        log.add(after(STATS, 1, bytes_sent=10 * at), at)
         counted = log.counted(at)
         assert counted is not None
         assert counted.spent_s <= 6.0
@@ -29,10 +29,10 @@ def test_the_time_is_that_between_arrivals_of_the_last_seconds() -> None:
 
 def test_what_came_long_ago_says_nothing() -> None:
     log = CounterLog()
-    log.take(STATS, 0.0)
-    log.take(after(STATS, 9), 60.0)
+    log.add(STATS, 0.0)
+    log.add(after(STATS, 9), 60.0)
     assert log.counted(60.0) == Counted(after(STATS, 9), after(STATS, 9), 0.0)
-    log.take(after(STATS, 12), 61.0)
+    log.add(after(STATS, 12), 61.0)
     assert log.counted(62.0) == Counted(after(STATS, 12), after(STATS, 9), 1.0)
     assert log.counted(3600.0) == Counted(after(STATS, 12), after(STATS, 12), 0.0)
 
@@ -42,29 +42,29 @@ _NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 8))
 
 class Nodes:
     def __init__(self, expected: Sequence[float]) -> None:
-        self.pace = Pace(expected)
+        self.speeds = Speeds(expected)
         self.now = 5.0
         self.counters = {rank: structs.replace(_NOTHING, rank=rank) for rank in range(len(expected))}
-        self.pace.look(dict(self.counters), self.now)
+        self.speeds.update(dict(self.counters), self.now)
 
     def window(
-        self, paces: Sequence[float], steps: int = STEPS, tokens: int = 1, seconds: float = WINDOW_S
+        self, step_ffn_s: Sequence[float], steps: int = STEPS, tokens: int = 1, seconds: float = WINDOW_S
     ) -> dict[int, list[float]]:
         self.now += seconds
-        for rank, pace in enumerate(paces):
+        for rank, ffn_s in enumerate(step_ffn_s):
             before = self.counters[rank]
             self.counters[rank] = structs.replace(
                 before,
                 steps=before.steps + steps,
                 tokens=before.tokens + steps * tokens,
-                ffn_s=before.ffn_s + steps * pace,
+                ffn_s=before.ffn_s + steps * ffn_s,
             )
-        self.pace.look(dict(self.counters), self.now)
-        return {rank: list(found) for rank, found in enumerate(self.pace.slower) if found}
+        self.speeds.update(dict(self.counters), self.now)
+        return {rank: list(found) for rank, found in enumerate(self.speeds.slowdowns) if found}
 
 
 @pytest.mark.parametrize(
-    ("expected", "paces", "off"),
+    ("expected", "step_ffn_s", "off"),
     [
         ((1.0, 1.0), (0.1, 0.1), {1: 1.0}),
         ((1.0, 1.0), (0.1, 0.3), {1: 3.0}),
@@ -79,12 +79,12 @@ class Nodes:
     ids=str,
 )
 def test_how_many_times_slower_than_expected_each_is(
-    expected: tuple[float, ...], paces: tuple[float, ...], off: dict[int, float]
+    expected: tuple[float, ...], step_ffn_s: tuple[float, ...], off: dict[int, float]
 ) -> None:
     nodes = Nodes(expected)
-    for count in range(1, AGREEING + 2):
-        windows = min(count, AGREEING)
-        assert nodes.window(paces) == {rank: pytest.approx([one] * windows) for rank, one in off.items()}
+    for count in range(1, WINDOWS + 2):
+        windows = min(count, WINDOWS)
+        assert nodes.window(step_ffn_s) == {rank: pytest.approx([one] * windows) for rank, one in off.items()}
 
 
 @pytest.mark.parametrize("between", [{"steps": STEPS - 1}, {"tokens": 9}, {"seconds": WINDOW_S / 2}], ids=str)
@@ -120,9 +120,9 @@ def plans(story: Story) -> Plans:
     return plans
 
 
-def run(story: Story, windows: int, pace: float) -> None:
+def run(story: Story, windows: int, slowdown: float) -> None:
     for _ in range(round(windows * WINDOW_S)):
-        for rank, seconds in enumerate((0.01, 0.01 * pace)[: len(story.members())]):
+        for rank, seconds in enumerate((0.01, 0.01 * slowdown)[: len(story.members())]):
             node = story.node(rank, story.epoch)
             node.steps += 8
             node.ffn_s += 8 * seconds
@@ -135,10 +135,10 @@ def run(story: Story, windows: int, pace: float) -> None:
     "P17", "one that stays slow is planned with that speed during an answer, and the status says so"
 )
 def test_a_worker_that_got_slow_is_planned_with_the_speed_that_it_has(story: Story, plans: Plans) -> None:
-    run(story, 2, pace=1.0)
+    run(story, 2, slowdown=1.0)
     asked, speed = story.root.count(AskStats), story.worker().speed
-    run(story, AGREEING + 2, pace=4.0)
-    assert story.root.count(AskStats) - asked <= 3 * (AGREEING + 2), "counters cost something"
+    run(story, WINDOWS + 2, slowdown=4.0)
+    assert story.root.count(AskStats) - asked <= 3 * (WINDOWS + 2), "counters cost something"
     assert plans.slowdowns == [pytest.approx(4.0, rel=0.01)]
     assert "its arithmetic takes 4.0 times as long as it measured" in story.worker().why
     assert story.worker().speed == pytest.approx(speed / 4, rel=0.01)

@@ -34,7 +34,7 @@ def test_the_answer_goes_on_with_the_worker_until_the_others_are_ready_and_then_
     trio.agents["w-2"].prepares = False
     drained(trio)
     assert (trio.worker().state, trio.worker().rank) == ("draining", 1)
-    assert "until then it computes" in trio.worker().why
+    assert "in use until" in trio.worker().why
     before.token()
     trio.settle()
     assert before.count(Shutdown) == 0
@@ -44,7 +44,7 @@ def test_the_answer_goes_on_with_the_worker_until_the_others_are_ready_and_then_
     trio.settle()
     assert before.count(Shutdown) == 1
     assert trio.members() == ("master", "w-2")
-    assert paused(running) == "a new plan begins"
+    assert paused(running) == "switching to a new plan"
     found = trio.worker()
     assert (found.state, found.rank, found.spare) == ("drained", None, "drained")
     assert "tpiedge nodes drain w-1 --undo" in found.why
@@ -76,9 +76,7 @@ def test_a_worker_without_which_the_others_cannot_serve_keeps_its_part(trio: Sto
     trio.min_workers, epoch = 2, trio.epoch
     ordered = trio.master.drain_worker("w-1")
     trio.settle()
-    assert refusal(ordered) == (
-        "without pi the others cannot serve, so it keeps its part: 1 of 2 workers here"
-    )
+    assert refusal(ordered) == ("cannot drain pi: the others cannot serve without it: 1 of 2 workers here")
     assert (trio.epoch, trio.ready, trio.worker().state) == (epoch, True, "ready")
     assert all(agent.count(Prepare) == 1 for agent in trio.agents.values())
 

@@ -121,7 +121,7 @@ def test_nobody_is_sent_elsewhere_than_where_a_node_speaks_from() -> None:
 def test_a_loss_is_told_to_the_others_and_becomes_one_event() -> None:
     nodes = Nodes(3)
     nodes.start()
-    nodes.epoch.lose(1, "cut off")
+    nodes.epoch.mark_lost(1, "cut off")
     nodes.epoch.ended(1, "status 1")
     assert nodes.posted == [(0, control.Lost(3, 1, "cut off")), (2, control.Lost(3, 1, "cut off"))]
     assert str(nodes.error()) == "node 1 was lost during the work: cut off"
@@ -245,7 +245,7 @@ def test_who_does_not_say_where_it_listens_is_lost_and_not_those_who_wait_for_it
 
 
 @pytest.mark.parametrize(("message", "disputes"), [("node 1 sent a NaN", True), ("node 0 sent a NaN", False)])
-def test_who_accuses_the_masters_own_node_disputes_nothing(message: str, disputes: bool) -> None:
+def test_a_report_on_the_masters_own_node_is_no_dispute(message: str, disputes: bool) -> None:
     nodes = Nodes(3)
     nodes.start()
     nodes.epoch.handle(2, control.Failed(3, 2, "", "Misconduct", message))

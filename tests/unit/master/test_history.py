@@ -41,12 +41,12 @@ def test_machines_come_and_go() -> None:
     assert book.new() == [("drained", "ann's", "")]
     book.roster.step("ann", WorkerEvent.UNDRAINED, 0.0)
     assert book.new() == [("undrained", "ann's", "")]
-    book.roster.lose("ann", STOPPED, 0.0)
-    book.roster.lose("bob", "silent for 1.6 s", 0.0)
+    book.roster.mark_away("ann", STOPPED, 0.0)
+    book.roster.mark_away("bob", "silent for 1.6 s", 0.0)
     assert book.new() == [("left", "ann's", STOPPED), ("lost", "bob's", "silent for 1.6 s")]
     book.offers("bob")
     assert book.new() == [("joined", "bob's", "")]
-    book.roster.forget("bob")
+    book.roster.remove("bob")
     assert book.new() == [("revoked", "bob's", "")]
 
 
@@ -156,7 +156,7 @@ def test_what_is_told_follows_what_happens(story: Story) -> None:
     story.turn()
     story.root.token()
     story.turn()
-    assert said(unasked) == [waits, loss, f"{loss}; going on with the same machines", ""], "its turn is later"
+    assert said(unasked) == [waits, loss, f"{loss}; going on with the same machines", ""], "it starts later"
     back.failed("its process was killed by SIGKILL")
     story.turn()
     assert said(running)[0] == "pi was lost: its process was killed by SIGKILL"

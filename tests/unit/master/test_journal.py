@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.master.stories import request
-from tpiedge.master.journal import GUILTY, SUSPECT, PendingAnswer
+from tpiedge.master.journal import POISON_AFTER, QUARANTINE_AFTER, PendingAnswer
 from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
@@ -23,7 +23,7 @@ def token(index: int, token_id: int = 5) -> Token:
 @given(st.lists(st.integers(0, 6), max_size=40))
 def test_tokens_come_once_and_in_their_order_whatever_is_said(indices: list[int]) -> None:
     journal = accepted(SAMPLED)
-    passed = [new.index for index in indices if isinstance(new := journal.take(token(index)), Token)]
+    passed = [new.index for index in indices if isinstance(new := journal.append(token(index)), Token)]
     assert passed == list(range(len(passed)))
     assert journal.answer_ids == [5] * len(passed)
 
@@ -36,7 +36,7 @@ def test_scores_come_once_and_in_their_order_whatever_is_said(said: list[tuple[i
     for first, count in said:
         scores = tuple(float(first + n) for n in range(count))
         likeliest = tuple((7 + which, score) for score in scores for which in range(2))
-        new = journal.take(PromptScores(1, "r-1", first, scores, likeliest))
+        new = journal.append(PromptScores(1, "r-1", first, scores, likeliest))
         if isinstance(new, PromptScores):
             assert new.first == len(passed) + 1
             assert new.likeliest == tuple((7 + which, score) for score in new.scores for which in range(2))
@@ -59,7 +59,7 @@ def test_an_answer_is_complete_where_no_token_can_follow(
 ) -> None:
     journal = accepted(replace(SAMPLED, ignore_eos=ignore_eos))
     for index, token_id in enumerate(tokens):
-        journal.take(token(index, token_id))
+        journal.append(token(index, token_id))
     assert journal.finish_reason == reason
 
 
@@ -74,37 +74,37 @@ def test_what_an_earlier_master_passed_on_is_not_passed_on_again(scores: list[bo
     journal.restore(said, 3.0)
     assert journal.answer_ids == [5] * scores.count(False)
     assert journal.rest.answer_ids == tuple(journal.answer_ids)
-    assert [journal.take(message) for message in said] == [None] * len(said)
+    assert [journal.append(message) for message in said] == [None] * len(said)
     assert journal.begun
     assert journal.paused == 3.0
-    assert not journal.suspect
+    assert not journal.quarantined
 
 
 def dies(journal: PendingAnswer, *, tokens: int, alone: bool = True) -> None:
     for _ in range(tokens):
-        journal.take(token(len(journal.answer_ids)))
+        journal.append(token(len(journal.answer_ids)))
     journal.died(alone=alone)
     journal.interrupted(0.0, "loss")
 
 
-def test_a_request_is_guilty_after_deaths_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
+def test_a_request_is_poison_after_deaths_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
     journal = accepted(request())
-    for number in range(1, 3 * GUILTY):
+    for number in range(1, 3 * POISON_AFTER):
         dies(journal, tokens=0, alone=False)
-        assert journal.suspect == (number >= SUSPECT)
-        assert not journal.guilty
+        assert journal.quarantined == (number >= QUARANTINE_AFTER)
+        assert not journal.poison
     dies(journal, tokens=0)
-    assert journal.guilty
+    assert journal.poison
 
 
 def test_a_token_between_deaths_is_progress() -> None:
     journal = accepted(request())
-    for _ in range(GUILTY - 1):
+    for _ in range(POISON_AFTER - 1):
         dies(journal, tokens=0)
-    assert journal.suspect
+    assert journal.quarantined
     dies(journal, tokens=2)
-    assert not journal.suspect
-    for _ in range(3 * GUILTY):
-        assert not journal.guilty
+    assert not journal.quarantined
+    for _ in range(3 * POISON_AFTER):
+        assert not journal.poison
         dies(journal, tokens=1)
-    assert journal.guilty, "the first token comes of the prompt alone"
+    assert journal.poison, "the first token comes of the prompt alone"

@@ -59,7 +59,7 @@ def of_own(story: Story, planned_bytes: int) -> tuple[Assignment, ...]:
 
 
 def test_without_a_plan_the_machine_gives_all_that_it_may(story: Story) -> None:
-    """Its node was killed for want of memory, and three quarters of it hold no share."""
+    """The master's node was killed for want of memory, and three quarters of it hold no share."""
     story.plan = lambda _machines: (
         of_own(story, 4 * GIB) if story.rank_zero.memory_bytes >= 4 * GIB else "too little"
     )

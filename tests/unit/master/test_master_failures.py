@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.master.stories import Story, failure, outcome, two_machines
 from tpiedge.errors import ResourceError
-from tpiedge.master.journal import GUILTY
+from tpiedge.master.journal import POISON_AFTER
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.workers import FIRST_S, LONGEST_DUE_S
 from tpiedge.wire.epochs import Prepare
@@ -95,7 +95,7 @@ def kill(story: Story, name: str) -> Callable[[], None]:
 def test_a_worker_without_which_nothing_serves_is_tried_ever_later_when_its_node_dies_again_and_again(
     story: Story,
 ) -> None:
-    """Whoever comes meanwhile ends the wait, and it is left out."""
+    """Another worker that joins ends the wait; the failing one is left out."""
     story.min_workers = 1
     two_machines(story)
     pauses = [int(away(story, kill(story, "w-1"))) for _ in range(6)]
@@ -125,7 +125,7 @@ def test_a_request_that_kills_every_session_fails_alone_and_the_others_go_on(sto
         story.wait(0.1)
         if story.ready and "good" in story.root.asked:
             break
-    assert deaths == GUILTY
+    assert deaths == POISON_AFTER
     assert "killed by SIGSEGV" in str(failure(poison))
     story.root.token("good")
     story.finish("good")

@@ -10,7 +10,7 @@ from tpiedge.master.assignments import Assignment
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.roster import Machine
 from tpiedge.transport.endpoint import Envelope
-from tpiedge.wire.control import Accused, Listening
+from tpiedge.wire.control import Breach, Listening
 from tpiedge.wire.epochs import AgentPulse, Launch, MasterPulse, NodeEnded, Preparing
 
 #: Messages of a flood for each message of another peer, and how many the master reads in a turn.
@@ -50,14 +50,14 @@ def test_a_cause_that_fills_a_message_does_not_end_the_master(story: Story) -> N
 @pytest.mark.fault(
     "W2", "a node or an agent that breaks the protocol is left out; the answer comes without it"
 )
-@pytest.mark.fault("W11", "the node that rank 0 accuses is left out; the answer comes without it")
+@pytest.mark.fault("W11", "the node that rank 0 reports is left out; the answer comes without it")
 @pytest.mark.parametrize(
     ("breach", "words"),
     [
         (lambda _, node, root: node.say(Listening(node.epoch, 1, "tcp://1.2.3.4:5")), "it listens, where"),
         (lambda _, node, root: node.spoke.send_frame(b"junk"), "malformed"),
         (lambda _, node, root: node.token(), "it sent Token, which is not a node's to send"),
-        (lambda _, node, root: root.say(Accused(node.epoch, 0, 1, "node 1 sent a NaN")), "node 1 sent a NaN"),
+        (lambda _, node, root: root.say(Breach(node.epoch, 0, 1, "node 1 sent a NaN")), "node 1 sent a NaN"),
         (lambda agent, *_: agent.say(Launch(1)), "it sent Launch, which is not a worker's to send"),
         (lambda agent, *_: agent.spoke.send_frame(b"junk"), "malformed"),
     ],
@@ -153,9 +153,9 @@ def test_a_planner_that_always_fails_is_a_reason_and_no_end(story: Story) -> Non
         story.submit()
 
 
-def test_strangers_speak_with_the_door_alone(story: Story) -> None:
-    story.hub.admission.admit("k" * 40, "w-guest")
-    story.hub.spoke("w-guest").send(offer())
+def test_only_the_registrar_hears_unknown_peers(story: Story) -> None:
+    story.hub.admission.admit("k" * 40, "w-unknown")
+    story.hub.spoke("w-unknown").send(offer())
     story.settle()
-    assert [peer for peer, _ in story.door.said] == ["w-guest"]
+    assert [peer for peer, _ in story.registrar.said] == ["w-unknown"]
     assert story.planned[-1] == ()

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, failure, outcome, paused, two_machines
 from tpiedge.errors import PeerLost, TpiedgeError
-from tpiedge.master.journal import GUILTY
+from tpiedge.master.journal import POISON_AFTER
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.epochs import Leaving
 
@@ -93,7 +93,7 @@ def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
     story.min_workers = 1
     two_machines(story)
     answering = story.submit()
-    for _ in range(2 * GUILTY):
+    for _ in range(2 * POISON_AFTER):
         epoch = story.epoch
         story.turn()
         assert story.root.asked == ["r-1"]
@@ -105,13 +105,13 @@ def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
 
 
 def test_a_request_under_which_a_workers_node_hangs_again_and_again_fails(story: Story) -> None:
-    """Rank 0 waits for it for a minute each time; nobody else would ever be served."""
+    """Rank 0 waits for the node for a minute each time; no other request would ever be served."""
     story.min_workers = 1
     two_machines(story)
     answering = story.submit()
     hangs = 0
     while not story.master.requests.idle:
-        assert hangs < GUILTY
+        assert hangs < POISON_AFTER
         story.wait_for(lambda: story.ready and story.root.asked == ["r-1"])
         story.wait(60.0)
         hangs += 1
@@ -121,7 +121,7 @@ def test_a_request_under_which_a_workers_node_hangs_again_and_again_fails(story:
         story.rank_zero.cause = "its process ended with status 3"
         story.wait_for(lambda epoch=epoch: story.ready and story.epoch > epoch)
         story.turn()
-    assert hangs == GUILTY
+    assert hangs == POISON_AFTER
     assert "alive but without progress" in str(failure(answering))
 
 

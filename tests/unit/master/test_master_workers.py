@@ -57,7 +57,7 @@ def test_where_nothing_is_served_a_worker_that_fetches_for_long_is_not_waited_fo
     slow = fetching(story, 100)
     story.wait_for(lambda: story.ready, 5.0)
     assert story.members() == ("master", "w-1")
-    assert told(slow) == [("fetching", "its weights take long to come, and the others begin without it")]
+    assert told(slow) == [("fetching", "its weights take long to fetch, so the others start without it")]
     assert slow.count(Prepare) == 2, "it goes on while the others serve"
     story.answer()
     slow.prepared()

@@ -82,7 +82,7 @@ def test_the_speed_that_counts_is_that_with_the_model_s_weights(
 
 
 def test_a_machine_without_native_kernels_has_no_part_in_a_quantised_model() -> None:
-    """Nor is it waited for in vain without a word; in another model it has one."""
+    """The spare machine gets a reason; in another model it has a part."""
     able, lacking = machine("w-1"), machine("w-2")
     lacking = replace(lacking, offer=structs.replace(lacking.offer, isa=NO_ISA))
     found = arranged(placement(model=replace(MODEL, needs_native=True))((able, lacking), ()))
@@ -97,7 +97,7 @@ def test_a_machine_without_native_kernels_has_no_part_in_a_quantised_model() -> 
     assert len(arranged(placement()((able, lacking), ())).assignments) == 3
 
 
-def test_a_machine_on_a_slow_link_has_no_seat() -> None:
+def test_a_machine_on_a_slow_link_gets_no_part() -> None:
     found = arranged(placement()((machine(link=LinkSpeed(1.0, 1e3)),), ()))
     assert len(found.assignments) == 1
     assert found.spare["w-1"].kind == "slower"
@@ -112,7 +112,7 @@ def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:
     assert spare(alone) == {
         "w-2": (
             "slower",
-            "a token takes about 24 ms with it and 26 ms without it (not worth starting every node anew); the master's "
+            "a token takes about 24 ms with it and 26 ms without it (not worth restarting every node); the master's "
             "--min-workers 2 takes it in",
         )
     }
@@ -155,13 +155,13 @@ def test_given_shares_wait_for_as_many_workers_and_leave_more_spare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "seats"),
+    ("here", "slots"),
     [("ann bob", "ann bob"), ("bob eve", "eve bob"), ("ann eve fay", "ann eve"), ("eve fay", "eve fay")],
 )
-def test_who_has_which_part_of_shares(here: str, seats: str) -> None:
+def test_who_fills_which_slot_of_shares(here: str, slots: str) -> None:
     """Parts belong to those who were let in first, ann and bob; who is let in next stands in for one that is away."""
     places = {"ann": 0, "bob": 1, "eve": 2, "fay": 3}
     machines = [replace(machine(name), place=places[name]) for name in here.split()]
     found = arranged(placement(weights=parse_shares("1,1,2", 3))(tuple(machines), ()))
-    assert [one.machine for one in found.assignments[1:]] == seats.split()
+    assert [one.machine for one in found.assignments[1:]] == slots.split()
     assert [len(one.share.ffn) for one in found.assignments] == [4, 4, 8]

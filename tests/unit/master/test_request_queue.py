@@ -9,7 +9,7 @@ from msgspec import structs
 from tests.fakes.clock import ManualClock
 from tests.unit.master.stories import request
 from tpiedge.errors import InternalError, PeerLost, TpiedgeError, UserError
-from tpiedge.master.journal import GUILTY, SUSPECT, Paused, PendingAnswer, TakenUp
+from tpiedge.master.journal import POISON_AFTER, QUARANTINE_AFTER, Paused, PendingAnswer, Resubmitted
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import POSTPONED_LIMIT, Dismissed, QueueFull, RequestQueue
 from tpiedge.master.request_times import Reading, Totals
@@ -31,8 +31,8 @@ class Book:
     def _submitted(self) -> None:
         self.submitted += 1
 
-    def submit(self, name: str = "r-1", client: str = "", *, attended: bool = True) -> PendingAnswer:
-        return self.requests.submit(request(name), client, attended=attended)
+    def submit(self, name: str = "r-1", client: str = "", *, has_reader: bool = True) -> PendingAnswer:
+        return self.requests.submit(request(name), client, has_reader=has_reader)
 
     def resume(self, name: str, tokens: int) -> PendingAnswer:
         return self.requests.resume(request(name), [token(name, index) for index in range(tokens)], "again")
@@ -47,7 +47,7 @@ class Book:
         assert started == bool(asked)
         return asked[0] if asked else None
 
-    def lose(self, why: str = "gone") -> None:
+    def lose_node(self, why: str = "gone") -> None:
         error = PeerLost(1, "the work", why)
         self.requests.interrupt(str(error), error, died=True)
 
@@ -99,7 +99,7 @@ def test_what_became_of_the_requests_is_counted() -> None:
     book.requests.tell(Failed(1, 0, "r-4", "UserError", "too long"))
     book.submit("r-5")
     book.start()
-    book.lose()
+    book.lose_node()
     assert book.start() == "r-5"
     book.clock.advance(2.5)
     book.requests.tell(token("r-5"))
@@ -165,14 +165,14 @@ def test_an_answer_is_never_shorter_than_rank_0_says() -> None:
     assert book.requests.totals == Totals(failed=1, tokens=1)
 
 
-def test_that_a_request_is_taken_up_is_said_once_and_not_before_it_is_asked_for() -> None:
+def test_that_a_request_is_resubmitted_is_said_once_when_it_is() -> None:
     book = Book()
     asked, waiting = book.resume("r-1", 1), book.resume("r-2", 1)
     for _ in range(2):
         book.start()
         book.requests.interrupt("again")
     book.requests.fail_all(NotServing("nobody"))
-    assert events(asked)[:-1] == [Paused("again"), TakenUp()]
+    assert events(asked)[:-1] == [Paused("again"), Resubmitted()]
     assert events(waiting)[:-1] == [Paused("again")]
 
 
@@ -194,8 +194,8 @@ class Queues(RuleBasedStateMachine):
         self.unwanted: set[str] = set()
         self.ended: set[str] = set()
         self.absent: set[str] = set()
-        self.giving_way: set[str] = set()
-        self.gave_way: set[str] = set()
+        self.preempting: set[str] = set()
+        self.preempted: set[str] = set()
         self.closed = False
 
     @initialize(said=st.lists(st.integers(0, 4), max_size=5))
@@ -212,16 +212,16 @@ class Queues(RuleBasedStateMachine):
             else:
                 self.waiting.append(name)
 
-    @rule(client=st.sampled_from(["", "", "a", "b"]), attended=st.booleans())
-    def submit(self, client: str, attended: bool) -> None:
+    @rule(client=st.sampled_from(["", "", "a", "b"]), has_reader=st.booleans())
+    def submit(self, client: str, has_reader: bool) -> None:
         self.count += 1
         name = f"r-{self.count}"
         self.clients[name] = client
-        waiting = [one for one in self.waiting if one not in self.told or one in self.gave_way]
+        waiting = [one for one in self.waiting if one not in self.told or one in self.preempted]
         own = sum(self.clients[one] == client for one in waiting)
         full = own >= 3 or own >= 6 - len(waiting)
         try:
-            self.accepted[name] = self.book.submit(name, client, attended=attended)
+            self.accepted[name] = self.book.submit(name, client, has_reader=has_reader)
         except NotServing:
             assert self.closed
         except QueueFull:
@@ -229,7 +229,7 @@ class Queues(RuleBasedStateMachine):
         else:
             assert not full
             self.waiting.append(name)
-            if not attended:
+            if not has_reader:
                 self.absent.add(name)
 
     @rule()
@@ -237,22 +237,22 @@ class Queues(RuleBasedStateMachine):
         asked = len(self.book.cancelled)
         order = self.book.order()
         started = order.id if order is not None else None
-        suspects = {name for name in self.told if self._losses(name) >= SUSPECT}
+        quarantined = {name for name in self.told if self._deaths(name) >= QUARANTINE_AFTER}
         awaited = [name for name in self.waiting if name not in self.absent]
-        if len(self.running) == self.parallel or not self.waiting or suspects & {*self.running}:
+        if len(self.running) == self.parallel or not self.waiting or quarantined & {*self.running}:
             assert started is None
-            ending = self.giving_way | self.unwanted
+            ending = self.preempting | self.unwanted
             missing = max(0, len(awaited) - len(ending & {*self.running}))
-            staying = ending | suspects
+            staying = ending | quarantined
             able = [one for one in reversed(self.running) if one in self.absent and one not in staying]
             assert self.book.cancelled[asked:] == able[:missing]
-            self.giving_way |= {*able[:missing]}
+            self.preempting |= {*able[:missing]}
         else:
-            able = [name for name in self.waiting if (name in suspects) != bool(self.running)]
+            able = [name for name in self.waiting if (name in quarantined) != bool(self.running)]
             able = able or [*self.waiting] if not self.running else able
-            if self.running and suspects & {*self.waiting}:
+            if self.running and quarantined & {*self.waiting}:
                 able = [name for name in able if name in self.told]
-            if self.running or not suspects & {*self.waiting}:
+            if self.running or not quarantined & {*self.waiting}:
                 able = [name for name in able if name not in self.absent] or able
             if not able:
                 assert order is None
@@ -266,7 +266,7 @@ class Queues(RuleBasedStateMachine):
                 client = self.clients[started]
                 assert places[client] == min(places[self.clients[name]] for name in able)
                 assert started == next(name for name in able if self.clients[name] == client)
-            self.gave_way.discard(order.id)
+            self.preempted.discard(order.id)
             self.waiting.remove(order.id)
             self.running.append(order.id)
             assert len(order.answer_ids) == self.told.setdefault(order.id, 0)
@@ -293,21 +293,21 @@ class Queues(RuleBasedStateMachine):
         if name not in self.running or kind in ("token", "old token"):
             return
         self.running.remove(name)
-        gave_way = name in self.giving_way - self.unwanted and kind == "cancelled"
-        if gave_way and told < self.accepted[name].request.max_tokens:
+        preempted = name in self.preempting - self.unwanted and kind == "cancelled"
+        if preempted and told < self.accepted[name].request.max_tokens:
             self.waiting.appendleft(name)
             self.passed[name] = 0
-            self.giving_way.remove(name)
-            self.gave_way.add(name)
+            self.preempting.remove(name)
+            self.preempted.add(name)
         else:
             self._end(name)
 
     @precondition(lambda self: self.accepted)
-    @rule(data=st.data(), attended=st.booleans())
-    def attend(self, data: st.DataObject, attended: bool) -> None:
+    @rule(data=st.data(), has_reader=st.booleans())
+    def set_has_reader(self, data: st.DataObject, has_reader: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.accepted)))
-        self.accepted[name].attend(attended)
-        self.absent = self.absent - {name} if attended else self.absent | {name}
+        self.accepted[name].set_has_reader(has_reader)
+        self.absent = self.absent - {name} if has_reader else self.absent | {name}
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
@@ -327,21 +327,21 @@ class Queues(RuleBasedStateMachine):
         error, died = PeerLost(0, "x", "y"), cause == "death"
         self.book.requests.interrupt("x", None if cause == "plan" else error, died=died)
         running, self.running, passed, self.passed = self.running, [], self.passed, {}
-        self.giving_way.clear()
+        self.preempting.clear()
         again = []
         for name in running:
             if died and passed.get(name, 0) <= 1:
                 self.thirds[name] += 1 if passed.get(name, 0) else 3
                 if len(running) == 1:
                     self.alone.add(name)
-            guilty = died and name in self.alone and self._losses(name) >= GUILTY
-            if name in self.unwanted or self.told[name] >= self.accepted[name].request.max_tokens or guilty:
+            poison = died and name in self.alone and self._deaths(name) >= POISON_AFTER
+            if name in self.unwanted or self.told[name] >= self.accepted[name].request.max_tokens or poison:
                 self._end(name)
             else:
                 again.append(name)
-        self.waiting = deque(sorted([*again, *self.waiting], key=lambda name: -self._losses(name)))
+        self.waiting = deque(sorted([*again, *self.waiting], key=lambda name: -self._deaths(name)))
 
-    def _losses(self, name: str) -> int:
+    def _deaths(self, name: str) -> int:
         return self.thirds[name] // 3
 
     @rule()
@@ -391,7 +391,7 @@ def test_how_long_requests_take_and_pause_is_measured_by_cause() -> None:
     book.submit("r-3")
     assert book.start() is None
     book.requests.tell(Finished(1, "r-2", "cancel", 3, 2, 0, 2))
-    book.lose()
+    book.lose_node()
     book.clock.advance(4.0)
     assert [book.start(), book.start()] == ["r-1", "r-3"]
     book.requests.tell(token("r-1", 1))
@@ -424,7 +424,7 @@ def test_how_each_request_gets_on() -> None:
     assert [line.state for line in lines.values()] == ["answering", "reading", "queued"]
     assert (lines["r-1"].tokens, lines["r-1"].age_s, lines["r-1"].tokens_per_s) == (3, 4.0, 2 / 3)
     assert (lines["r-3"].tokens, lines["r-3"].prompt_tokens, lines["r-3"].tokens_per_s) == (0, 3, 0.0)
-    book.lose("w-1 is gone")
+    book.lose_node("w-1 is gone")
     book.clock.advance(2.0)
     in_order = [line.id for line in book.requests.lines]
     assert in_order == ["r-2", "r-1", "r-3"], "first the one that did not get on"
@@ -446,7 +446,7 @@ def test_an_administrator_ends_requests_that_run_wait_or_pause() -> None:
     assert not book.requests.dismiss("r-1")
     assert book.start() == "r-3"
     book.requests.tell(token("r-3"))
-    book.lose()
+    book.lose_node()
     assert book.requests.dismiss("r-3")
     assert isinstance(events(whole)[-1], Dismissed)
     assert book.requests.idle
@@ -483,9 +483,9 @@ def test_who_waits_for_a_long_prompt_hears_how_far_it_is_read() -> None:
     assert events(second) == [token("r-2"), finished("r-2", 1)]
 
 
-def test_those_that_gave_way_count_for_the_limit() -> None:
+def test_preempted_requests_count_for_the_limit() -> None:
     book = Book(limit=1)
-    book.submit("r-1", attended=False)
+    book.submit("r-1", has_reader=False)
     book.start()
     book.submit("r-2")
     assert book.start() is None

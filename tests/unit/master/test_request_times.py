@@ -63,12 +63,12 @@ def rate_of(*readings: tuple[float, tuple[int, ...]]) -> float:
     rate, now = ReadingRate(), 0.0
     for seconds, prompts in readings:
         for _ in prompts:
-            rate.begin(now)
+            rate.start(now)
         for tokens in prompts:
             rate.read(tokens)
         now += seconds
-        rate.rest(now)
-        rate.rest(now + 1.0)
+        rate.stop(now)
+        rate.stop(now + 1.0)
         now += 100.0
     return rate.token_s
 
@@ -98,13 +98,13 @@ def test_the_slowest_of_late_counts_and_prompts_beside_each_other_together(
 def test_the_first_report_says_nothing_of_the_rate() -> None:
     progress = ReadingProgress()
     assert progress.reading(100) is None
-    assert not progress.take(40, 3.0)
+    assert not progress.update(40, 3.0)
     assert progress.reading(100) == Reading(40, 100, 0.0, None)
 
 
 def test_the_rest_takes_as_long_as_what_was_read_so_far() -> None:
     progress = ReadingProgress()
-    assert [progress.take(done, now) for done, now in ((40, 3.0), (50, 4.0), (50, 5.0), (45, 6.0), (80, 7.0))] == [
+    assert [progress.update(done, now) for done, now in ((40, 3.0), (50, 4.0), (50, 5.0), (45, 6.0), (80, 7.0))] == [
         False, True, False, False, True,
     ]  # fmt: skip
     assert progress.reading(120) == Reading(80, 120, 10.0, 4.0)

@@ -14,7 +14,7 @@ def members(block: int = 0) -> list[Member]:
 def running() -> RequestWatch:
     watch = RequestWatch()
     watch.look(members(), 0.0)
-    watch.begin("r-1", 0.0)
+    watch.add("r-1", 0.0)
     return watch
 
 
@@ -22,7 +22,7 @@ def test_without_a_request_nothing_is_stuck() -> None:
     watch = RequestWatch()
     assert watch.quiet_s(1e6) == 0.0
     watch = running()
-    watch.end("r-1", 1.0)
+    watch.remove("r-1", 1.0)
     watch.advance(1.0)
     assert watch.quiet_s(1e6) == 0.0
 
@@ -36,17 +36,17 @@ def test_without_news_a_request_is_stuck() -> None:
 
 def test_news_of_one_request_is_news_of_all() -> None:
     watch = running()
-    watch.begin("r-2", 50.0)
+    watch.add("r-2", 50.0)
     assert watch.running == {"r-1", "r-2"}
     assert watch.quiet_s(61.0) == 61.0, "that another one came is none"
     watch.advance(61.0)
     assert watch.quiet_s(121.0) <= LIMIT_S
-    watch.end("r-1", 121.0)
+    watch.remove("r-1", 121.0)
     assert watch.quiet_s(181.0) <= LIMIT_S
     assert watch.quiet_s(182.0) == 61.0, "the other one still runs"
-    watch.end("r-2", 182.0)
+    watch.remove("r-2", 182.0)
     assert watch.quiet_s(1e6) == 0.0
-    watch.begin("r-3", 1e6)
+    watch.add("r-3", 1e6)
     assert watch.quiet_s(1e6 + 60.0) <= LIMIT_S
 
 
@@ -65,7 +65,7 @@ def test_what_rank_0_measures_is_news_once_it_changes() -> None:
     watch.measured(structs.replace(STATS, peak_rss_bytes=2, kv_bytes=2, kv_pages=2, kv_pages_used=2), 30.0)
     assert watch.quiet_s(61.0) == 61.0
     watch.measured(structs.replace(STATS, bytes_received=9, dropped=9, refused=9), 60.5)
-    assert watch.quiet_s(61.0) == 61.0, "who knocks at its port is no progress"
+    assert watch.quiet_s(61.0) == 61.0, "a connection to its port is no progress"
     watch.measured(structs.replace(STATS, compute_s=1.0), 61.0)
     assert watch.quiet_s(121.0) <= LIMIT_S
     watch.advance(121.0)

@@ -25,7 +25,7 @@ def test_a_machine_is_present_from_its_offer_on() -> None:
     assert names(roster) == ["w-1"]
     assert roster.silent(3.5) == []
     assert roster.silent(3.6) == [("w-1", "silent for 1.6 s (killed, frozen or cut off)")]
-    roster.lose("w-1", "silent", 3.6)
+    roster.mark_away("w-1", "silent", 3.6)
     assert roster.silent(9.0) == []
     assert names(roster) == []
 
@@ -36,7 +36,7 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
     roster.offered("w-1", offer(), 0.0)
     for number in range(10 * GONE):
         roster.offered(f"x-{number}", offer(), float(number))
-        roster.lose(f"x-{number}", "it was stopped there", 0.0)
+        roster.mark_away(f"x-{number}", "it was stopped there", 0.0)
     roster.offered("w-2", offer(), 1.0)
     gone = [machine.name for machine in roster.machines if not machine.present]
     assert gone == [f"x-{number}" for number in range(9 * GONE, 10 * GONE)]
@@ -54,10 +54,10 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
         (lambda roster: roster.heard("w-1", 2.0), False),
         (lambda roster: roster.measured("w-1", LINK), True),
         (lambda roster: roster.measured("w-9", LINK), False),
-        (lambda roster: roster.lose("w-1", "x", 0.0), True),
-        (lambda roster: roster.lose("w-9", "x", 0.0), False),
-        (lambda roster: roster.forget("w-1"), True),
-        (lambda roster: roster.forget("w-9"), False),
+        (lambda roster: roster.mark_away("w-1", "x", 0.0), True),
+        (lambda roster: roster.mark_away("w-9", "x", 0.0), False),
+        (lambda roster: roster.remove("w-1"), True),
+        (lambda roster: roster.remove("w-9"), False),
     ],
 )
 def test_the_generation_tells_of_what_plans_depend_on(
@@ -71,7 +71,7 @@ def test_the_generation_tells_of_what_plans_depend_on(
 
 
 def test_places_are_in_the_order_in_which_machines_were_let_in() -> None:
-    """Whoever makes its offer first: as after the next start of the master."""
+    """Places do not depend on which machine makes its offer first, as after the next start of the master."""
     roster = Roster(1.5, known=("old",))
     for name in ("a", "b"):
         roster.expect(name)

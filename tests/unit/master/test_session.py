@@ -135,7 +135,7 @@ def test_whether_answers_depend_on_the_split_is_known(
     ("event", "unfit", "words"),
     [
         (lambda session: session.heard("w-1", NodeEnded(EPOCH, "disk full")), "w-1", "disk full"),
-        (lambda session: session.lose("w-1", "silent"), None, "silent"),
+        (lambda session: session.drop_machine("w-1", "silent"), None, "silent"),
         (lambda session: session.heard("w-1", Prepared(EPOCH, "")), "w-1", "key"),
     ],
 )
@@ -161,8 +161,8 @@ def test_what_ends_a_preparation(
         (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2", True),
         (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "DiskFull", "no room")), "w-2", True),
         (lambda run: run.session.epoch.broke_protocol(2, "malformed"), "w-2", True),
-        (lambda run: run.session.epoch.lose(2, "its connection broke"), "w-2", False),
-        (lambda run: run.session.lose("w-2", "silent"), None, False),
+        (lambda run: run.session.epoch.mark_lost(2, "its connection broke"), "w-2", False),
+        (lambda run: run.session.drop_machine("w-2", "silent"), None, False),
         (lambda run: run.session.epoch.ended(0, "killed"), None, True),
     ],
 )

@@ -1,11 +1,9 @@
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.master.session import PHASES
 from tpiedge.master.workers import (
     FIRST_S,
     HALVED_S,
@@ -43,26 +41,6 @@ def test_each_line_of_the_table_does_what_it_says(state: WorkerState, event: Wor
     assert (found.failed == 100.0) == ("count" in actions)
     assert found.waits(100.0) == (found.until > 100.0)
     assert found.drained == (event is E.DRAINED or (state is S.DRAINED and event is not E.UNDRAINED))
-
-
-def diagrams() -> tuple[str, str]:
-    found = []
-    for table in (TRANSITIONS, PHASES):
-        arrows: dict[tuple[str, str], list[str]] = {}
-        for state, moves in table.items():
-            for event, move in moves.items():
-                to, event = (move[0], event) if isinstance(move, tuple) else (event, move)
-                if to is not state:
-                    arrows.setdefault((state, to), []).append(event)
-        lines = [f"    {state} --> {to}: {', '.join(events)}" for (state, to), events in arrows.items()]
-        found.append("\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"]))
-    return found[0], found[1]
-
-
-def test_the_page_shows_the_tables() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "failures.md").read_text()
-    for one in diagrams():
-        assert one in page, f"docs/failures.md is to have this diagram:\n{one}"
 
 
 #: What happens to a worker, in seconds since its first offer, and what it is then.

@@ -171,7 +171,7 @@ def test_a_disk_that_brings_nothing_is_an_error(disk: SlowDisk) -> None:
 def test_no_read_begins_after_the_end(disk: SlowDisk) -> None:
     """Nor does one of a reading thread, whose pool may be closing: it would wait for itself."""
     memory = scheduler(disk)
-    thread, _ = in_thread(lambda: memory.settle(lambda: None))
+    thread, _ = in_thread(lambda: memory.preload(lambda: None))
     disk.finish()
     disk.finish()
     thread.join(DEADLINE_S)
@@ -185,7 +185,7 @@ def test_what_fails_in_a_reading_thread_is_raised_where_it_is_waited_for(
     disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Scheduler(Residency([[1], [1]], 2, frozenset(), 1), disk)
-    thread, errors = in_thread(lambda: memory.settle(lambda: None))
+    thread, errors = in_thread(lambda: memory.preload(lambda: None))
     disk.await_reads(1)
     monkeypatch.setattr(disk, "read", lambda _order, _done: int("a bug"))
     disk.bring()
@@ -205,4 +205,4 @@ def test_a_system_without_room_for_a_thread_is_an_error_that_a_node_reports(
     with pytest.raises(
         InternalError, match="the memory scheduler failed: RuntimeError: can't start new thread"
     ):
-        scheduler(disk).settle(lambda: None)
+        scheduler(disk).preload(lambda: None)

@@ -201,11 +201,11 @@ def test_weights_that_make_room_for_a_full_kv_cache_leave_memory(make_pack: Make
     assert in_memory() > weights.placement.pinned
     allotted = weights.weight_bytes
     weights.make_room(kv_bytes)
-    scheduler.settle(lambda: None)  # what is dropped is dropped before anything is read
+    scheduler.preload(lambda: None)  # what is dropped is dropped before anything is read
     assert in_memory() == weights.placement.pinned
     assert weights.weight_bytes < allotted
     weights.make_room(0)
-    scheduler.settle(lambda: None)
+    scheduler.preload(lambda: None)
     assert in_memory() > weights.placement.pinned
     weights.close()
 

@@ -1,4 +1,4 @@
-"""Small model files, written as strangers would."""
+"""Small model files from an untrusted source."""
 
 import json
 import struct
@@ -30,7 +30,7 @@ def small_config() -> dict[str, Any]:
 
 
 def pack_header(header: bytes, data: bytes = b"") -> bytes:
-    """A safetensors file of these parts."""
+    """Returns a safetensors file with this header and data."""
     return struct.pack("<Q", len(header)) + header + data
 
 

@@ -108,7 +108,7 @@ def write_gguf(
     tensors: Mapping[str, Array],
     kind_of: Callable[[str, Array], str],
 ) -> Path:
-    """The file of these keys and of the tensors, given in f32 and written in the types of `kind_of`."""
+    """Writes a file with the keys and the tensors, given in f32 and written in the types of `kind_of`."""
     writer = GGUFWriter(path, architecture)
     for key, value in keys.items():
         _add(writer, key, value)

@@ -150,7 +150,7 @@ class Int4Checkpoint:
 
 
 def exported(pack: Path, out: Path) -> dict[str, Array]:
-    """What `unpack` writes of a pack, as f32."""
+    """Returns the tensors that `unpack` writes of a pack, as f32."""
     export_safetensors(Pack.open(pack), out)
     tensors = safetensors_torch.load_file(out / "model.safetensors")
     return {name: tensor.float().numpy() for name, tensor in tensors.items()}

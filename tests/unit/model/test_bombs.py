@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Cost:
-    """What reading a file took, and the line that it ended with ("" where the file was accepted)."""
+    """The memory and time of reading a file, and its refusal ("" if the file was accepted)."""
 
     said: str
     nbytes: int

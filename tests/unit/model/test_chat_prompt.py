@@ -83,7 +83,7 @@ class TestArguments:
 
 
 class TestContentBesideCalls:
-    """None and "" are handed over as they are given wherever the template takes both."""
+    """A template that takes both None and "" gets the one that was given."""
 
     NULL_ALONE = (
         "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}"
@@ -124,7 +124,7 @@ def test_ids_that_a_template_refuses_are_the_same_nine_marks_in_call_and_result(
     assert prompt(mistral, USER, calling(identity=LONG_ID), result(LONG_ID)) == f"[{short}]({short})"
 
 
-def test_thoughts_have_the_names_that_templates_know() -> None:
+def test_reasoning_has_the_names_that_templates_know() -> None:
     template = (
         "{% for m in messages %}{{ [m.thinking, m.reasoning_content, m.reasoning] | join(',') }}{% endfor %}"
     )

@@ -136,7 +136,7 @@ def test_hostile_and_other_files_are_refused(folder: Path, name: str, text: str,
 def test_a_tied_head_that_differs_is_refused(
     whole: Path, tensors: Tensors, small_config: dict[str, Any], change: int | None
 ) -> None:
-    """As transformers, which then does not tie; a copy of the embedding is what many checkpoints hold."""
+    """Transformers does not tie such a head; many checkpoints hold a copy of the embedding."""
     (whole / "config.json").write_text(json.dumps(small_config | {"tie_word_embeddings": True}))
     checkpoint = Checkpoint.open(whole)
     if change is not None:

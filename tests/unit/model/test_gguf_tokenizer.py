@@ -114,7 +114,7 @@ def piece_keys() -> dict[str, Any]:
 
 
 def by_the_rule(text: str, keys: Mapping[str, Any]) -> list[int]:
-    """Merge the pair whose piece has the best score, the leftmost of equal ones, until there is none."""
+    """Merges the pair whose piece has the best score, the leftmost of equal ones, until no pair is left."""
     scores = {
         token: (float(score), index)
         for index, (token, kind, score) in enumerate(

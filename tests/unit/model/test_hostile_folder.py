@@ -33,7 +33,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def whole(folder: Path, make_safetensors: Callable[..., bytes]) -> Path:
-    """A folder with everything that the small model needs, besides a tensor for nobody."""
+    """Returns a folder with all that the small model needs, and a tensor that no model uses."""
     shapes = model_spec(ModelConfig.open(folder)).source_shapes
     tensors = {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in shapes.items()}
     tensors["../../evil"] = ("F32", [1], 4)
@@ -64,7 +64,7 @@ def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, 
 def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
     tmp_path: Path, small_config: dict[str, Any], secret: Path, name: str
 ) -> None:
-    """Not to another model's blobs, nor to a folder in its own."""
+    """Links to another model's blobs or into a folder of its own are refused."""
     entry = tmp_path / "models--org--name"
     snapshot = entry / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

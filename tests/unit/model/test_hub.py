@@ -78,11 +78,11 @@ def test_a_pull_takes_weights_configs_and_templates_and_nothing_else(hub: Hub):
 
 def test_what_was_pulled_is_found_without_network_also_by_the_hubs_own_client(hub: Hub):
     report = fetch()
-    asked = len(hub.requests)
+    before = len(hub.requests)
     assert resolve_model(NAME) == report.folder
     assert resolve_model(f"{NAME}@{report.folder.name}") == report.folder
     assert [(str(found.name), found.nbytes) for found in HubCache().pulled()] == [(NAME, report.fetched)]
-    assert len(hub.requests) == asked
+    assert len(hub.requests) == before
     theirs = huggingface_hub.snapshot_download(NAME, cache_dir=HubCache().folder, local_files_only=True)
     assert Path(theirs) == report.folder
 

@@ -59,13 +59,13 @@ def render(text: str, **limits: Any) -> str:
 
 
 FUNCTIONS = [{"type": "function", "function": {"name": "f<1>", "parameters": {}}}]
-ASKED: list[tuple[str, bool, Any, dict[str, Any]]] = [
+CASES: list[tuple[str, bool, Any, dict[str, Any]]] = [
     *((text, prompt, None, {}) for text in (CHATML, LLAMA2, TOOLS) for prompt in (True, False)),
     (TOOLS, True, FUNCTIONS, {"enable_thinking": False}),
 ]
 
 
-@pytest.mark.parametrize(("text", "prompt", "tools", "variables"), ASKED)
+@pytest.mark.parametrize(("text", "prompt", "tools", "variables"), CASES)
 def test_prompts_equal_transformers(text: str, prompt: bool, tools: Any, variables: dict[str, Any]) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 

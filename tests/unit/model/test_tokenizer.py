@@ -106,7 +106,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool = True) -
 
 
 def library_text(kind: str, ids: list[int]) -> str:
-    """What the library makes of ids that are in the vocabulary."""
+    """Returns the library's text of ids that are in the vocabulary."""
     return str(BACKENDS[kind].decode(ids, skip_special_tokens=False))
 
 

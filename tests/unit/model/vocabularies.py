@@ -34,7 +34,7 @@ def byte_level() -> Backend:
 
 
 def byte_fallback() -> Backend:
-    """As in Llama 2 and Mistral: pieces with a leading space, unknown characters as <0x..> tokens."""
+    """Builds one like Llama 2's: pieces with a leading space, unknown characters as <0x..> tokens."""
     trainer = trainers.BpeTrainer(
         vocab_size=500,
         special_tokens=SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)],
@@ -62,7 +62,7 @@ def byte_fallback() -> Backend:
 
 
 def metaspace() -> Backend:
-    """As transformers 5 rebuilds Llama's: the Metaspace decoder drops the first piece's space."""
+    """Builds Llama's as transformers 5 does: the Metaspace decoder drops the first piece's space."""
     backend = byte_fallback()
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)

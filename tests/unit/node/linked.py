@@ -125,7 +125,7 @@ class Linked:
 
     def lose(self, rank: int, cause: str = "the test said so") -> None:
         for alive in self.alive:
-            alive.lose(rank, cause)
+            alive.mark_lost(rank, cause)
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         return outcomes(work, range(self.size))

@@ -94,8 +94,8 @@ def test_a_node_that_was_itself_held_up_does_not_blame_the_master() -> None:
 
 def test_a_lost_peer_ends_the_wait_for_anyone_with_its_name_and_cause() -> None:
     _, liveness = make()
-    liveness.lose(2, "killed by signal 9")
-    liveness.lose(2, "a later cause")
+    liveness.mark_lost(2, "killed by signal 9")
+    liveness.mark_lost(2, "a later cause")
     with pytest.raises(PeerLost, match="node 2 was lost during allreduce: killed by signal 9"):
         liveness.check(1, "allreduce")
 

@@ -15,17 +15,17 @@ from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.node import data_plane
 from tpiedge.node.node import Node
 from tpiedge.planner.network import NetworkFacts
-from tpiedge.wire.control import Accused, Connect, Failed, Listening
+from tpiedge.wire.control import Breach, Connect, Failed, Listening
 from tpiedge.wire.data import StepPlan
 from tpiedge.wire.epochs import Probe
 from tpiedge.wire.fields import CollectiveName
 
-#: Nobody listens there.
+#: No node listens there.
 DEAD = "tcp://127.0.0.1:9"
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_plane, "_LINK_S", 3.0)
 
 
@@ -75,7 +75,7 @@ def test_all_are_linked_over_ipv6() -> None:
         assert summed(joining, "two-shot") == [6.0] * 3
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("endpoint", [DEAD, "tcp://[fe80::1%nowhere]:5"], ids=["dead", "none here"])
 def test_nodes_that_cannot_reach_each_other_sum_by_the_star(endpoint: str) -> None:
     with Joining(3, tamper=elsewhere(1, endpoint)) as joining:
@@ -111,7 +111,7 @@ def test_a_loss_ends_the_wait_for_whoever_has_not_come() -> None:
         def work(rank: int) -> object:
             if rank == 2:
                 for alive in joining.alive:
-                    alive.lose(2, "killed by SIGKILL")
+                    alive.mark_lost(2, "killed by SIGKILL")
                 return None
             return joining.join(rank)
 
@@ -149,7 +149,7 @@ def test_between_steps_it_is_missed_where_steps_need_it(bulk: CollectiveName, lo
         last = joining.planes[2].communicator
         last.next_plan()
         joining.close(1)
-        told = threading.Timer(1.0, joining.alive[2].lose, (0, "the test said so"))
+        told = threading.Timer(1.0, joining.alive[2].mark_lost, (0, "the test said so"))
         if bulk == "star":  # nothing else ends the wait
             told.start()
         with pytest.raises(PeerLost) as caught:
@@ -178,9 +178,9 @@ def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
         assert min(third.traffic) > 0
 
 
-@pytest.mark.fault("W2", "rank 0 accuses the node that the collective names, and no other rank does")
-def test_rank_0_accuses_who_broke_the_protocol() -> None:
+@pytest.mark.fault("W2", "rank 0 reports the node that the collective names, and no other rank does")
+def test_rank_0_reports_who_broke_the_protocol() -> None:
     link, failed = Mock(), [call(Failed(7, rank, "", "Misconduct", "a NaN")) for rank in (0, 2)]
     for rank in (0, 2):
         Node.report(Mock(_bootstrap=Mock(rank=rank), _epoch=7, link=link), Misconduct(1, "a NaN"))
-    assert link.post.mock_calls == [call(Accused(7, 0, 1, "a NaN")), *failed]
+    assert link.post.mock_calls == [call(Breach(7, 0, 1, "a NaN")), *failed]

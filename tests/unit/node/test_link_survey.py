@@ -64,7 +64,7 @@ def surveyed(linked: Linked, plays: dict[int, Play] | None = None) -> list[objec
         try:
             return part(rank)
         except Exception as error:
-            # As the master would, so that nobody waits for this one.
+            # The master would do so, too: no other rank waits for this one.
             linked.lose(error.rank if isinstance(error, Misconduct | PeerLost) else rank, str(error))
             raise
 
@@ -72,7 +72,7 @@ def surveyed(linked: Linked, plays: dict[int, Play] | None = None) -> list[objec
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_survey, "_TURN_S", 3.0)
     monkeypatch.setattr(link_survey, "_PAIR_S", 1.0)
 

@@ -42,7 +42,7 @@ def test_one_link_that_is_missing_leaves_the_star(wanted: CollectiveName) -> Non
 def test_auto_says_which_nodes_cannot_reach_each_other() -> None:
     chosen, why = route("auto", 4, facts(4, (2, 3), (1, 2)), ROW, CHUNK, "f32")
     assert (chosen.small, chosen.bulk) == ("star", "star")
-    assert why == "all goes by node 0: nodes 1 and 2 cannot reach each other"
+    assert why == "all traffic goes through node 0: nodes 1 and 2 cannot reach each other"
 
 
 def test_latency_decides_for_a_row_and_bytes_for_a_chunk() -> None:

@@ -46,7 +46,7 @@ async function heard(answers, how = { body: { model: "m" } }) {
   return { asked, told, text, error };
 }
 
-test("text, thoughts, tokens, usage and the reason of the end", async () => {
+test("text, reasoning, tokens, usage and the reason of the end", async () => {
   const { told, error } = await heard([
     answer([
       ": ping\n\n",
@@ -63,9 +63,9 @@ test("text, thoughts, tokens, usage and the reason of the end", async () => {
   assert.deepEqual(told, [
     { opened: true },
     { note: "" },
-    { text: "", thought: "hm", tokens: 1 },
+    { text: "", reasoning: "hm", tokens: 1 },
     { note: "waiting for dell-1" },
-    { text: "Hello", thought: "", tokens: 2 },
+    { text: "Hello", reasoning: "", tokens: 2 },
     { finish: "stop" },
     { usage: { completion_tokens: 3 } },
   ]);
@@ -74,7 +74,7 @@ test("text, thoughts, tokens, usage and the reason of the end", async () => {
 test("an answer that is not recorded ends with its connection", async () => {
   for (const breaks of [false, true]) {
     const { error, text, asked } = await heard([answer([chunk({ content: "half" })], { breaks })]);
-    assert.match(error.message, /broke before the answer's end/);
+    assert.match(error.message, /was lost before the answer's end/);
     assert.equal(text, "half");
     assert.equal(asked.length, 1);
   }
@@ -126,19 +126,19 @@ test("a silent connection is a broken one", async (context) => {
   assert.equal(text, "ab");
   assert.deepEqual(asked.at(-1), ["GET", "/v1/chat/completions/chatcmpl-1", "1"]);
   const unrecorded = await heard([silent([chunk({ content: "half" })], {})]);
-  assert.match(unrecorded.error.message, /broke before the answer's end/);
+  assert.match(unrecorded.error.message, /was lost before the answer's end/);
 });
 
 test("what is gone, what fails and what is no answer are said", async () => {
   const how = { resume: { id: "chatcmpl-1", last: 7 } };
   const cases = [
-    [[refused(404, "not_found")], how, /rest of this answer no longer/],
+    [[refused(404, "not_found")], how, /no longer has the rest/],
     [[refused(409, "taken")], how, /refused: taken/],
     [[refused(400, "invalid_value")], undefined, /refused: invalid_value/],
     [[answer(["<html>"], { status: 502 })], undefined, /status 502/],
-    [[new TypeError("connection refused")], undefined, /cannot be reached/],
+    [[new TypeError("connection refused")], undefined, /Cannot reach the server/],
     [[answer(['data: {"error": {"message": "node 2 was lost"}}\n\n'])], undefined, /node 2 was lost/],
-    [[answer(["data: {\n\n"])], undefined, /no part of an answer/],
+    [[answer(["data: {\n\n"])], undefined, /invalid event/],
   ];
   for (const [answers, asked, message] of cases) assert.match((await heard(answers, asked)).error.message, message);
 });

@@ -51,8 +51,8 @@ def test_what_is_needed_at_once_is_asked_for_at_once() -> None:
         static = re.sub(r'import\("[^"]+"\)', "", script.read_text(encoding="utf-8"))
         needed |= {(script.parent / name).resolve() for name in _IMPORT.findall(static)} - found
     first = (PAGE / "index.html").read_text(encoding="utf-8")
-    asked = set(re.findall(r'(?:modulepreload" href|src)="page/([^"]+)"', first))
-    assert asked == {path.relative_to(PAGE).as_posix() for path in found}
+    preloaded = set(re.findall(r'(?:modulepreload" href|src)="page/([^"]+)"', first))
+    assert preloaded == {path.relative_to(PAGE).as_posix() for path in found}
 
 
 @pytest.mark.parametrize("folder", VENDORED, ids=["page", "tests"])

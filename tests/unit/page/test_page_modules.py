@@ -15,10 +15,10 @@ _OLDEST = 20
 def node_version() -> int:
     if shutil.which("node") is None:
         return 0
-    asked = subprocess.run(
+    answer = subprocess.run(
         ["node", "--version"], capture_output=True, text=True, check=True, timeout=_LIMIT_S
     )
-    return int(asked.stdout.removeprefix("v").partition(".")[0])
+    return int(answer.stdout.removeprefix("v").partition(".")[0])
 
 
 @pytest.mark.skipif(node_version() < _OLDEST, reason=f"node: there is no node of version {_OLDEST} or newer")

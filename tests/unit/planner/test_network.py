@@ -81,7 +81,7 @@ def test_workers_that_cannot_reach_each_other_leave_the_star():
     assert [network.predict(name, 4, some) for name in COLLECTIVES[1:]] == [None, None]
     assert (found.collective, found.why) == (
         "star",
-        "all goes by node 0: nodes 2 and 3 cannot reach each other",
+        "all traffic goes through node 0: nodes 2 and 3 cannot reach each other",
     )
 
 

@@ -18,14 +18,14 @@ class Hub:
     """Gives one request, then nothing until it is closed."""
 
     def __init__(self, request: Fetch) -> None:
-        self._asked = [Envelope("w", request)]
+        self._requests = [Envelope("w", request)]
         self.answers: queue.Queue[bytes] = queue.Queue()
         self._closed = False
 
     def recv(self, _timeout_s: float) -> Envelope | None:
         if self._closed:
             raise EndpointClosed
-        return self._asked.pop() if self._asked else None
+        return self._requests.pop() if self._requests else None
 
     def send_frame(self, frame: bytes, _name: str, _timeout_s: float) -> None:
         self.answers.put(bytes(frame))

@@ -22,7 +22,7 @@ class Master:
         self.clock = clock
         self.delay_s = 0.0
         self.connected = True
-        self.asked: list[Fetch] = []
+        self.fetched: list[Fetch] = []
         self.open: deque[Fetch] = deque()
         self.most_open = 0
         self.answer: Callable[[Fetch], Envelope | Exception | None] = good
@@ -30,7 +30,7 @@ class Master:
     def send(self, message: Fetch, timeout_s: float) -> None:
         if not self.connected:
             raise Unreachable("master", timeout_s)
-        self.asked.append(message)
+        self.fetched.append(message)
         self.open.append(message)
         self.most_open = max(self.most_open, len(self.open))
 
@@ -73,18 +73,18 @@ def test_requested_bytes_arrive_in_order(master: Master) -> None:
 
 def test_chunks_grow_on_a_fast_link_and_shrink_on_a_slow_one(master: Master) -> None:
     list(stream(master, 20_000 * KIB))
-    assert max(request.length for request in master.asked) == 1024 * KIB
-    master.asked.clear()
+    assert max(request.length for request in master.fetched) == 1024 * KIB
+    master.fetched.clear()
     master.delay_s = 0.7
     list(stream(master, 20_000 * KIB))
-    assert [request.length for request in master.asked][:12] == [256 * KIB] * 8 + [128 * KIB] + [64 * KIB] * 3
+    assert [one.length for one in master.fetched][:12] == [256 * KIB] * 8 + [128 * KIB] + [64 * KIB] * 3
 
 
 def test_what_was_lost_is_asked_for_again(master: Master) -> None:
     lost = iter([True, False, True] + [True] * 7)
     master.answer = lambda request: None if next(lost, False) else good(request)
     assert sum(len(arrived.data) for arrived in stream(master, 4_000 * KIB)) == 4_000 * KIB
-    assert len(master.asked) > len({request.number for request in master.asked})
+    assert len(master.fetched) > len({request.number for request in master.fetched})
 
 
 def test_answers_of_another_transfer_are_dropped(master: Master) -> None:

@@ -16,6 +16,9 @@ LONG = " ".join(["word"] * 41)
         ("x = 1  # whoever reads it", [DENIED_PHRASE]),
         (f'def f():\n    """{LONG}"""', [LENGTH]),
         (f'"""{LONG}"""', []),
+        (f'@click.command()\ndef f():\n    """{LONG}"""', []),
+        (f'"""{LONG * 3}"""', [LENGTH]),
+        (f'"""{LONG * 3}"""\nprint(description=__doc__)', []),
     ],
 )
 def test_rules(source: str, rules: list[str]) -> None:

@@ -15,7 +15,7 @@ def test_pauses_count_from_what_changed_last_before_them() -> None:
         (105.0, "link cut"),
     ]  # as they ended, not as they began
     cut = [Pause(106.0, 105.0 + seconds, "node 1 was lost") for seconds in range(1, 21)]
-    planned = Pause(117.0, 120.5, f"the answer pauses: {PLANNED}")
+    planned = Pause(117.0, 120.5, f"paused: {PLANNED}")
     found = Found(pauses=[*cut, Pause(110.25, 110.5, "node 2 was lost"), planned])
     record = figures.pauses(found, changes, reading_s=0.5, prefill_s=1.0)
     assert (record["bound_s"], record["planned_bound_s"]) == (5.0, 3.0)

@@ -31,9 +31,9 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "tools" / "touched.py", tmp_path / "tools")
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
-    assert asked(tmp_path, "--passed", head(tmp_path))[0] == 0
+    assert run(tmp_path, "--passed", head(tmp_path))[0] == 0
     assert (
-        asked(tmp_path, "--passed", head(tmp_path))[0] == 0
+        run(tmp_path, "--passed", head(tmp_path))[0] == 0
     )  # not the file that says so keeps it from saying so
     commit(tmp_path)
     return tmp_path
@@ -55,7 +55,7 @@ def head(folder: Path) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def asked(folder: Path, *words: str) -> tuple[int, str, str]:
+def run(folder: Path, *words: str) -> tuple[int, str, str]:
     command = [sys.executable, str(folder / "tools" / "touched.py"), *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout.strip(), ended.stderr
@@ -82,12 +82,12 @@ LAB = "not native and not page"
 def test_a_part_is_tested_if_its_subject_changed(
     checkout: Path, changed: str, marks: str, committed: bool
 ) -> None:
-    assert asked(checkout)[:2] == (0, NONE)
+    assert run(checkout)[:2] == (0, NONE)
     (checkout / changed).parent.mkdir(parents=True, exist_ok=True)
     (checkout / changed).write_text("'changed'")
     if committed:
         commit(checkout)
-    assert asked(checkout)[:2] == (0, marks)
+    assert run(checkout)[:2] == (0, marks)
 
 
 @pytest.mark.parametrize("written", ["", "0123456789012345678901234567890123456789\n", "--help", None])
@@ -96,5 +96,5 @@ def test_a_commit_that_is_not_known_counts_as_changed(checkout: Path, written: s
     passed.unlink()
     if written is not None:
         passed.write_text(written)
-    status, marks, words = asked(checkout)
+    status, marks, words = run(checkout)
     assert (status, marks, "names no commit" in words) == (0, ALL, True)

@@ -7,10 +7,10 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.crowd import wait_until
+from tests.contract.raw_peers import wait_until
 from tpiedge.transport import backlog
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, crowded
+from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, overfull_address
 from tpiedge.transport.cutting import TcpConnection
 
 MB = 1_000_000
@@ -64,8 +64,8 @@ LIMIT, EACH = 5, 3
 @contextmanager
 def few():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backlog, "MAX_STRANGERS", LIMIT)
-        patch.setattr(backlog, "STRANGERS_EACH", EACH)
+        patch.setattr(backlog, "MAX_UNAUTHENTICATED", LIMIT)
+        patch.setattr(backlog, "UNAUTHENTICATED_PER_ADDRESS", EACH)
         yield
 
 
@@ -75,7 +75,7 @@ def few():
 )
 @few()
 def test_the_newcomer_s_address_or_the_fullest_one_loses_its_oldest(addresses, full):
-    assert crowded(addresses) == full
+    assert overfull_address(addresses) == full
 
 
 @given(st.lists(st.sampled_from("abcd")))
@@ -85,7 +85,7 @@ def test_no_more_than_may_be_and_the_newcomer_stays(arrivals):
     for number, address in enumerate(arrivals):
         here.append((address, number))
         addresses = [one for one, _ in here]
-        full = crowded(addresses)
+        full = overfull_address(addresses)
         assert (full is not None) == (len(here) > LIMIT or addresses.count(address) > EACH)
         if full is not None:
             here.remove(next(one for one in here if one[0] == full))

@@ -139,13 +139,13 @@ class FakeZmq:
 
 
 class Rank:
-    """`run` does its all-reduces. `ways`: of each peer; their ranks are all but the own."""
+    """`run` does its all-reduces. `routes` has socket and route of each peer, in the order of ranks."""
 
-    def __init__(self, zmq: FakeZmq, *ways: tuple[int, bytes], rank: int = 0) -> None:
+    def __init__(self, zmq: FakeZmq, *routes: tuple[int, bytes], rank: int = 0) -> None:
         library = transport_library()
         assert library is not None
         self.scratch = bytearray(4 * len(OWN))
-        others = [peer for peer in range(len(ways) + 1) if peer != rank]
+        others = [peer for peer in range(len(routes) + 1) if peer != rank]
         exchange = Exchange(
             Combine.EXCHANGE,
             rank,
@@ -159,10 +159,10 @@ class Rank:
         links: Any = [
             SimpleNamespace(
                 socket=SimpleNamespace(underlying=socket),
-                way_to=lambda _name, route=route: (route, Flow()),
-                put_back=lambda route, frame: self._received.append((route, bytes(frame.buffer))),
+                route_to=lambda _name, route=route: (route, Flow()),
+                requeue=lambda route, frame: self._received.append((route, bytes(frame.buffer))),
             )
-            for socket, route in ways
+            for socket, route in routes
         ]
         self._received: list[tuple[bytes, bytes]] = []
         links[0].changes = ctypes.c_uint32()
@@ -180,7 +180,7 @@ class Rank:
 
     def received(self) -> list[tuple[bytes, bytes]]:
         self._received.clear()
-        self._reducer.put_back()
+        self._reducer.requeue()
         return self._received
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ def test_a_signal_ends_a_wait_and_nothing_is_lost(way: tuple[int, bytes]) -> Non
 
 ROUTES = [b"node-2/nonce", b"node-3/nonce"]
 MESH = [(SPOKE, b""), *((HUB, route) for route in ROUTES)]
-"""The ways of rank 1 of four."""
+"""Routes of rank 1 of four."""
 VALUES = [(1e8, 1.0), OWN, (-1e8, 2.0), (3.0, 4.0)]
 
 

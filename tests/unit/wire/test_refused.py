@@ -25,7 +25,7 @@ def filled(item: bytes) -> bytes:
 ODD = "\N{PLAYING CARD ACE OF SPADES}".encode()
 LONG = b"\x97" + bytes((PROTOCOL, golden.TOKEN)) + b"\x01"  # a Token up to its name
 READY = next(tag for tag, kind in TAGS.items() if kind is Ready)
-#: A link of a node's, which has a key that nobody knows, and what is there has a thousand arrays within each other.
+#: A node's link has an unknown key with a thousand nested arrays.
 DEEP = (
     golden.raw(PROTOCOL, READY, 1, 1, 1, 0.1, "", "", "", [])[:-1]
     + b"\x91\x81\xa1x"

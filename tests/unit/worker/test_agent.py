@@ -19,8 +19,8 @@ from tpiedge.wire import epochs
 from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Refused
 from tpiedge.worker.agent import Agent, AgentSettings, MasterMoved
-from tpiedge.worker.masters import WayState
-from tpiedge.worker.wording import NARROW
+from tpiedge.worker.masters import PathState
+from tpiedge.worker.wording import SMALL_MTU
 
 WAIT_S = 10.0
 M = TypeVar("M")
@@ -132,14 +132,14 @@ class FakeFetch:
             self._running -= 1
 
 
-class FakeStockroom:
+class FakePrefetch:
     def __init__(self) -> None:
-        self.asked: queue.SimpleQueue[epochs.Stock] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[epochs.Prefetch] = queue.SimpleQueue()
         self.let = threading.Event()
         self.cancelled = threading.Event()
         self.error: TpiedgeError | None = None
 
-    def stock(self, order: epochs.Stock, cancelled: threading.Event) -> None:
+    def prefetch(self, order: epochs.Prefetch, cancelled: threading.Event) -> None:
         self.asked.put(order)
         while not self.let.wait(0.002):
             if cancelled.is_set():
@@ -158,29 +158,29 @@ class Worker:
         self.clock = ManualClock()
         self.hub = InProcessHub("master", CONTROL)
         self.fetch = FakeFetch()
-        self.stockroom = FakeStockroom()
+        self.prefetch = FakePrefetch()
         self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
-        #: What is seen of the way to the master, one look after the other.
-        self.ways: queue.SimpleQueue[WayState] = queue.SimpleQueue()
+        #: Results of the path probes.
+        self.paths: queue.SimpleQueue[PathState] = queue.SimpleQueue()
         self.usable = 1 << 30  # bytes of memory that the machine may use
         self.measurements = Measurements(folder, 2)
         if known:
             self.measurements.keep(REPORT)
         self.spoke = self.hub.spoke("w-1")
         settings = AgentSettings("tcp://master:7070", "m" * 40, "pi", 1 << 40, 1e8)
-        room = self.stockroom
-        self.locker = folder / "locker"
+        ahead = self.prefetch
+        self.snapshots = folder / "locker"
         memory = MemoryOffer(self.usable)
-        self.slot = slot.NodeSlot(2, memory, lambda: self.usable, self.clock, self.said.put, self.locker)
-        weights: Any = SimpleNamespace(fetch=self.fetch, stock=room.stock, held_bytes=room.held_bytes)
+        self.slot = slot.NodeSlot(2, memory, lambda: self.usable, self.clock, self.said.put, self.snapshots)
+        weights: Any = SimpleNamespace(fetch=self.fetch, prefetch=ahead.prefetch, held_bytes=ahead.held_bytes)
         say, kept = self.said.put, self.measurements
-        self.agent = Agent(settings, self.spoke, weights, self.clock, say, kept, self._look, self.slot)
+        self.agent = Agent(settings, self.spoke, weights, self.clock, say, kept, self._probe, self.slot)
         self.error: TpiedgeError | None = None
         self.thread = threading.Thread(target=self._run, name="agent")
 
-    def _look(self) -> WayState:
+    def _probe(self) -> PathState:
         try:
-            return self.ways.get_nowait()
+            return self.paths.get_nowait()
         except queue.Empty:
             return "unknown"
 
@@ -293,7 +293,7 @@ def test_what_is_not_known_is_measured_and_kept(make: Callable[..., Worker]) -> 
         (epochs.Spare(0, "excluded", "it was lost"), "this machine is left out for now: it was lost"),
         (epochs.Spare(0, "no plan", "1 of 2"), "the master cannot use this machine yet: 1 of 2"),
         (epochs.Spare(0, "no room", "full"), "this machine cannot be used now: full"),
-        (epochs.Spare(0, "fetching", "slow"), "this machine comes later: slow"),
+        (epochs.Spare(0, "fetching", "slow"), "this machine joins later: slow"),
     ],
 )
 def test_a_worker_without_a_part_says_why(worker: Worker, spare: epochs.Spare, line: str) -> None:
@@ -419,15 +419,15 @@ def test_a_machine_without_threads_says_so_and_goes_on_once_it_has_some(
         ended = worker.expect(epochs.NodeEnded)
         assert ended.epoch == 5
         assert "cannot start a thread" in ended.cause
-        worker.say(STOCK)
+        worker.say(PREFETCH)
         worker.say(epochs.MasterPulse(5, at_rest=True))
-        assert worker.expect(epochs.Stocked).why == ended.cause
+        assert worker.expect(epochs.Prefetched).why == ended.cause
     worker.prepared(6)
     worker.say(epochs.Release(6))
     worker.clock.advance(61.0)
-    worker.stockroom.let.set()
+    worker.prefetch.let.set()
     worker.say(epochs.MasterPulse(5, at_rest=True))
-    assert worker.expect(epochs.Stocked).complete
+    assert worker.expect(epochs.Prefetched).complete
 
 
 def test_a_new_order_takes_the_place_of_the_one_before_and_fetches_after_it(worker: Worker) -> None:
@@ -512,67 +512,67 @@ def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_fas
     assert worker.fetch.verified == [False, True, False]
 
 
-STOCK = epochs.Stock(0, 3, "p1", (((0, 4), (0, 2)),))
+PREFETCH = epochs.Prefetch(0, 3, "p1", (((0, 4), (0, 2)),))
 
 
 def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker: Worker) -> None:
-    room = worker.stockroom
+    prefetch = worker.prefetch
     worker.launched(5)
-    worker.say(STOCK)
+    worker.say(PREFETCH)
     worker.say(epochs.MasterPulse(5, at_rest=False))
     worker.sync()
-    assert room.asked.empty(), "a request runs"
+    assert prefetch.asked.empty(), "a request runs"
     worker.say(epochs.MasterPulse(5, at_rest=True))
-    assert room.asked.get(timeout=WAIT_S) == STOCK
+    assert prefetch.asked.get(timeout=WAIT_S) == PREFETCH
     worker.say(epochs.MasterPulse(5, at_rest=False))
-    assert room.cancelled.wait(WAIT_S), "another one begins"
-    room.let.set()
+    assert prefetch.cancelled.wait(WAIT_S), "another one begins"
+    prefetch.let.set()
     worker.say(epochs.MasterPulse(5, at_rest=True))
-    assert worker.expect(epochs.Stocked) == epochs.Stocked(0, 3, 77, True, "")
-    assert room.asked.get(timeout=WAIT_S) == STOCK
+    assert worker.expect(epochs.Prefetched) == epochs.Prefetched(0, 3, 77, True, "")
+    assert prefetch.asked.get(timeout=WAIT_S) == PREFETCH
     worker.sync()
-    assert room.asked.empty(), "it is there"
+    assert prefetch.asked.empty(), "it is there"
 
 
 def test_a_coming_epoch_goes_before_what_other_plans_need(worker: Worker) -> None:
-    room = worker.stockroom
-    worker.say(STOCK)
+    prefetch = worker.prefetch
+    worker.say(PREFETCH)
     worker.say(epochs.MasterPulse(5, at_rest=True))
-    room.asked.get(timeout=WAIT_S)
+    prefetch.asked.get(timeout=WAIT_S)
     worker.say(order(6))
-    assert room.cancelled.wait(WAIT_S)
+    assert prefetch.cancelled.wait(WAIT_S)
     worker.sync()
-    assert room.asked.empty()
+    assert prefetch.asked.empty()
     worker.fetch.let(6)
     worker.expect(epochs.Prepared)
     worker.say(epochs.Release(6))
-    assert room.asked.get(timeout=WAIT_S) == STOCK
+    assert prefetch.asked.get(timeout=WAIT_S) == PREFETCH
 
 
 def test_why_other_plans_parts_do_not_come_is_said_once_and_they_are_tried_again(worker: Worker) -> None:
-    room = worker.stockroom
-    room.error = DiskFull("no room\nfor it")
-    room.let.set()
-    worker.say(STOCK)
+    prefetch = worker.prefetch
+    prefetch.error = DiskFull("no room\nfor it")
+    prefetch.let.set()
+    worker.say(PREFETCH)
     worker.say(epochs.MasterPulse(5, at_rest=True))
-    assert worker.expect(epochs.Stocked) == epochs.Stocked(0, 3, 77, False, "no room for it")
-    room.asked.get(timeout=WAIT_S)
+    assert worker.expect(epochs.Prefetched) == epochs.Prefetched(0, 3, 77, False, "no room for it")
+    prefetch.asked.get(timeout=WAIT_S)
     worker.clock.advance(30.0)
     worker.say(epochs.MasterPulse(5, at_rest=True))
     worker.sync()
-    assert room.asked.empty(), "it waits a minute"
+    assert prefetch.asked.empty(), "it waits a minute"
     worker.clock.advance(31.0)
     worker.say(epochs.MasterPulse(5, at_rest=True))
-    room.asked.get(timeout=WAIT_S)
-    told: list[epochs.Stocked] = []
+    prefetch.asked.get(timeout=WAIT_S)
+    told: list[epochs.Prefetched] = []
     for attempt in range(1000):
         worker.clock.advance(61.0)
         worker.say(epochs.MasterPulse(5, at_rest=True))
         envelope = worker.hub.recv(0.01)
-        if envelope is not None and isinstance(envelope.message, epochs.Stocked):
+        if envelope is not None and isinstance(envelope.message, epochs.Prefetched):
             told.append(envelope.message)
-        if not room.asked.empty() and attempt > 3:  # so it has seen that the second one failed, too
-            room.error = None
+        if not prefetch.asked.empty() and attempt > 3:  # so it has seen that the second one failed, too
+            prefetch.error = None
         if told and told[-1].complete:
             break
     assert [one.complete for one in told] == [True], "the same failure was not told again"
@@ -612,7 +612,7 @@ def test_a_worker_that_was_itself_held_up_does_not_blame_the_master(worker: Work
 
 def test_a_silent_master_is_looked_for_again_and_again_until_it_is_found_elsewhere(worker: Worker) -> None:
     for seen in ("unknown", "moved"):
-        worker.ways.put(seen)
+        worker.paths.put(seen)
     assert worker.says_in_silence() == "the master is silent; waiting for it"
     while worker.thread.is_alive():
         worker.clock.advance(2.0)
@@ -622,11 +622,11 @@ def test_a_silent_master_is_looked_for_again_and_again_until_it_is_found_elsewhe
 
 
 def test_a_master_that_is_heard_is_not_elsewhere(worker: Worker) -> None:
-    worker.ways.put("moved")
+    worker.paths.put("moved")
     worker.launched(5)
     worker.say(epochs.Release(5))
     worker.expect(epochs.NodeEnded)
-    while not worker.ways.empty() or not worker.agent._looking.idle:
+    while not worker.paths.empty() or not worker.agent._probing.idle:
         worker.sync()
     worker.sync()
     assert worker.thread.is_alive()
@@ -635,15 +635,15 @@ def test_a_master_that_is_heard_is_not_elsewhere(worker: Worker) -> None:
 @pytest.mark.fault("P11", "a worker says so once, until they pass")
 def test_that_large_packets_vanish_is_said_once_until_they_pass(worker: Worker) -> None:
     lines = []
-    for epoch, seen in enumerate(("narrow", "narrow", "unknown", "narrow"), 5):
+    for epoch, seen in enumerate(("small MTU", "small MTU", "unknown", "small MTU"), 5):
         worker.launched(epoch)
-        worker.ways.put(seen)
+        worker.paths.put(seen)
         worker.say(epochs.Release(epoch))
         worker.expect(epochs.NodeEnded)
-        while not worker.ways.empty() or not worker.agent._looking.idle:
+        while not worker.paths.empty() or not worker.agent._probing.idle:
             worker.sync()
         worker.sync()
-        lines.append([worker.said.get() for _ in range(worker.said.qsize())].count(NARROW))
+        lines.append([worker.said.get() for _ in range(worker.said.qsize())].count(SMALL_MTU))
     assert lines == [1, 0, 0, 1]
 
 
@@ -655,12 +655,12 @@ def test_a_worker_that_is_revoked_ends_in_words(worker: Worker) -> None:
     assert "revoked" in str(worker.error)
 
 
-def test_what_lies_in_the_locker_is_another_process_s_until_this_one_is_a_member(
+def test_kv_snapshots_are_another_process_s_until_this_one_is_a_member(
     make: Callable[..., Worker],
 ) -> None:
     worker = make()
-    worker.locker.mkdir()
-    left = worker.locker / "7"
+    worker.snapshots.mkdir()
+    left = worker.snapshots / "7"
     left.touch()
     worker.slot.close()  # as where the master does not let it in
     assert left.exists()

@@ -9,24 +9,24 @@ WAIT_S = 10.0
 def test_an_outcome_is_taken_once_and_one_that_nobody_wants_is_dropped() -> None:
     dropped: list[int] = []
     work = Background("test", dropped.append)
-    for act in (work.taken, work.cancel):
+    for act in (work.pop_result, work.cancel):
         ended = threading.Event()
-        work.begin(lambda _cancelled, ended=ended: 5 if not ended.set() else 0)  # type: ignore[misc]
+        work.start(lambda _cancelled, ended=ended: 5 if not ended.set() else 0)  # type: ignore[misc]
         assert ended.wait(WAIT_S)
         assert work._thread is not None
         work._thread.join(WAIT_S)
         assert not work.idle
-        assert act() == (5 if act == work.taken else None)
+        assert act() == (5 if act == work.pop_result else None)
         assert work.idle
-        assert work.taken() is None
+        assert work.pop_result() is None
     assert dropped == [5]
     work.close()
 
 
 def test_a_defect_is_an_error_in_words() -> None:
     work: Background[int] = Background("test")
-    work.begin(lambda _cancelled: 1 // 0)
-    while (found := work.taken()) is None:
+    work.start(lambda _cancelled: 1 // 0)
+    while (found := work.pop_result()) is None:
         threading.Event().wait(0.001)
     assert isinstance(found, PeerError)
     assert "ZeroDivisionError" in str(found)

@@ -23,16 +23,16 @@ async def main() -> None:
     client = OpenAIChatCompletionClient(
         model="demo", base_url=f"{URL}/v1", api_key="none", model_info=what, max_tokens=48, max_retries=0
     )
-    asked = [UserMessage(content=QUESTION, source="user")]
+    chat = [UserMessage(content=QUESTION, source="user")]
     use("chat")
-    await client.create(asked)
+    await client.create(chat)
     use("chat stream")
-    async for _ in client.create_stream(asked):
+    async for _ in client.create_stream(chat):
         pass
     use("structured output")
-    await client.create(asked, json_output=Answer)
+    await client.create(chat, json_output=Answer)
     use("json mode")
-    await client.create(asked, json_output=True)
+    await client.create(chat, json_output=True)
     use("an agent with tools")
     await AssistantAgent("teller", client, tools=[get_weather], reflect_on_tool_use=True).run(task=QUESTION)
     await client.close()

@@ -4,7 +4,7 @@ import openai
 from pydantic import BaseModel
 from using import QUESTION, URL, use
 
-ASKED = [{"role": "user", "content": QUESTION}]
+CHAT = [{"role": "user", "content": QUESTION}]
 
 
 class Answer(BaseModel):
@@ -13,7 +13,7 @@ class Answer(BaseModel):
 
 def main() -> None:
     plain = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
-    asked = {"model": "demo", "messages": ASKED, "max_tokens": 48, "response_model": Answer, "max_retries": 1}
+    fields = {"model": "demo", "messages": CHAT, "max_tokens": 48, "response_model": Answer, "max_retries": 1}
     for mode in (
         instructor.Mode.TOOLS,
         instructor.Mode.JSON,
@@ -21,14 +21,14 @@ def main() -> None:
         instructor.Mode.MD_JSON,
     ):
         use(f"structured output by {mode.value}")
-        instructor.from_openai(plain, mode=mode).chat.completions.create(**asked)
+        instructor.from_openai(plain, mode=mode).chat.completions.create(**fields)
     use("structured output stream")
     client = instructor.from_openai(plain, mode=instructor.Mode.TOOLS)
-    for _ in client.chat.completions.create_partial(**asked):
+    for _ in client.chat.completions.create_partial(**fields):
         pass
     use("structured output messages")
     claude = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
-    instructor.from_anthropic(claude).messages.create(**asked)
+    instructor.from_anthropic(claude).messages.create(**fields)
 
 
 main()

@@ -6,7 +6,7 @@ from using import QUESTION, URL, use
 
 MODEL = "demo"
 BASE = {"model": MODEL, "base_url": f"{URL}/v1", "api_key": "none", "max_retries": 0}
-ASKED = [SystemMessage("You tell stories."), HumanMessage(QUESTION)]
+CHAT = [SystemMessage("You tell stories."), HumanMessage(QUESTION)]
 
 
 class Answer(BaseModel):
@@ -24,27 +24,27 @@ def get_weather(city: str) -> str:
 def main() -> None:
     chat = ChatOpenAI(**BASE, max_tokens=8, temperature=0.7)
     use("chat")
-    chat.invoke(ASKED)
+    chat.invoke(CHAT)
     use("chat stream")
-    for _ in chat.stream(ASKED):
+    for _ in chat.stream(CHAT):
         pass
     use("chat stop")
-    chat.invoke(ASKED, stop=["\n\n"])
+    chat.invoke(CHAT, stop=["\n\n"])
     use("tools")
     with_tools = chat.bind_tools([get_weather])
-    with_tools.invoke(ASKED)
+    with_tools.invoke(CHAT)
     use("tools result")
     call = {"name": "get_weather", "args": {"city": "Paris"}, "id": "call_1"}
-    with_tools.invoke([*ASKED, AIMessage("", tool_calls=[call]), ToolMessage("Sunny", tool_call_id="call_1")])
+    with_tools.invoke([*CHAT, AIMessage("", tool_calls=[call]), ToolMessage("Sunny", tool_call_id="call_1")])
     roomy = ChatOpenAI(**BASE, max_tokens=48)
     use("structured output")
-    roomy.with_structured_output(Answer).invoke(ASKED)
+    roomy.with_structured_output(Answer).invoke(CHAT)
     use("structured output by json mode")
-    roomy.with_structured_output(Answer, method="json_mode").invoke(ASKED)
+    roomy.with_structured_output(Answer, method="json_mode").invoke(CHAT)
     use("structured output by a tool")
-    roomy.with_structured_output(Answer, method="function_calling", include_raw=True).invoke(ASKED)
+    roomy.with_structured_output(Answer, method="function_calling", include_raw=True).invoke(CHAT)
     use("responses")
-    ChatOpenAI(**BASE, max_tokens=16, use_responses_api=True).invoke(ASKED)
+    ChatOpenAI(**BASE, max_tokens=16, use_responses_api=True).invoke(CHAT)
     use("completions")
     completions = OpenAI(**BASE, max_tokens=8)
     completions.invoke(QUESTION)

@@ -4,7 +4,7 @@ from langchain_core.tools import tool
 from pydantic import BaseModel
 from using import QUESTION, URL, use
 
-ASKED = [SystemMessage("You tell stories."), HumanMessage(QUESTION)]
+CHAT = [SystemMessage("You tell stories."), HumanMessage(QUESTION)]
 
 
 class Answer(BaseModel):
@@ -21,22 +21,22 @@ def main() -> None:
     served = {"model": "demo", "base_url": URL, "api_key": "none", "max_retries": 0}
     chat = ChatAnthropic(**served, max_tokens=8)
     use("chat")
-    chat.invoke(ASKED)
+    chat.invoke(CHAT)
     use("chat stream")
-    for _ in chat.stream(ASKED):
+    for _ in chat.stream(CHAT):
         pass
     use("tools")
     with_tools = chat.bind_tools([get_weather])
-    with_tools.invoke(ASKED)
+    with_tools.invoke(CHAT)
     use("tools result")
     call = {"name": "get_weather", "args": {"city": "Paris"}, "id": "call_1"}
-    with_tools.invoke([*ASKED, AIMessage("", tool_calls=[call]), ToolMessage("Sunny", tool_call_id="call_1")])
+    with_tools.invoke([*CHAT, AIMessage("", tool_calls=[call]), ToolMessage("Sunny", tool_call_id="call_1")])
     roomy = ChatAnthropic(**served, max_tokens=48)
     for method in ("function_calling", "json_schema"):
         use(f"structured output by {method}")
-        roomy.with_structured_output(Answer, method=method, include_raw=True).invoke(ASKED)
+        roomy.with_structured_output(Answer, method=method, include_raw=True).invoke(CHAT)
     use("count tokens")
-    chat.get_num_tokens_from_messages(ASKED)
+    chat.get_num_tokens_from_messages(CHAT)
 
 
 main()

@@ -7,7 +7,7 @@ from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 from using import QUESTION, URL, use
 
-ASKED = [ChatMessage(role="system", content="You tell stories."), ChatMessage(role="user", content=QUESTION)]
+CHAT = [ChatMessage(role="system", content="You tell stories."), ChatMessage(role="user", content=QUESTION)]
 
 
 class Answer(BaseModel):
@@ -28,9 +28,9 @@ def main() -> None:
     tool = FunctionTool.from_defaults(get_weather)
     for name, llm in (("", chat), ("ollama ", local)):
         use(f"{name}chat")
-        llm.chat(ASKED)
+        llm.chat(CHAT)
         use(f"{name}chat stream")
-        for _ in llm.stream_chat(ASKED):
+        for _ in llm.stream_chat(CHAT):
             pass
         use(f"{name}tools")
         llm.chat_with_tools([tool], user_msg=QUESTION)

@@ -4,7 +4,7 @@ import ollama
 from using import QUESTION, SCHEMA, TOOL, URL, use
 
 MODEL = "demo"
-ASKED = [{"role": "user", "content": QUESTION}]
+CHAT = [{"role": "user", "content": QUESTION}]
 FEW = {"num_predict": 8}
 
 
@@ -15,32 +15,32 @@ def main() -> None:
     client.show(MODEL)
     client.ps()
     use("chat")
-    client.chat(model=MODEL, messages=ASKED, options=FEW)
+    client.chat(model=MODEL, messages=CHAT, options=FEW)
     options = {
         **FEW, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "seed": 7, "stop": ["\n\n"], "num_ctx": 512,
         "repeat_penalty": 1.1, "min_p": 0.05,
     }  # fmt: skip
     system = {"role": "system", "content": "You tell stories."}
-    client.chat(model=f"{MODEL}:latest", messages=[system, *ASKED], options=options, keep_alive="5m")
+    client.chat(model=f"{MODEL}:latest", messages=[system, *CHAT], options=options, keep_alive="5m")
     use("chat stream")
-    for _ in client.chat(model=MODEL, messages=ASKED, stream=True, options=FEW):
+    for _ in client.chat(model=MODEL, messages=CHAT, stream=True, options=FEW):
         pass
     use("chat tools")
-    client.chat(model=MODEL, messages=ASKED, tools=[TOOL], options=FEW)
+    client.chat(model=MODEL, messages=CHAT, tools=[TOOL], options=FEW)
     use("chat tools result")
     call = {"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
     called = [
-        *ASKED,
+        *CHAT,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "Sunny", "tool_name": "get_weather"},
     ]
     client.chat(model=MODEL, messages=called, tools=[TOOL], options=FEW)
     use("chat json")
-    client.chat(model=MODEL, messages=ASKED, format="json", options={"num_predict": 48})
+    client.chat(model=MODEL, messages=CHAT, format="json", options={"num_predict": 48})
     use("chat structured output")
-    client.chat(model=MODEL, messages=ASKED, format=SCHEMA, options={"num_predict": 48})
+    client.chat(model=MODEL, messages=CHAT, format=SCHEMA, options={"num_predict": 48})
     use("chat thinking")
-    client.chat(model=MODEL, messages=ASKED, think=True, options=FEW)
+    client.chat(model=MODEL, messages=CHAT, think=True, options=FEW)
     use("chat an image")
     picture = {"role": "user", "content": QUESTION, "images": [b"\x89PNG"]}
     client.chat(model=MODEL, messages=[picture], options=FEW)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 async def chat() -> None:
-    await ollama.AsyncClient(host=URL).chat(model=MODEL, messages=ASKED, options=FEW)
+    await ollama.AsyncClient(host=URL).chat(model=MODEL, messages=CHAT, options=FEW)
 
 
 main()

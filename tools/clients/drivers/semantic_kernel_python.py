@@ -25,7 +25,7 @@ class Weather:
         return f"Sunny in {city}"
 
 
-def asked() -> ChatHistory:
+def history() -> ChatHistory:
     history = ChatHistory(system_message="You tell stories.")
     history.add_user_message(QUESTION)
     return history
@@ -36,19 +36,19 @@ async def main() -> None:
     chat = OpenAIChatCompletion(ai_model_id="demo", async_client=client)
     few = OpenAIChatPromptExecutionSettings(max_completion_tokens=48)
     use("chat")
-    await chat.get_chat_message_content(asked(), few)
+    await chat.get_chat_message_content(history(), few)
     use("chat stream")
-    async for _ in chat.get_streaming_chat_message_content(asked(), few):
+    async for _ in chat.get_streaming_chat_message_content(history(), few):
         pass
     use("structured output")
     formed = OpenAIChatPromptExecutionSettings(max_completion_tokens=48, response_format=Answer)
-    await chat.get_chat_message_content(asked(), formed)
+    await chat.get_chat_message_content(history(), formed)
     use("tools")
     kernel = Kernel()
     kernel.add_plugin(Weather(), "weather")
     auto = FunctionChoiceBehavior.Auto(maximum_auto_invoke_attempts=1)
     tooled = OpenAIChatPromptExecutionSettings(max_completion_tokens=48, function_choice_behavior=auto)
-    await chat.get_chat_message_content(asked(), tooled, kernel=kernel)
+    await chat.get_chat_message_content(history(), tooled, kernel=kernel)
     use("embeddings")
     await OpenAITextEmbedding(ai_model_id="demo", async_client=client).generate_embeddings([QUESTION, "Once"])
     await client.close()

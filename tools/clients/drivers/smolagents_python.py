@@ -14,17 +14,17 @@ def get_weather(city: str) -> str:
 
 def main() -> None:
     model = OpenAIServerModel("demo", api_base=f"{URL}/v1", api_key="none", max_tokens=48)
-    asked = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
+    chat = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
     use("chat")
-    model(asked)
+    model(chat)
     use("chat stop")
-    model(asked, stop_sequences=["Observation:", "Calling tools:"])
+    model(chat, stop_sequences=["Observation:", "Calling tools:"])
     use("chat stream")
-    for _ in model.generate_stream(asked):
+    for _ in model.generate_stream(chat):
         pass
     use("structured output")
     form = {"type": "json_schema", "json_schema": {"name": "Answer", "strict": True, "schema": SCHEMA}}
-    model(asked, response_format=form)
+    model(chat, response_format=form)
     use("an agent with tools")
     ToolCallingAgent([get_weather], model, max_steps=1, verbosity_level=0).run(QUESTION)
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from tpiedge.lifeline import die_with_parent
 
-_PATIENCE = timedelta(seconds=60)
+_TIMEOUT = timedelta(seconds=60)
 
 
 def main() -> None:
@@ -44,11 +44,11 @@ def main() -> None:
     torch.set_num_threads(1)
     first = job["rank"] == 0
     store = dist.TCPStore(  # type: ignore[attr-defined]  # documented, and imported there without `as`
-        job["root"], job["port"], job["size"], is_master=first, timeout=_PATIENCE, wait_for_workers=False
+        job["root"], job["port"], job["size"], is_master=first, timeout=_TIMEOUT, wait_for_workers=False
     )
     if first:
         say({"port": store.port})
-    dist.init_process_group("gloo", store=store, rank=job["rank"], world_size=job["size"], timeout=_PATIENCE)
+    dist.init_process_group("gloo", store=store, rank=job["rank"], world_size=job["size"], timeout=_TIMEOUT)
     dist.all_reduce(torch.zeros(1))
     say({"ready": True})
     # As tpiedge's ranks do.

@@ -28,7 +28,7 @@ def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
 
 
 def integers(flag: str, text: str, low: int, high: int) -> list[int]:
-    """'2,4' -> [2, 4]. Raises UserError."""
+    """Parses '2,4' as [2, 4]. Raises UserError."""
     try:
         values = [int(item) for item in text.split(",")]
     except ValueError:
@@ -48,7 +48,7 @@ def ask(
 
 
 def prompt_ids(count: int, vocab_size: int) -> tuple[int, ...]:
-    """Fixed token ids that look random."""
+    """Returns fixed token ids that look random."""
     return tuple((7919 * index + 13) % vocab_size for index in range(count))
 
 
@@ -63,7 +63,7 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """One-way latency and rate of a testbed's links. None: unchanged; a rate of 0: unlimited."""
+    """One-way latency and rate of a testbed's links. None means unchanged, a rate of 0 unlimited."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -74,7 +74,7 @@ class LinkSetting:
         return ", ".join(filter(None, (latency, rate)))
 
     def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
-        """(latency, rate) between the first two devices; None: unknown or unlimited."""
+        """Returns (latency, rate) between the first two devices; None if unknown or unlimited."""
         latency_s, rate = self.latency_s, self.bytes_per_s
         if testbed is not None:
             way = testbed.expected(*testbed.devices[:2])
@@ -87,7 +87,7 @@ AS_THEY_ARE = LinkSetting()
 
 
 def link_settings(latency: str | None, rate: str | None, testbed: str | None) -> list[LinkSetting]:
-    """Every combination of '0.5,1' ms and '100,none' Mbit/s, which need a testbed. Raises UserError."""
+    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s, which need a testbed. Raises UserError."""
     pairs = itertools.product(latencies(latency), rates(rate))
     found = list(dict.fromkeys(LinkSetting(*pair) for pair in pairs))
     if testbed is None and found != [AS_THEY_ARE]:
@@ -96,12 +96,12 @@ def link_settings(latency: str | None, rate: str | None, testbed: str | None) ->
 
 
 def latencies(text: str | None) -> list[float | None]:
-    """'0.5,1' in ms -> seconds. Raises UserError."""
+    """Parses '0.5,1' in ms to seconds. Raises UserError."""
     return [None] if text is None else [value / 1e3 for value in _numbers("--latency", text, "ms")]
 
 
 def rates(text: str | None) -> list[float | None]:
-    """'100,none' in Mbit/s -> bytes per second, 0 for none. Raises UserError."""
+    """Parses '100,none' in Mbit/s to bytes per second, 0 for none. Raises UserError."""
     if text is None:
         return [None]
     items = ["0" if item.strip() == "none" else item for item in text.split(",")]
@@ -118,7 +118,7 @@ class Dial:
 
     @contextlib.contextmanager
     def turned(self, setting: LinkSetting) -> Iterator[None]:
-        """Scales all latencies to `latency_s` between the first two devices. Raises UserError, ResourceError."""
+        """Scales all latencies, to `latency_s` between the first two devices. Raises UserError, ResourceError."""
         if setting == AS_THEY_ARE:
             yield
             return

@@ -28,7 +28,7 @@ from tpiedge.pack.layout import whole_pages
 from tpiedge.units import MIB, counted, format_bytes
 from tpiedge.wire.fields import KVPrecision
 
-#: Of the sums of quantised matrices, which fit 32 bits then: outputs are 1 to 1000.
+#: The grid of quantised sums, which then fit 32 bits: outputs are 1 to 1000.
 GRID: Final = Grid(-16)
 
 UNIT = 128
@@ -48,8 +48,8 @@ Run = Callable[[Linear, int], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one number of tokens. `nbytes`: read and written once; `operations`: multiplications and additions;
-    `int8`: on 8-bit numbers; `streams`: bytes come from memory, not from a cache."""
+    """One kernel at one number of tokens. `nbytes` move once; `operations` are multiplications and additions, of 8-bit
+    numbers if `int8`. If it `streams`, bytes come from memory, not a cache."""
 
     kernel: str
     shape: str
@@ -76,17 +76,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Least bytes of operands to rotate, so that no cache holds them."""
+    """The least bytes of operands in rotation, so that no cache holds them."""
 
     nbytes: int
 
     def copies(self, nbytes: int) -> int:
-        """The number of copies of operands of `nbytes` bytes to use in turn."""
+        """Returns how many copies of operands of `nbytes` bytes to use in turn."""
         return min(32, max(2, -(-self.nbytes // max(1, nbytes))))
 
 
 def heads_of(hidden: int) -> tuple[int, int, int]:
-    """(query heads, KV heads, head width) for a hidden size."""
+    """Returns (query heads, KV heads, head width) for a hidden size."""
     heads = max(1, hidden // 128)
     return heads, -(-heads // GROUP), min(128, hidden)
 
@@ -187,7 +187,7 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Makers of cases that share operands. Activations are f32, so elementwise kernels have one precision."""
+    """Yields makers of cases that share operands. Activations are f32, so elementwise kernels have one precision."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
         if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
             block = _Block(hidden, columns, precision, rotation)
@@ -240,7 +240,7 @@ def _ffn(block: _Block) -> MakeCase:
 
 
 def _attention(block: _Block) -> MakeCase:
-    """The last tokens of 2048 positions."""
+    """Makes cases of the last tokens of 2048 positions."""
     heads, kv_heads, width = heads_of(block.hidden)
     stored = KVFormat(block.precision, width)
     nbytes = cache_nbytes(block.hidden, block.precision)
@@ -263,7 +263,7 @@ def _attention(block: _Block) -> MakeCase:
 
 
 def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, list[NDArray[np.int64]]]:
-    """Full caches of `count` sequences with pages in random order."""
+    """Makes full caches of `count` sequences with pages in random order."""
     head_bytes = whole_pages(2 * PAGE_POSITIONS * stored.row_nbytes)
     pages = POSITIONS // PAGE_POSITIONS
     store_PB = torch.empty(count * pages, kv_heads * head_bytes, dtype=torch.uint8)
@@ -301,7 +301,7 @@ def _rope(block: _Block, tokens: int) -> Case:
 
 
 def _swiglu(block: _Block, tokens: int) -> Case:
-    # torch's overwrites the gate, which must not become denormal: this one grows.
+    # torch's swiglu overwrites the gate, which must not become denormal: this gate grows.
     gate_TF, up_TF = (torch.full((tokens, block.ffn), value) for value in (3.0, 2.0))
     moved = 12 * gate_TF.numel(), 5 * gate_TF.numel()
 

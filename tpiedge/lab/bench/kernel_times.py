@@ -31,7 +31,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 def last_level_cache_bytes() -> int:
-    """The largest reported cache; 32 MiB if none is reported."""
+    """Returns the largest reported cache; 32 MiB without one."""
     sizes = []
     for path in _CACHES.glob("index*/size"):
         text = path.read_text().strip()
@@ -41,7 +41,7 @@ def last_level_cache_bytes() -> int:
 
 @dataclass
 class _Samples:
-    """Times of one case and number of threads, by repeat."""
+    """Times of one case, by repeat."""
 
     own_s: list[float] = field(default_factory=list)
     torch_s: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ class _Samples:
 
 
 class Bench:
-    """Measures cases; without a `library` torch alone, unbounded and unquantised. `say` gets a line per case."""
+    """Measures cases and the machine's bounds; without a `library` only torch. `say` gets a line per case."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -85,7 +85,7 @@ class Bench:
                     samples.read_bytes_per_s.append(self._probes.bytes_per_s(threads))
                 samples.own_s.append(own_timer.sample())
                 if peer_timer is not None:
-                    # Where torch takes long it is compared with, not studied.
+                    # If torch takes long, one sample suffices to compare.
                     slow = peer_timer.first_s > _SLOW_S
                     samples.torch_s.append(peer_timer.first_s if slow else peer_timer.sample())
         return _report(case, threads, native, samples)
@@ -96,8 +96,8 @@ def _is_native(case: Case) -> bool:
 
 
 class _CallTimer:
-    """Times one way to compute a case, in samples of about _SAMPLE_S. Calls rotate the copies of operands; samples
-    continue the rotation. `first_s` includes loading and allocation."""
+    """Times one way to compute a case, in samples of about _SAMPLE_S that rotate the copies of operands. `first_s`
+    includes loading and allocation."""
 
     def __init__(self, case: Case, linear: Linear) -> None:
         self._case = case
@@ -120,7 +120,7 @@ class _CallTimer:
 
 
 def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[str, Any]:
-    """Parts of the bounds are computed per repeat, as a noisy neighbour slows both."""
+    """Computes parts of the bounds per repeat, as a noisy neighbour slows both."""
     report: dict[str, Any] = {
         "kernel": case.kernel,
         "shape": case.shape,

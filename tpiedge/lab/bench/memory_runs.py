@@ -31,8 +31,6 @@ from tpiedge.wire.fields import Keeping
 
 @dataclass(frozen=True)
 class Budget:
-    """One setting and its plan."""
-
     name: str
     layout: Layout
     plan: Plan
@@ -45,7 +43,7 @@ class Budget:
         return max(need.total_bytes for need in self.plan.needs)
 
     def held(self, model: PreparedModel) -> list[tuple[Sweep, Placement]]:
-        """Bytes that each node reads per sweep and keeps in memory."""
+        """Returns bytes that each node reads per sweep and keeps in memory."""
         sweeps = [Sweep.of(model.pack, share, rank == 0) for rank, share in enumerate(self.plan.shares)]
         pairs = zip(sweeps, self.plan.needs, strict=True)
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
@@ -55,19 +53,19 @@ class Budget:
 
 
 def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """The settings of `--budgets`, the smallest first. Raises UserError, or OutOfMemory for an impossible one."""
+    """Returns settings of `--budgets`, smallest first. Raises UserError, or OutOfMemory for an impossible one."""
     names = dict.fromkeys(item.strip().lower() for item in text.split(","))
     found = [_budget(name, model, layout, capacity) for name in names]
     return sorted(found, key=lambda budget: budget.nbytes)
 
 
 def whole(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
-    """All weights in memory. Raises OutOfMemory if this computer is too small."""
+    """Plans with all weights in memory. Raises OutOfMemory if this computer is too small."""
     return _planned("all", model, replace(layout, keeping=Keeping(pin="all")), capacity)
 
 
 def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
-    """The least memory per node, in whole MiB, that works."""
+    """Returns the least memory per node, in whole MiB, that works."""
 
     def works(nbytes: int) -> bool:
         try:
@@ -80,7 +78,7 @@ def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
 
 
 def least(works: Callable[[int], bool], enough: int) -> int:
-    """The least whole number of MiB that works; `enough` bytes do, and `works` is monotonic."""
+    """Returns the least multiple of 1 MiB that works, in bytes; `enough` bytes do, and `works` is monotonic."""
     low, high = 0, -(-enough // MIB)
     while high - low > 1:
         middle = (low + high) // 2
@@ -150,7 +148,7 @@ def measure_sweep(pack: Pack, sweep: Sweep) -> DiskSpeed:
 
 
 def _reads(pack: Pack, sweep: Sweep) -> Iterator[tuple[Path, int, int]]:
-    """(file, offset, length) of each read."""
+    """Yields (file, offset, length) of each read."""
     for piece in sweep.pieces:
         offset, length = pack.layout(piece.key).matrix(piece.matrix).span(piece.units.start, piece.units.stop)
         for start in range(0, length, _READ_BYTES):
@@ -228,7 +226,7 @@ class GroupPeak:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """One run of a setting: its sample or failure, the disk's rate before and after, and how it was read."""
+    """A setting's sample or failure, and the disk's rate before and after."""
 
     sample: Sample | None
     failure: str = ""
@@ -242,7 +240,7 @@ class SettingRun:
 
 
 def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
-    """The measured part of the record. `runs` may hold one more setting for comparison."""
+    """Returns the measured part of the record. `runs` may hold one more setting for comparison."""
     compute_s, source = _compute(runs)
     settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
     return {
@@ -255,7 +253,7 @@ def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) ->
 
 
 def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
-    """Seconds per token with all weights in memory, else of the fastest setting without its waits for weights."""
+    """Returns seconds per token with all weights in memory, else of the fastest setting less its waits for weights."""
     settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
     samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:
@@ -267,7 +265,7 @@ def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, st
 
 
 def _unstalled(sample: Sample) -> float:
-    """Seconds per token less the longest weight wait of a node."""
+    """Returns seconds per token less the longest weight wait of a node."""
     return sample.s_per_token - max(node["stall_s"] for node in sample.nodes)
 
 
@@ -305,7 +303,7 @@ def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None
 
 
 def _busy(sample: Sample) -> float:
-    """The part of the time in which the busiest node read; near 1 if the disk is the limit."""
+    """Returns the part of the time in which the busiest node read; near 1 if the disk is the limit."""
     return min(1.0, max(node["load_s"] for node in sample.nodes) / sample.s_per_token)
 
 

@@ -34,7 +34,7 @@ BEGUN, ENDED = 0, 1
 
 
 def main() -> NoReturn:
-    """Reads its job from standard input and prints where it listens; the second line says where others do."""
+    """Reads its job from standard input and prints where it listens; the second line read says where others do."""
     job = json.loads(sys.stdin.buffer.readline())
     torch.set_num_threads(1)
     with ExitStack() as resources:
@@ -44,7 +44,7 @@ def main() -> NoReturn:
 
 
 def _linked(job: Mapping[str, Any], resources: ExitStack) -> tuple[Endpoint, Collection[int]]:
-    """The endpoint of all links, and the ranks that this one connected to."""
+    """Returns the endpoint of all links, and the ranks that this one connected to."""
     rank, keys = job["rank"], CurveKeys(job["public_key"], job["secret_key"])
     peer_keys = {int(peer): key for peer, key in job["peer_keys"].items()}
     links = TensorLinks(rank, keys, peer_keys, resources)
@@ -60,7 +60,7 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
     clock = MonotonicClock()
     group = Group(endpoint, DeadlineLiveness(clock, WAIT_S), epoch=EPOCH, rank=rank, size=size, linked=True)
     survey = LinkSurvey(endpoint, DeadlineLiveness(clock, WAIT_S), clock, EPOCH, rank, size)
-    # What exists by now stays: the collector need not look at it again between two all-reduces.
+    # Objects that exist by now stay: the collector need not visit them between two all-reduces.
     gc.freeze()
     while True:
         plan = group.next_plan()
@@ -74,8 +74,7 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """A barrier on rank 0 before and after a survey: ranks must not send probes into a step of another rank, or parts
-    of a step into its survey."""
+    """Forms a barrier on rank 0 before and after a survey: probes and parts of a step must not meet."""
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
 
@@ -92,8 +91,8 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """`nodes` processes (at least two), this one included, each at its place. A context manager; with places, the
-    caller's thread is at the first already."""
+    """`nodes` processes (at least two); this one is rank 0, and with `places` the caller's thread must already be at
+    the first. A context manager."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes
@@ -109,7 +108,7 @@ class ReduceCluster:
         except BaseException:
             self.close()
             raise
-        # As the others do.
+        # The other ranks do the same.
         gc.freeze()
         return self
 
@@ -122,7 +121,7 @@ class ReduceCluster:
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Seconds of each of `rounds` all-reduces of `payload_bytes` of f32, after a warm-up. Raises PeerLost."""
+        """Returns seconds of each of `rounds` all-reduces of `payload_bytes` of f32, once warm. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(

@@ -28,7 +28,7 @@ _SILENT_S = 900.0
 
 
 class _Unreadable(Exception):
-    """The bytes are no answer; says why."""
+    """Says why bytes are not an answer."""
 
 
 def read_answer(
@@ -53,13 +53,13 @@ def read_answer(
         error = "" if done else "the server ended the answer early"
     except _Unreadable as unreadable:
         error = str(unreadable)
-    # Tokens that the server counted beyond what it showed came with the last that it did show.
+    # Tokens that the server counted but did not show came with the last one that it showed.
     arrivals += arrivals[-1:] * (tokens - len(arrivals))
     return TimedAnswer(sent_s, tuple(arrivals), ended_s, prompt_tokens, failure or error)
 
 
 def _tokens_of(choice: object) -> int:
-    """The number of ids if sent; else one for a text."""
+    """Returns the number of ids if sent; else one for a text."""
     match choice:
         case {"token_ids": list(ids)}:
             return len(ids)
@@ -76,7 +76,7 @@ def _value(payload: bytes) -> object:
 
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Each event's data, timed by the end of its line."""
+    """Yields each event's data, timed by the end of its line."""
     status, rest = 0, b""
     for time_s, event in _parsed(pieces):
         if isinstance(event, h11.Response):
@@ -117,8 +117,6 @@ def _refusal(status: int, body: bytes) -> str:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """A server's address and API key."""
-
     host: str
     port: int
     key: str | None = field(default=None, repr=False)
@@ -147,7 +145,7 @@ class ServerAddress:
         return common | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 
     def get(self, path: str) -> tuple[int, dict[str, object]]:
-        """Status and JSON object. Raises PeerError without a readable answer."""
+        """Returns status and JSON object. Raises PeerError without a readable answer."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30.0)
         try:
             connection.request("GET", path, headers=self.headers)
@@ -170,7 +168,7 @@ class MeasuredServer:
     context_tokens: int | None
     vocabulary: int | None
     tells_ids: bool
-    """The server sends token ids, so tokens without text count."""
+    """Whether the server sends token ids, so tokens without text count."""
 
     @staticmethod
     def at(address: ServerAddress) -> "MeasuredServer":
@@ -187,7 +185,7 @@ class MeasuredServer:
         raise PeerError(f"/v1/models answers with HTTP status {status}: {sanitised_line(str(words), 200)}")
 
     def request(self, prompt: ServePrompt, tokens: int) -> bytes:
-        """A request for a greedy answer of exactly `tokens` tokens."""
+        """Returns a request for a greedy answer of exactly `tokens` tokens."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -215,7 +213,7 @@ class StreamedRequest:
         """An estimate from the stream so far."""
         self._prompt_tokens = prompt_tokens
 
-    def take(self, time_s: float, data: bytes) -> None:
+    def feed(self, time_s: float, data: bytes) -> None:
         self.pieces.append((time_s, data))
         self.events += data.count(b"data: ")
 
@@ -271,7 +269,6 @@ class Streams:
         return [key.data for key, _ in ready if self._read(key.data, key.fileobj)]  # type: ignore[arg-type]
 
     def cancel(self, exchange: StreamedRequest) -> None:
-        """Disconnects an exchange under way."""
         for key in list(self._selector.get_map().values()):
             if key.data is exchange:
                 self._end(exchange, key.fileobj)  # type: ignore[arg-type]
@@ -285,7 +282,7 @@ class Streams:
         except OSError as error:
             exchange.failure, data = f"the connection broke: {error.strerror}", b""
         if data:
-            exchange.take(self.clock.now(), data)
+            exchange.feed(self.clock.now(), data)
             return False
         self._end(exchange, connection)
         return True

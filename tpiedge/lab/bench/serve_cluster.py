@@ -28,11 +28,11 @@ _END_S = 30.0
 _KILLED_S = 30.0
 _POLL_S = 0.1
 _PORTS = 5  # control, tensors, files, pairing; HTTP
-_RANGE = (20_000, 30_000)  # below those that the kernel gives to outgoing connections
+_RANGE = (20_000, 30_000)  # below the ports that the kernel gives to outgoing connections
 _TRIES = 100
 _LINE = 300
 _NOT_READY = "not ready"
-"""How a waiting master's messages begin."""
+"""The beginning of a waiting master's messages."""
 _TAIL_BYTES = 4096
 _ENTRY = """
 import os, signal, sys
@@ -59,8 +59,8 @@ class ClusterWish:
 
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """Starts a server for the block. Raises PeerError, ResourceError. With places, the caller's network is the first
-    one's (`RunningTestbed.inside`)."""
+    """Starts a server for the block. Raises PeerError, ResourceError. With places, the caller is in the first one's
+    network (`RunningTestbed.inside`)."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
         first = free_ports(_PORTS, wish.place(0).host)
@@ -164,7 +164,7 @@ def _is_ready(server: ServerAddress, path: str) -> bool:
 
 
 def free_ports(count: int, host: str = _LOOPBACK) -> int:
-    """The first of `count` adjacent ports free at `host` and on loopback. Raises ResourceError."""
+    """Returns the first of `count` adjacent ports free at `host` and on loopback. Raises ResourceError."""
     for _ in range(_TRIES):
         first = random.randrange(*_RANGE)
         wanted = range(first, first + count)

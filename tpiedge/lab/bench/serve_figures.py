@@ -17,8 +17,8 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """One request seen by its client, in seconds of one clock. `token_s`: arrivals of all tokens, in order; `error`: ""
-    for a whole answer."""
+    """One request seen by its client, in seconds of one clock. `token_s` are arrivals of all tokens, in order; `error`
+    is empty for a whole answer."""
 
     sent_s: float
     token_s: tuple[float, ...]
@@ -73,8 +73,8 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """A long prompt and the answers beside it. `normal_s`, `beside_s`: the others' gaps between tokens before and
-    during the prompt."""
+    """A long prompt and the answers beside it. `normal_s` and `beside_s` are the others' gaps before and during the
+    prompt."""
 
     normal_s: Distribution
     beside_s: Distribution
@@ -92,7 +92,7 @@ class LongPromptFigures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least of at least one value that `percent` of them do not exceed."""
+    """Returns the least value that `percent` of the values (at least one) do not exceed."""
     rank = math.ceil(percent / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 
@@ -107,7 +107,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """Gaps between tokens that overlap [start_s, end_s]."""
+    """Returns gaps between tokens that overlap [start_s, end_s]."""
     return [
         later - earlier
         for answer in answers
@@ -117,20 +117,20 @@ def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) ->
 
 
 def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float | None:
-    """Tokens per second while exactly `clients` answers were between first and last token; None if never."""
+    """Returns tokens per second while exactly `clients` answers were between first and last token; None if never."""
     spans = _times_of(
         clients, [(answer.token_s[0], answer.token_s[-1]) for answer in answers if answer.token_s]
     )
     seconds = sum(end - start for start, end in spans)
     if seconds <= 0:
         return None
-    # An answer's first token comes of its prompt, and the token that begins a span was computed before it.
+    # An answer's first token is computed with its prompt; the token that begins a span, before the span.
     arrivals = [token_s for answer in answers for token_s in answer.token_s[1:]]
     return sum(any(start < token_s <= end for start, end in spans) for token_s in arrivals) / seconds
 
 
 def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Periods in which exactly `count` intervals overlap."""
+    """Returns periods in which exactly `count` intervals overlap."""
     changes = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
     overlapping, found = 0, []
     for (time_s, change), (next_s, _) in pairwise(changes):
@@ -141,7 +141,7 @@ def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tupl
 
 
 def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
-    """Median, minimum and maximum of each percentile over the repeats that have it; None without any."""
+    """Returns median, minimum and maximum of each percentile over the repeats that have it; None without any."""
     known = [one for one in found if one is not None]
     return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
 
@@ -149,6 +149,6 @@ def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]]
 def spread_of(
     repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
 ) -> dict[str, float] | None:
-    """Median, minimum and maximum over the repeats that have the figure; None without any."""
+    """Returns median, minimum and maximum over the repeats that have the figure; None without any."""
     known = [value for value in map(figure, repeats) if value is not None]
     return spread(known) if known else None

@@ -38,24 +38,24 @@ class RandomPrompts:
         self._prefix = self.unlike(self.shared)
 
     def of(self, tokens: int) -> tuple[int, ...]:
-        """The next prompt of `tokens` tokens, shared ones first."""
+        """Returns the next prompt of `tokens` tokens, shared ones first."""
         prefix = self._prefix[:tokens]
         return (*prefix, *self.unlike(tokens - len(prefix)))
 
     def unlike(self, count: int) -> tuple[int, ...]:
-        # In most vocabularies the ids before 3 are signs for the end and the like.
+        # In most vocabularies the ids before 3 are marks like the end of text.
         return tuple(self._random.randrange(3, self.vocabulary) for _ in range(count))
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Endless arrival times of a Poisson process, in seconds from the start, `rate` per second."""
+    """Yields endless arrival times of a Poisson process, in seconds from the start, `rate` per second."""
     waits = random.Random(seed)
     return itertools.accumulate(waits.expovariate(rate) for _ in itertools.count())
 
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
-    """One prompt per line: a JSON string, a JSON array of token ids, or the line itself. `name` is for messages. Raises
-    UserError without a prompt."""
+    """Reads a prompt per line: a JSON string, a JSON array of token ids, or the line itself. Messages have `name`.
+    Raises UserError without a prompt."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -86,13 +86,13 @@ OTHERS = 3
 def by_clients(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, clients: int
 ) -> list[TimedAnswer]:
-    """Closed loop: each client sends its next prompt when its answer ends."""
+    """Runs a closed loop: each client sends its next prompt when its answer ends."""
     left, free = iter(prompts), clients
     found: list[StreamedRequest] = []
     while free or streams.running:
         started = [streams.start(prompt, tokens) for prompt in islice(left, free)]
         found += started
-        free = sum(exchange.ended_s is not None for exchange in started)  # those that found no server
+        free = sum(exchange.ended_s is not None for exchange in started)  # clients that found no server
         if not free and streams.running:
             free = len(streams.wait())
     return [exchange.answer() for exchange in found]
@@ -101,7 +101,7 @@ def by_clients(
 def at_random(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, arrivals: Iterable[float]
 ) -> list[TimedAnswer]:
-    """Open loop: requests are sent at `arrivals`, however many are under way."""
+    """Runs an open loop: requests are sent at `arrivals`, however many are under way."""
     started_s = streams.clock.now()
     found = []
     for prompt, arrival_s in zip(prompts, arrivals, strict=False):
@@ -114,7 +114,7 @@ def at_random(
 
 
 def ask_alone(streams: Streams, prompt: ServePrompt) -> float:
-    """A prompt's tokens per second up to the first token, alone. Raises PeerError."""
+    """Returns a prompt's tokens per second up to the first token, alone. Raises PeerError."""
     (answer,) = by_clients(streams, [prompt], 1, 1)
     return _prompt_rate(answer)
 
@@ -147,7 +147,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
     _answering(streams, beside, wanted, lambda: sent.ended_s is not None)
     for exchange in beside:
         streams.cancel(exchange)
-    ask_alone(streams, next(wanted.others))  # by now the server has left those that were cancelled
+    ask_alone(streams, next(wanted.others))  # afterwards the server has dropped the cancelled answers
     return _compared(sent.answer(), [one.answer() for one in first], [one.answer() for one in beside], alone)
 
 
@@ -168,7 +168,7 @@ def _compared(
     prompt: TimedAnswer, first: Sequence[TimedAnswer], beside: Sequence[TimedAnswer], alone: float
 ) -> LongPromptFigures:
     rate = _prompt_rate(prompt)
-    # Only since all of them answer: before, their own prompts were computed in between.
+    # Only gaps since all of them answer: before, their own prompts were computed in between.
     settled_s = max(answer.token_s[0] for answer in first)
     normal = distribution(gaps_within(first, settled_s, prompt.sent_s))
     during = distribution(gaps_within(beside, prompt.sent_s, prompt.token_s[0]))
@@ -250,7 +250,7 @@ class _Repeats:
 def measure_server(
     server: MeasuredServer, vocabulary: int, wish: ServeWish, say: Callable[[str], object]
 ) -> dict[str, Any]:
-    """The record of all repeats. Prompts have token ids below `vocabulary`. Raises UserError, PeerError."""
+    """Returns the record of all repeats. Prompts have token ids below `vocabulary`. Raises UserError, PeerError."""
     check_wish(wish, server.context_tokens)
     found = _Repeats(rounds={load: [] for load in wish.loads})
     with Streams(server, MonotonicClock()) as streams:
@@ -264,8 +264,6 @@ def measure_server(
 
 
 class _Measuring:
-    """Repeats with fresh prompts."""
-
     def __init__(
         self, streams: Streams, random: RandomPrompts, wish: ServeWish, say: Callable[[str], object]
     ) -> None:
@@ -301,7 +299,7 @@ class _Measuring:
         prompts = list(itertools.islice(self._prompts(), load.requests(wish.requests)))
         if load.clients is not None:
             return by_clients(self._streams, prompts, wish.tokens, load.clients)
-        assert load.rate is not None  # there are no loads with neither
+        assert load.rate is not None  # every load has clients or a rate
         return at_random(self._streams, prompts, wish.tokens, arrivals(load.rate, wish.seed + repeat))
 
     def _prompts(self) -> Iterator[ServePrompt]:

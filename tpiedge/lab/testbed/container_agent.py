@@ -1,4 +1,4 @@
-"""Run in the container of a testbed's switch, which sees the processes of the engine's computer:
+"""Runs in the container of a testbed's switch, which sees the processes of the engine's computer:
 
     python -m tpiedge.lab.testbed.container_agent '{"do": "state", "pids": {"device1": 4711}}'
 
@@ -56,7 +56,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _use(pid: int) -> dict[str, Any]:
-    """Memory use of the device's control group, read through its first process: a container sees only its own."""
+    """Reads memory use of the device's control group through its first process: a container sees only its own."""
     groups = Path(f"/proc/{pid}/root/sys/fs/cgroup")
     old = (groups / "memory" / "memory.limit_in_bytes").exists()
     controllers, group = Controllers(None, 0, groups, 1 if old else 2), "memory" if old else "."

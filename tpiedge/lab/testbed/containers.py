@@ -70,7 +70,7 @@ class Containers:
         return topology
 
     def connected(self, device: str) -> bool:
-        """Returns whether it runs, and has since the switch gave it its interface."""
+        """Whether the device runs, and has not restarted since the switch started."""
         found = self.devices.get(device)
         return bool(found and self.switch and found.running and found.started < self.switch.started)
 
@@ -87,7 +87,7 @@ class Containers:
 
 
 class DockerTestbeds:
-    """The methods of NamespaceTestbeds."""
+    """NamespaceTestbeds' methods, for containers."""
 
     may_look = True
 
@@ -96,12 +96,12 @@ class DockerTestbeds:
         self._image = image
 
     def names(self) -> list[str]:
-        """Names of all testbeds, leftovers included."""
+        """Returns names of all testbeds, leftovers included."""
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """Brings it up until `down`, after removing leftovers. Raises UserError if it is up or the image is missing,
-        ResourceError; then nothing is left."""
+        """Brings a testbed up until `down`, after removing leftovers. Raises UserError if it is up or the image is
+        missing, ResourceError; then nothing is left."""
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
@@ -124,12 +124,12 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """`status_of`'s record without keys of namespaces; None if nothing is there."""
+        """Returns `status_of`'s record without keys of namespaces; None if nothing is there."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 
     def change_link(self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> None:
-        """Changes the link of `member` to its uplink to `change((up, down))`."""
+        """Replaces (up, down) of `member`'s uplink by `change(up, down)`."""
         found = self._running(name)
         topology = found.topology_now(ask(self._engine, found, {"do": "state", "pids": {}}))
         known = topology.wired(member, found.name)
@@ -176,7 +176,7 @@ class DockerTestbeds:
         return made
 
     def _start_switch(self, switch: str, description: Description, pids: Mapping[str, int]) -> None:
-        """Packets flow on return. Raises ResourceError."""
+        """Starts the switch: packets flow on return. Raises ResourceError."""
         namespaces = {name: Path(f"/proc/{pid}/ns/net") for name, pid in pids.items()}
         plan = Topology(description).switch_plan(namespaces)
         self._engine.put(switch, PLAN_FILE, plan.to_json().encode() + b"\n")
@@ -192,7 +192,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Returns whether such a testbed exists; False if no engine answers at once."""
+    """Whether such a testbed exists; False if no engine answers at once."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -200,7 +200,7 @@ def in_containers(name: str) -> bool:
 
 
 class AttachedContainers:
-    """A running testbed of containers, with RunningTestbed's methods."""
+    """RunningTestbed's methods, for containers."""
 
     def __init__(self, engine: ContainerEngine, found: Containers) -> None:
         self._engine = engine

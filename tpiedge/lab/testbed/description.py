@@ -15,7 +15,7 @@ from tpiedge.units import MIB, parse_bytes
 _NAME = re.compile(r"[a-z](?:[a-z0-9_-]{0,13}[a-z0-9])?", re.ASCII)
 _QUANTITY = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*([^\s\d.].*)?", re.ASCII)
 _RATES = {"Gbit/s": 1e9, "Mbit/s": 1e6, "kbit/s": 1e3, "bit/s": 1.0}
-# Beside the package in a checkout of the sources, inside of it where it was installed from a wheel.
+# The folder is beside the package in a checkout, inside of it if installed from a wheel.
 _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (2, 3))
 
 
@@ -75,15 +75,13 @@ class Description:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A testbed's name, its file's text, and the parsed description."""
-
     name: str
     text: str
     description: Description
 
 
 def shipped_scenarios() -> dict[str, Path]:
-    """Name -> file, sorted by name; empty if the files are not installed."""
+    """Returns name -> file, sorted by name; empty if the files are not installed."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
@@ -118,19 +116,19 @@ def check_name(name: str, what: str) -> str:
 
 
 def parse_time(text: str) -> float:
-    """'0.25 ms' -> 0.00025 seconds. Raises UserError."""
+    """Parses '0.25 ms' as 0.00025 seconds. Raises UserError."""
     units = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
     return _scaled(text, units, "a time; write it like 0.25 ms", (0.0, 10.0), "at most 10 s")
 
 
 def parse_rate(text: str) -> float:
-    """'300 Mbit/s' -> 37_500_000.0 bytes per second. Raises UserError."""
+    """Parses '300 Mbit/s' as 37_500_000.0 bytes per second. Raises UserError."""
     words = "a rate; write it like 300 Mbit/s"
     return _scaled(text, _RATES, words, (1e3, 1e11), "1 kbit/s to 100 Gbit/s") / 8
 
 
 def parse_part(text: str, greatest: float = 0.9) -> float:
-    """'1 %' -> 0.01. Raises UserError."""
+    """Parses '1 %' as 0.01. Raises UserError."""
     words = "a part; write it like 1 %"
     return _scaled(text, {"%": 0.01}, words, (0.0, greatest), f"0 % to {format_part(greatest)}")
 
@@ -149,12 +147,12 @@ def _scaled(
 
 
 def format_time(seconds: float) -> str:
-    """0.00025 -> '0.25 ms'."""
+    """Writes 0.00025 as '0.25 ms'."""
     return f"{seconds:g} s" if seconds >= 1 else f"{round(seconds * 1000, 6):g} ms"
 
 
 def format_rate(bytes_per_s: float | None) -> str:
-    """37_500_000.0 -> '300 Mbit/s'; None (no limit) -> '-'."""
+    """Writes 37_500_000.0 as '300 Mbit/s'; None (no limit) as '-'."""
     if bytes_per_s is None:
         return "-"
     bits = bytes_per_s * 8
@@ -163,7 +161,7 @@ def format_rate(bytes_per_s: float | None) -> str:
 
 
 def format_part(part: float) -> str:
-    """0.01 -> '1 %'."""
+    """Writes 0.01 as '1 %'."""
     return f"{round(part * 100, 6):g} %"
 
 
@@ -177,7 +175,7 @@ def parse_description(text: str, source: str) -> Description:
         raise UserError(f"{source} is not valid TOML: {sanitised_line(error, 200)}") from None
 
 
-#: Key of a link in a file -> (attribute, what reads it).
+#: Key of a link in a file -> (attribute, its parser).
 _LINK_FIELDS: Mapping[str, tuple[str, Callable[[str], float]]] = {
     "latency": ("latency_s", parse_time),
     "jitter": ("jitter_s", parse_time),
@@ -213,7 +211,7 @@ def _description(content: Mapping[str, Any]) -> Description:
 
 
 def _tables(content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name for messages, table)."""
+    """Yields (name for messages, table)."""
     tables = content.get(kind, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UserError(f"{kind} must be tables: [[{kind}]]")
@@ -257,7 +255,7 @@ def _device(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def _uplink(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[str, Link, Link]:
-    """(uplink, link up, link down). A table overrides [defaults]; a direction's key overrides the key without one."""
+    """Returns (uplink, link up, link down). A table overrides [defaults]; a direction's key overrides the plain key."""
     if not isinstance(table["uplink"], str):
         raise UserError(f"{place}: uplink must be the name of a router")
     up, down = (_link(place, way, table, defaults) for way in ("up_", "down_"))
@@ -304,7 +302,7 @@ def _size(value: object, least: int) -> int:
 
 
 def _check_tree(description: Description) -> None:
-    """Raises UserError unless it is a tree of allowed size."""
+    """Raises UserError unless the description is a tree of allowed size."""
     if not description.devices:
         raise UserError("it has no device: add [[device]] tables")
     if not description.routers:

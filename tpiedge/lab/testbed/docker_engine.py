@@ -1,7 +1,7 @@
 """A docker engine by its command `docker`, and a testbed's containers. Every call has a deadline.
 
 Labels on containers are the only record: the switch's labels hold the description and the maker. Its container is made
-first and started last. So any command that reaches the engine can use and remove a testbed, after a crash too.
+first and started last. So any command can use and remove a testbed, even after a crash.
 """
 
 import io
@@ -22,7 +22,7 @@ from tpiedge.lab.testbed.description import Device
 from tpiedge.lab.testbed.isolation import cpu_quota_us
 from tpiedge.lab.testbed.state import Owner
 
-#: As deploy/compose builds it.
+#: The image that deploy/compose builds.
 DEFAULT_IMAGE = "tpiedge:demo"
 
 #: The testbed's name, on each container.
@@ -35,7 +35,7 @@ _MAKER = f"{LABEL}.maker"
 
 SWITCH = "SWITCH"  # no device has a name in capital letters
 
-#: Within the container of the switch.
+#: Paths in the switch's container.
 SOCKET, PLAN_FILE, LINKS_FILE = "/run/tpiedge-switch", "/run/tpiedge-plan.json", "/run/tpiedge-links.json"
 _PYTHON = ("python", "-P", "-m")
 
@@ -64,18 +64,18 @@ class Maker:
 
     @property
     def alive(self) -> bool:
-        """A process on another computer cannot be asked and counts as gone."""
+        """Whether the process lives; one on another computer counts as gone."""
         return self.node == platform.node() and self.process.alive
 
 
 def container_name(testbed: str, member: str) -> str:
-    """Names of testbeds and devices have no dots."""
+    """Joins names, which have no dots."""
     return f"tpiedge.{testbed}.{member}"
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """A device's container: docker's own init reaps; the command only keeps it running. As many processors as the
-    engine's computer has, or more, are no limit."""
+    """Describes a device's container: docker's own init reaps; the command only keeps it running. A limit of all
+    processors, or more, is left out."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
         quota, period = cpu_quota_us(device.cpus)
@@ -91,8 +91,8 @@ def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
 
 
 def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
-    """The switch's container, which enters network namespaces by process ids of the engine's computer. Its plan belongs
-    in PLAN_FILE."""
+    """Describes the switch's container, which enters network namespaces by process ids of the engine's computer. Its
+    plan belongs in PLAN_FILE."""
     run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
     made_by = msgspec.json.encode(maker).decode()
     flags = (
@@ -119,14 +119,14 @@ def maker_of(labels: Mapping[str, str]) -> Maker | None:
 
 
 def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
-    """The command of container_agent.py in the switch's container."""
+    """Returns the command of container_agent.py in the switch's container."""
     return (*_PYTHON, "tpiedge.lab.testbed.container_agent", json.dumps(request))
 
 
 @dataclass(frozen=True)
 class Container:
-    """`status`: docker's word (created, running, exited ...); `pid`: first process on the engine's computer, 0 without
-    one; `started` orders containers by last start."""
+    """`status` is docker's word (created, running, exited ...), `pid` the first process on the engine's computer, 0
+    without one; `started` orders containers by last start."""
 
     id: str
     labels: Mapping[str, str]
@@ -167,13 +167,13 @@ class ContainerEngine:
             )
 
     def found(self, label: str) -> list[Container]:
-        """All containers with the label ("key" or "key=value"), running or not."""
+        """Returns all containers with the label ("key" or "key=value"), running or not."""
         listed = self._docker("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}").split()
         seen = (self._inspected(each) for each in listed)
         return [container for container in seen if container is not None]
 
     def create(self, spec: ContainerSpec, image: str) -> tuple[str, list[str]]:
-        """(id, warnings). Raises UserError if the name is taken."""
+        """Returns (id, warnings). Raises UserError if the name is taken."""
         words = [
             "create",
             f"--name={spec.name}",
@@ -201,7 +201,7 @@ class ContainerEngine:
         return started
 
     def status(self, container: str) -> str:
-        """Empty if it is gone."""
+        """Returns docker's word, or "" if it is gone."""
         found = self._inspected(container)
         return found.status if found is not None else ""
 

@@ -57,7 +57,6 @@ def inside(path: Path) -> Iterator[None]:
 
 
 def members_of(paths: Sequence[Path]) -> set[int]:
-    """Processes in any of the namespaces."""
     wanted = {inode for path in paths if (inode := _inode(path)) is not None}
     if not wanted:
         return set()
@@ -97,7 +96,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
     """Sends SIGTERM to all that `members` finds, SIGKILL after `polite_s`, until only this process is left. Raises
     ResourceError if one does not end."""
     started = time.monotonic()
-    asked: set[int] = set()
+    signalled: set[int] = set()
     while running := members() - {os.getpid()}:
         waited = time.monotonic() - started
         if waited > polite_s + 20.0:
@@ -107,14 +106,14 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
         if waited > polite_s:
             _signal(running, signal.SIGKILL)
         else:
-            _signal(running - asked, signal.SIGTERM)
-            _signal(running - asked, signal.SIGCONT)  # who is stopped hears nothing
-            asked |= running
+            _signal(running - signalled, signal.SIGTERM)
+            _signal(running - signalled, signal.SIGCONT)  # a stopped process would not get SIGTERM
+            signalled |= running
         time.sleep(0.01)
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Processes started as `... -m MODULE ARGUMENT` with the same /run; a container's has other files."""
+    """Returns processes started as `... -m MODULE ARGUMENT` with the same /run; a container's has other files."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -161,14 +160,14 @@ class Controllers:
 
     @staticmethod
     def here(root: Path = Path("/")) -> "Controllers":
-        """The controllers of this computer; each is in one of the two hierarchies."""
+        """Returns controllers of this computer; each is in one of the two hierarchies."""
         own = Cgroups.own(root)
         cpu, cpu_version = _topmost(own.cpu_v1, own.unified, "cpu")
         memory, memory_version = _topmost(own.memory_v1, own.unified, "memory")
         return Controllers(cpu, cpu_version, memory, memory_version)
 
     def folders(self, name: str) -> tuple[Path, ...]:
-        """The one or two folders of the group `name`."""
+        """Returns the group's one or two folders."""
         tops = (self.cpu, self.memory)
         return tuple(dict.fromkeys(top / name for top in tops if top is not None))
 
@@ -198,14 +197,14 @@ class Controllers:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """Memory use; unknown without the group."""
+        """Returns memory use; unknown without the group."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 return _use(MemoryGroup(self.memory / name, self.memory_version))
         return GroupUse(None, None, None, 0)
 
     def members(self, name: str) -> set[int]:
-        """Processes of the group and its subgroups, which members may have made."""
+        """Returns processes of the group and its subgroups, which members may have made."""
         groups = (group for folder in self.folders(name) for group in _tree(folder))
         return {pid for group in groups for pid in _pids_of(group)}
 
@@ -230,7 +229,7 @@ def processors() -> int:
 
 
 def cpu_quota_us(cpus: float) -> tuple[int, int]:
-    """(quota, period). Short periods make a device wait at most 10 ms unless the quota is below the kernel's least."""
+    """Returns (quota, period). Short periods keep waits within 10 ms unless the quota is below the kernel's least."""
     least_us = 1_000
     period = max(10_000, math.ceil(least_us / cpus))
     return max(least_us, round(period * cpus)), period
@@ -267,7 +266,7 @@ def _remove_group(folder: Path) -> None:
 
 
 def _tree(folder: Path) -> list[Path]:
-    """The group and all subgroups, the lowest first."""
+    """Returns the group and all subgroups, the lowest first."""
     return [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
 
 
@@ -279,5 +278,5 @@ def _words(path: Path) -> list[str]:
 
 
 def _pids_of(group: Path) -> set[int]:
-    """Process ids; those of another pid namespace read as 0 and are left out."""
+    """Reads process ids; those of another pid namespace read as 0 and are left out."""
     return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}

@@ -46,7 +46,7 @@ class Measured:
 
 
 def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
-    """Takes about three seconds; waits may take `more_s` longer. Raises ResourceError."""
+    """Measures for about three seconds; waits may take `more_s` longer. Raises ResourceError."""
     count = _RTTS if not more_s else max(5, min(_RTTS, int(4.0 / more_s)))
     times, lost = rtts_s(source, target, count, more_s)
     rate, ping = _payload_per_s(source, target, more_s), ping_rtt_s(source, target)
@@ -54,22 +54,22 @@ def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
 
 
 def expected_rtt_s(there: Expected, back: Expected) -> float:
-    """The mean, which includes half of the jitter."""
+    """Returns the mean, which includes half of the jitter."""
     return there.latency_s + back.latency_s + (there.jitter_s + back.jitter_s) / 2
 
 
 def longest_rtt_s(there: Expected, back: Expected) -> float:
-    """The round trip with all jitter and empty queues."""
+    """Returns the round trip with all jitter and empty queues."""
     return there.latency_s + back.latency_s + there.jitter_s + back.jitter_s
 
 
 def expected_payload(expected: Expected) -> float | None:
-    """Payload per second of one TCP connection without IP and TCP headers; None: no limit."""
+    """Returns payload per second of one TCP connection without IP and TCP headers; None: no limit."""
     return None if expected.bytes_per_s is None else expected.bytes_per_s * (1500 - 52) / 1500
 
 
 def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) -> tuple[list[float], int]:
-    """(round trips of small datagrams, lost ones). Raises ResourceError if all were lost."""
+    """Returns (round trips of small datagrams, lost ones). Raises ResourceError if all were lost."""
     with (
         _socket(source, socket.SOCK_DGRAM, 1.0 + more_s) as here,
         _socket(target, socket.SOCK_DGRAM, 1.0 + more_s) as there,
@@ -83,7 +83,7 @@ def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) ->
 
 
 def ping_rtt_s(source: End, target: End) -> float | None:
-    """The mean of the system's `ping`; None if it is missing or gets no answer."""
+    """Returns the mean of the system's `ping`; None if it is missing or gets no answer."""
     if shutil.which("ping") is None:
         return None
     command = ["ping", "-q", "-c", "20", "-i", "0.02", target.address]

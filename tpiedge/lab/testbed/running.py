@@ -1,4 +1,4 @@
-"""A testbed of namespaces for a program: brought up if needed, its devices and status. Linux, root."""
+"""Opens a testbed of namespaces, up already or not; gives its devices and status. Linux, root."""
 
 import contextlib
 import math
@@ -94,7 +94,7 @@ class RunningTestbed:
         return tuple(device.name for device in self.devices)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Takes some seconds. Raises ResourceError if nothing arrives."""
+        """Measures for some seconds. Raises ResourceError if nothing arrives."""
         longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
         return measure_pair(self.device(source), self.device(target), longest_s)
 
@@ -147,15 +147,15 @@ def attach(name: str) -> RunningTestbed:
 
 
 def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
-    """The words before a command that runs on the device."""
+    """Returns the words before a command that runs on the device."""
     groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
     return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """The record of `status`. `state`: up; starting; abandoned (its owner is gone); broken (its switch ended). With
-    `backend` docker it has `container` for `namespace` and no `totals`."""
+    """Returns the record of `status`. `state`: up; starting; abandoned (its owner is gone); broken (its switch ended).
+    With `backend` docker it has `container` for `namespace` and no `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
     counted: dict[str, Any] = {"links": {}, "totals": None}
@@ -189,7 +189,7 @@ def _device_status(testbed: str, device: Device, address: str, namespace: Path) 
 
 
 def _running(given: str, name: str | None) -> TestbedState | None:
-    """The running testbed of that name and description, if any. Raises UserError if it cannot be used."""
+    """Returns the running testbed of that name and description, if any. Raises UserError if it cannot be used."""
     is_file = "/" in given or given.endswith(".toml")
     scenario = load_scenario(given, name) if is_file else None
     wanted = name or (scenario.name if scenario else given)
@@ -209,13 +209,13 @@ def _running(given: str, name: str | None) -> TestbedState | None:
 
 
 def timing_over(round_trip_s: float, loss: float) -> Timing:
-    """Timing for a round trip and one-way loss: beyond 1 %, TCP's doubling waits would look like a death."""
+    """Returns the timing for a round trip and one-way loss: beyond 1 %, TCP's doubling waits would look like death."""
     timeout_s = max(Timing().timeout_s, 8 * round_trip_s)
     return Timing(timeout_s=3 * timeout_s if loss > 0.01 else timeout_s)
 
 
 def emulated(given: str, nodes: int | None) -> Devices:
-    """The first `nodes` devices, by default all. Raises UserError."""
+    """Returns the first `nodes` devices, by default all. Raises UserError."""
     description = describe(given)
     devices = description.devices[:nodes]
     if nodes is not None and nodes > len(devices):

@@ -67,7 +67,7 @@ class TestbedState:
 
     @property
     def abandoned(self) -> bool:
-        """Only its removal is left: its maker or owner is gone, or the computer restarted."""
+        """Whether only its removal is left: its maker or owner is gone, or the computer restarted."""
         if self.boot != _boot():
             return True
         keeper = self.owner if self.ready else self.maker
@@ -87,8 +87,7 @@ class TestbedState:
 
 
 def read_state(name: str) -> TestbedState | None:
-    """Reads the state; None without a testbed, or if it is damaged and can only be removed. Raises UserError without
-    root."""
+    """Reads the state; None without a testbed, or if it is damaged. Raises UserError without root."""
     try:
         return msgspec.json.decode((folder_of(name) / "state.json").read_bytes(), type=TestbedState)
     except PermissionError:
@@ -98,7 +97,7 @@ def read_state(name: str) -> TestbedState | None:
 
 
 def names() -> list[str]:
-    """Names of testbeds that have a folder."""
+    """Returns names of testbeds that have a folder."""
     try:
         return sorted(entry.name for entry in os.scandir(ROOT) if entry.is_dir())
     except OSError:
@@ -114,7 +113,7 @@ def socket_of(name: str) -> Path:
 
 
 def prefix_of(name: str) -> str:
-    """The prefix of namespaces and control groups. Testbed names have no dots."""
+    """Returns the prefix of namespaces and control groups. Testbed names have no dots."""
     return f"tpiedge.{name}."
 
 
@@ -141,12 +140,12 @@ def require_root() -> None:
 
 
 def _boot() -> str:
-    """An id that changes at each restart; empty except on Linux."""
+    """Returns an id that changes at each restart; empty except on Linux."""
     return _BOOT_ID.read_text().strip() if sys.platform == "linux" else ""
 
 
 def _started(pid: int) -> float | None:
-    """A process's start (Linux: ticks since boot, independent of the clock); None if it ended."""
+    """Returns a process's start (Linux: ticks since boot, independent of the clock); None if it ended."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).create_time()

@@ -71,7 +71,7 @@ class SwitchClient:
         self._path = path
 
     def counters(self) -> dict[str, Any]:
-        """`links`: LINK_COUNTERS by link name; `totals`: TOTALS, both of switch_native.py."""
+        """Returns `links`, LINK_COUNTERS by link name, and `totals`, TOTALS, both of switch_native.py."""
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:

@@ -101,7 +101,6 @@ class NativeSwitch:
             )
 
     def run(self) -> None:
-        """Switches packets until `stop`."""
         if (number := self._library.tpiedge_switch_run(self._handle)) != 0:
             raise ResourceError(f"the switch could not wait for packets (error {number})")
 
@@ -115,7 +114,7 @@ class NativeSwitch:
             raise ResourceError(f"the switch did not take the change of link {link.name!r} within 2 s")
 
     def counters(self) -> dict[str, Any]:
-        """`links`: LINK_COUNTERS of each; `totals`: TOTALS."""
+        """Returns `links`, LINK_COUNTERS of each, and `totals`, TOTALS."""
         values = (_size * len(LINK_COUNTERS))()
         links = {}
         for name, index in self._links.items():
@@ -143,7 +142,7 @@ def _settings(link: SwitchLink) -> _Link:
 
 
 def _paths(plan: SwitchPlan) -> list[int]:
-    """Numbers for each pair of source and target: the count of links, or -1 without a path, then the links."""
+    """Returns numbers for each pair of source and target: the count of links, or -1 without a path, then the links."""
     numbers: list[int] = []
     for source in plan.ports:
         for target in plan.ports:

@@ -41,7 +41,7 @@ _SIOCSIFTXQLEN: Final = 0x8943
 _IFF_UP: Final = 0x1
 _IFF_NOARP: Final = 0x80
 _ARPHRD_ETHER: Final = 1
-# What the kernel holds for the switch to fetch: more than the largest window of a connection.
+# Packets that the kernel holds for the switch: more than the largest window of a connection.
 _QUEUE_PACKETS: Final = 8192
 
 
@@ -53,7 +53,7 @@ class Switch:
         self._links = {link.name: link for link in plan.links}
         self._stack = contextlib.ExitStack()
         self._taps: list[int] = []
-        #: Why it ended by itself.
+        #: The error that ended it.
         self.error: TpiedgeError | None = None
 
     def __enter__(self) -> "Switch":
@@ -109,7 +109,7 @@ class Switch:
 
 @contextlib.contextmanager
 def _open_port(port: Port, mac: bytes) -> Iterator[int]:
-    """The nonblocking descriptor of an interface that is up and has its address. Raises UserError."""
+    """Yields the nonblocking descriptor of an interface that is up and has its address. Raises UserError."""
     try:
         with inside(Path(port.namespace)):
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

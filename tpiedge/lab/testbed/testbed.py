@@ -32,14 +32,14 @@ from tpiedge.units import counted
 
 _POLITE_S = 3.0
 _SWITCH_MODULE = "tpiedge.lab.testbed.switch_process"
-#: The switch leaves its parent, keeping standard input: a shell would close that of what it does not wait for.
+#: Detaches the switch but keeps its standard input, which a shell closes for background commands.
 _DETACH = 'exec 3<&0; "$@" <&3 3<&- &'
 _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """Brings it up until `down` or the end of `owner`, after removing leftovers and testbeds of dead owners. Raises
-    UserError if it is up or this computer cannot have it, ResourceError; then nothing is left."""
+    """Brings a testbed up until `down` or the end of `owner`, after removing leftovers and testbeds of dead owners.
+    Raises UserError if it is up or this computer cannot have it, ResourceError; then nothing is left."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -57,8 +57,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """Ends all processes in it but this one and removes it; with `owner` only if it is the owner. Returns whether there
-    was anything. Raises UserError, ResourceError."""
+    """Ends all processes in a testbed but this one and removes it; with `owner` only if it is the owner. Returns
+    whether there was anything. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
@@ -67,7 +67,7 @@ def down(name: str, owner: Owner | None = None) -> bool:
 
 
 def known_names() -> list[str]:
-    """Names of all testbeds, leftovers included."""
+    """Returns names of all testbeds, leftovers included."""
     marked = {path.name for path in NAMESPACES.glob("tpiedge.*.*")} if NAMESPACES.is_dir() else set()
     marked |= Controllers.here().found("tpiedge.")
     made = {*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)}
@@ -88,7 +88,7 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
 
 
 def namespaces_of(made: TestbedState) -> dict[str, Path]:
-    """The devices' namespaces; the switch replaces all routers."""
+    """Returns devices' namespaces; the switch replaces all routers."""
     devices = made.topology.description.devices
     return {device.name: NAMESPACES / f"{prefix_of(made.name)}{device.name}" for device in devices}
 
@@ -99,12 +99,12 @@ def members(name: str, device: str) -> set[int]:
 
 
 def switches(name: str) -> set[int]:
-    """The testbed's switch process, if any."""
+    """Returns the testbed's switch process, if any."""
     return module_processes(_SWITCH_MODULE, str(socket_of(name)))
 
 
 def _is_name(name: str) -> bool:
-    """Other programs may use names that look like a testbed's."""
+    """Whether a name is a testbed's; other programs may use similar ones."""
     try:
         return bool(check_name(name, "a testbed"))
     except UserError:
@@ -167,7 +167,7 @@ def _make_groups(made: TestbedState, say: Say) -> None:
 
 
 def _limit(controllers: Controllers, group: str, device: Device) -> None:
-    """Leaves out a limit of as many processors as there are, or more."""
+    """Sets a device's limits, but none of as many processors as there are, or more."""
     try:
         if device.cpus is not None and device.cpus < processors():
             controllers.limit_cpus(group, device.cpus)

@@ -34,29 +34,27 @@ class Expected:
 
 
 class Topology:
-    """A description's current topology."""
-
     def __init__(self, description: Description) -> None:
         self.description = description
         self.members: Mapping[str, Router | Device] = {member.name: member for member in description.members}
         self.addresses = _addresses(description)
 
     def with_links(self, name: str, up: Link, down: Link) -> "Topology":
-        """The topology with other links of the member `name` to its uplink."""
+        """Returns the topology with other links of the member `name` to its uplink."""
         known = self.description
         routers = (replace(one, up=up, down=down) if one.name == name else one for one in known.routers)
         devices = (replace(one, up=up, down=down) if one.name == name else one for one in known.devices)
         return Topology(replace(known, routers=tuple(routers), devices=tuple(devices)))
 
     def ascent(self, name: str) -> tuple[str, ...]:
-        """Members from `name` to the root, both included."""
+        """Returns members from `name` to the root, both included."""
         passed = [name]
         while (uplink := self.members[passed[-1]].uplink) is not None:
             passed.append(uplink)
         return tuple(passed)
 
     def path(self, source: str, target: str) -> tuple[tuple[str, str], ...]:
-        """The links in order, as (member, "up" or "down"): up to the first router above both, then down."""
+        """Returns links in order, as (member, "up" or "down"): up to the first router above both, then down."""
         climb, descent = self.ascent(source), self.ascent(target)
         meeting = next(name for name in climb if name in descent)
         ups = itertools.takewhile(lambda name: name != meeting, climb)
@@ -75,7 +73,7 @@ class Topology:
         return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
 
     def switch_plan(self, namespaces: Mapping[str, Path]) -> SwitchPlan:
-        """The plan of a switch that replaces all routers; links are named "laptop up"."""
+        """Returns the plan of a switch that replaces all routers; links are named "laptop up"."""
         wired = [member for member in self.description.members if member.uplink is not None]
         keys = [(member.name, way) for member in wired for way in ("up", "down")]
         numbers = {key: number for number, key in enumerate(keys)}
@@ -94,11 +92,11 @@ class Topology:
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
-        """Changes of both directions of the member's link, for a running switch."""
+        """Returns changes of both directions of the member's link, for a running switch."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
-        """The named member that has a link. Raises UserError that lists the names."""
+        """Returns the named member that has a link. Raises UserError that lists the names."""
         found = self.members.get(name)
         if found is None or found.uplink is None:
             wired = [member.name for member in self.description.members if member.uplink is not None]
@@ -107,7 +105,7 @@ class Topology:
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The two directions of every link; `counted` by "laptop up"."""
+    """Returns the two directions of every link; `counted` by "laptop up"."""
     return [
         {"member": member.name, "uplink": member.uplink, "way": way}
         | asdict(topology.link(member.name, way))
@@ -126,7 +124,7 @@ def pairs_of(topology: Topology) -> list[dict[str, Any]]:
 
 
 def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[str, Any]:
-    """The device's record in `status`; `use` of its control group, as GroupUse has it."""
+    """Returns the device's record in `status`; `use` of its control group, as GroupUse has it."""
     return {
         "name": device.name,
         "address": address,
@@ -140,14 +138,14 @@ def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[
 
 
 def _settings(link: Link) -> dict[str, Any]:
-    """The queue holds a twentieth of a second of a limited rate, within bounds."""
+    """Returns settings whose queue holds a twentieth of a second of a limited rate, within bounds."""
     least, most = 1 << 18, 1 << 22
     wanted = most if link.bytes_per_s is None else int(link.bytes_per_s / 20)
     return asdict(link) | {"queue_bytes": max(least, min(wanted, most))}
 
 
 def _addresses(description: Description) -> dict[str, str]:
-    """Devices are 10.77.0.1 and on, routers 10.77.1.1 and on."""
+    """Gives devices 10.77.0.1 and on, routers 10.77.1.1 and on."""
     devices = {device.name: f"10.77.0.{number}" for number, device in enumerate(description.devices, 1)}
     return devices | {
         router.name: f"10.77.1.{number}" for number, router in enumerate(description.routers, 1)

@@ -92,7 +92,7 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """The setting, and its links' least time per token: a latency for each of two all-reduces per layer."""
+        """Returns the setting, and its links' least time per token: a latency for each of two all-reduces per layer."""
         latency_s, rate = setting.links.over(self.testbed)
         reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {
@@ -155,7 +155,7 @@ def decode(
     most = max(setting.nodes for setting in wanted)
     described = None if testbed_name is None else emulated(testbed_name, most)
     for setting in wanted:
-        setting.layout(described)  # what is out of range is refused before the model is prepared
+        setting.layout(described)  # refuses numbers out of range before the model is prepared
     if testbed_name is not None:
         check_devices(testbed_name, most)
     model = prepare(model_name, precision, compute, cache, kv)
@@ -201,7 +201,7 @@ def _counted(before: Sequence[Stats], after: Sequence[Stats], s_per_token: float
     return {
         "head_s_per_token": head_s,
         "layers_s_per_token": s_per_token - head_s,
-        # Of the node that waits the least: the others also wait for its arithmetic.
+        # The wait of the node that waits the least: the others also wait for its arithmetic.
         "reduce_s_per_token": min(waits),
         "peak_rss_bytes": [node.peak_rss_bytes for node in after],
         "weight_bytes": [node.weight_bytes for node in after],
@@ -212,7 +212,7 @@ def _counted(before: Sequence[Stats], after: Sequence[Stats], s_per_token: float
 
 
 def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median, minimum and maximum of every number; the memory figures of the last run."""
+    """Returns median, minimum and maximum of every number; the memory figures of the last run."""
     summary: dict[str, Any] = {}
     for name, value in samples[-1].items():
         is_time = isinstance(value, float)

@@ -31,14 +31,14 @@ _SHAPE = re.compile(r"(\d{1,6})x(\d{1,6})", re.ASCII)
     show_default=True,
     help="HIDDENxFFN, a list: project is hidden to FFN (gate, up), contract FFN to hidden (down).",
 )
-@click.option("--tokens", default="1,2,4,8,16,128,512", show_default=True, help="Rows of the step, a list.")
-@click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Of weights or KV, a list.")
-@click.option("--threads", help="A list.  [default: 1, and the cores that this process may use]")
+@click.option("--tokens", default="1,2,4,8,16,128,512", show_default=True, help="Tokens of the step, a list.")
+@click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Of weights or the KV cache.")
+@click.option("--threads", help="Thread counts.  [default: 1, and the cores that this process may use]")
 @click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help="A list.")
-@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each case.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Per case.")
 @json_option
 @click.option(
-    "--png", type=Location(dir_okay=False), metavar="FILE", help="Draw the products below the roofline."
+    "--png", type=Location(dir_okay=False), metavar="FILE", help="Draw the roofline of the products."
 )
 def kernels(
     shapes: str,
@@ -62,7 +62,7 @@ def kernels(
     stored = [one for one in _PRECISIONS if one in given]
     rows = integers("--tokens", tokens, 1, 8192)
     counts = integers("--threads", threads, 1, 1024) if threads else sorted({1, default_threads()})
-    # Looked for before minutes of measuring.
+    # matplotlib is imported before minutes of measuring.
     target, drawing = (writable(png), plots()) if png else (None, None)
     record = _measure(chosen, wanted, stored, rows, counts, repeats)
     if drawing is not None:
@@ -122,7 +122,7 @@ def _measure(
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:
-    """'4096x11008' -> [(4096, 11008)]. Raises UserError."""
+    """Parses '4096x11008' as [(4096, 11008)]. Raises UserError."""
     found = []
     for item in text.split(","):
         match = _SHAPE.fullmatch(item.strip())

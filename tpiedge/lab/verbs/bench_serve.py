@@ -114,44 +114,44 @@ _NAMES = {"testbed_name": "--testbed", "kv": "--kv-precision"}
 @click.command()
 @optional_model_option
 @click.option("--url", help="Measure a server that runs already, of tpiedge or another one of OpenAI's API.")
-@click.option("--api-key", envvar="TPIEDGE_API_KEY", help="Where that server wants one.")
+@click.option("--api-key", envvar="TPIEDGE_API_KEY", help="API key of that server.")
 @click.option(
     "--concurrency", default="1,4,16", show_default=True, help="Clients that wait for their answers: a list."
 )
-@click.option("--rate", type=Number(0.001, 1000), help="Instead: requests per second, at random times.")
+@click.option("--rate", type=Number(0.001, 1000), help="Random requests per second, instead of clients.")
 @click.option(
-    "--requests", type=click.IntRange(1, 10_000), help="Of each repeat.  [default: two for each client]"
+    "--requests", type=click.IntRange(1, 10_000), help="Requests per repeat.  [default: two for each client]"
 )
 @click.option("--prompt-tokens", type=click.IntRange(1, _MOST), default=128, show_default=True)
 @click.option(
-    "--tokens", type=click.IntRange(2, _MOST), default=128, show_default=True, help="Of each answer."
+    "--tokens", type=click.IntRange(2, _MOST), default=128, show_default=True, help="Tokens per answer."
 )
 @click.option(
     "--prompts", type=Location(dir_okay=False, exists=True), help="A file of prompts, one per line."
 )
 @click.option(
     "--shared-prefix", type=click.IntRange(0, _MOST), default=0, show_default=True,
-    help="Tokens that all prompts begin with alike.",
+    help="Tokens of a prefix that all prompts share.",
 )  # fmt: skip
 @click.option(
     "--prefill-tokens",
     type=click.IntRange(1, _MOST),
-    help="Of the prompt that is computed alone.  [default: 512]",
+    help="Tokens of the prompt that is computed alone.  [default: 512]",
 )
 @click.option(
-    "--long-prompt", type=click.IntRange(2, _MOST), help="Also a prompt of so many tokens beside 3 answers."
+    "--long-prompt", type=click.IntRange(2, _MOST), help="Also a prompt of this many tokens beside 3 answers."
 )
 @repeats_option
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and of arrivals."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of prompts and arrivals."
 )
 @click.option(
-    "--workers", type=click.IntRange(0, 63), help="Beside the master.  [default: 0, or a testbed's devices]"
+    "--workers", type=click.IntRange(0, 63), help="Number of workers.  [default: 0, or a testbed's devices]"
 )
 @click.option(
-    "--threads", type=click.IntRange(1, 1024), help="Of each machine.  [default: the cores, divided]"
+    "--threads", type=click.IntRange(1, 1024), help="Threads of each machine.  [default: the cores, divided]"
 )
-@click.option("--memory", type=MEMORY, help="Of each machine; weights that do not fit stream from disk.")
+@click.option("--memory", type=MEMORY, help="Limit per machine; weights that do not fit stream from disk.")
 @click.option("--context", type=click.IntRange(1), help="As of `tpiedge master`, like the next three.")
 @click.option("--parallel", type=click.IntRange(1))
 @click.option("--kv-tokens", type=click.IntRange(1))
@@ -161,8 +161,8 @@ _NAMES = {"testbed_name": "--testbed", "kv": "--kv-precision"}
 @collective_option
 @wire_option
 @testbed_option
-@click.option("--latency", type=Number(0, 1e6), help="Of the testbed: one way from device to device, in ms.")
-@click.option("--link-rate", type=Number(0, 1e6), help="Of the testbed's links, in Mbit/s; 0 is no limit.")
+@click.option("--latency", type=Number(0, 1e6), help="One-way latency between devices of the testbed, in ms.")
+@click.option("--link-rate", type=Number(0, 1e6), help="Rate of the testbed's links in Mbit/s; 0: no limit.")
 @json_option
 @cache_option
 def serve(
@@ -198,7 +198,7 @@ def serve(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """What clients see of a server: waits, gaps between tokens, tokens per second.
+    """Measure what clients see of a server: waits, gaps between tokens, tokens per second.
 
     It starts `tpiedge master` with MODEL, or measures the server at --url. Every repeat first computes a prompt alone,
     then takes each load in turn. All prompts differ; answers are greedy and do not end before --tokens.
@@ -247,10 +247,10 @@ def serve(
             )
             with own_cluster(lines) as server:
                 found = measure_server(server, model.config.vocab_size, wish, say)
-        asked = {flag[2:].replace("-", "_"): value for flag, value in options.items() if value is not None}
-        asked.pop("cache", None)
+        flags = {flag[2:].replace("-", "_"): value for flag, value in options.items() if value is not None}
+        flags.pop("cache", None)
         machines = {"workers": count, "testbed": testbed_name, "memory_bytes": memory}
-        record = {**asked, **model.described(), **machines, **found}
+        record = {**flags, **model.described(), **machines, **found}
     if as_json:
         click.echo(json.dumps(record))
     else:
@@ -278,7 +278,6 @@ def _prompts(path: Path | None) -> tuple[ServePrompt, ...]:
 
 
 def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish) -> dict[str, Any]:
-    """Measures a running server."""
     given = [name for name in _OF_OWN_SERVER if not is_default(name)]
     if given or model_name is not None:
         flag = _NAMES.get(given[0], "--" + given[0].replace("_", "-")) if given else "MODEL"
@@ -292,7 +291,7 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
 def _machines(
     name: str | None, workers: int | None, links: LinkSetting
 ) -> Iterator[tuple[int, int, tuple[Place, ...]]]:
-    """(workers, usual threads of each machine, places); this thread is on the first device in the block."""
+    """Yields (workers, usual threads of each machine, places); this thread is on the first device in the block."""
     if name is None:
         if links != AS_THEY_ARE:
             raise UserError("--latency and --link-rate vary the links of a testbed: give --testbed")

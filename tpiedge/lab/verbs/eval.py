@@ -141,9 +141,9 @@ def agreement(
     as_json: bool,
     cache: Path | None,
 ) -> None:
-    """How often the likeliest next token is the reference's, and how far the probabilities are from its own.
+    """Measure how often the likeliest next token is the reference's, and how far the probabilities are from its own.
 
-    Both are given the text, whatever they would have said. The distance is the Kullback-Leibler divergence of the
+    Both models read the same text. The distance is the Kullback-Leibler divergence of the
     reference's probabilities from the model's, in nats.
     """
     layout = Layout(1, None, threads, memory)

@@ -10,14 +10,14 @@ from tpiedge.errors import UserError
 
 repeats_option = click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
 wires_option = click.option(
-    "--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8."
+    "--wire", default="f32", show_default=True, help="Precisions of messages, a list: f32,bf16,int8."
 )
 testbed_option = click.option(
     "--testbed",
     "testbed_name",
     type=TESTBED,
     metavar="NAME",
-    help="On the devices of this testbed and over its links; root only.",
+    help="Run on the devices and links of this testbed; root only.",
 )
 #: For lists of settings, each of which is measured.
 varied_links = together(
@@ -28,7 +28,7 @@ varied_links = together(
 )
 nodes_options = together(
     click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes."),
-    click.option("--shares", help="Relative weights, one per node: 3,1,2.  [default: even]"),
+    click.option("--shares", help="Relative shares, one per node: 3,1,2.  [default: even]"),
 )
 threads_option = click.option(
     "--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"

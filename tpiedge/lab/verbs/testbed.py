@@ -47,7 +47,7 @@ class NamespaceTestbeds:
 
     @property
     def may_look(self) -> bool:
-        """Returns whether this user may read the status of others' testbeds."""
+        """Whether this user may read the status of others' testbeds."""
         return os.geteuid() == 0
 
     def names(self) -> list[str]:
@@ -64,7 +64,7 @@ Attached = RunningTestbed | AttachedContainers
 
 
 def every_backend() -> tuple[Backend, ...]:
-    """The two backends if a docker engine answers, else namespaces."""
+    """Returns the two backends if a docker engine answers, else namespaces."""
     try:
         return NamespaceTestbeds(), DockerTestbeds(ContainerEngine(), DEFAULT_IMAGE)
     except UserError:
@@ -72,7 +72,7 @@ def every_backend() -> tuple[Backend, ...]:
 
 
 def backend_of(name: str) -> Backend:
-    """The backend that has the testbed, else the first, which raises the error."""
+    """Returns the backend that has the testbed, else the first, which raises the error."""
     first = NamespaceTestbeds()
     if name in first.names():
         return first
@@ -195,23 +195,23 @@ def _cell(pair: dict[str, Any] | None) -> str:
 
 
 def _rate(text: str) -> float:
-    """Infinite: no limit."""
+    """Parses a rate; infinite: no limit."""
     return math.inf if text == "none" else parse_rate(text)
 
 
 def _loss(text: str) -> float:
-    """Allows 100 %: a link may be cut while it runs."""
+    """Parses a loss, up to 100 %: a link may be cut."""
     return parse_part(text, greatest=1.0)
 
 
 @click.group(cls=ListingGroup)
 def testbed() -> None:
-    """Emulate several devices on this computer: their networks, processors and memory. Linux, needs root, or docker."""
+    """Emulate several devices on this computer: their networks, processors and memory. Linux as root, or docker."""
 
 
 @testbed.command("up")
 @click.argument("given", metavar="FILE_OR_NAME", type=TESTBED)
-@click.option("--name", help="Of the testbed.  [default: that of the file]")
+@click.option("--name", help="Name of the testbed.  [default: the file's]")
 @click.option(
     "--backend",
     type=click.Choice(["namespaces", "docker"]),
@@ -219,9 +219,9 @@ def testbed() -> None:
     show_default=True,
     help="Devices are namespaces and control groups of this computer, or containers of a docker engine.",
 )
-@click.option("--image", help=f"Of containers.  [default: {DEFAULT_IMAGE}]")
+@click.option("--image", help=f"Image of containers.  [default: {DEFAULT_IMAGE}]")
 def bring_up(given: str, name: str | None, backend: str, image: str | None) -> None:
-    """Bring up the testbed of a file (./home.toml), or one that comes along (see 'tpiedge testbed ls')."""
+    """Bring up the testbed of a file (./home.toml), or a built-in one (see 'tpiedge testbed ls')."""
     scenario = load_scenario(given, name)
     chosen = _chosen_backend(backend, image)
     require_free(scenario.name, chosen)
@@ -234,7 +234,7 @@ def bring_up(given: str, name: str | None, backend: str, image: str | None) -> N
 @click.argument("name", required=False, type=RUNNING_TESTBED)
 @click.option("--all", "everything", is_flag=True, help="All testbeds, and all that is left of any.")
 def take_down(name: str | None, everything: bool) -> None:
-    """End all processes in a testbed and remove it, also what a command that was killed left of one."""
+    """End all processes in a testbed and remove it, even if a killed command left it."""
     if (name is not None) == everything:
         raise UserError("name a testbed, or say --all")
     for backend in every_backend() if name is None else (backend_of(_plain(name)),):
@@ -278,7 +278,7 @@ def execute(name: str, device: str, command: tuple[str, ...]) -> NoReturn:
 @testbed.command()
 @json_option
 def ls(as_json: bool) -> None:
-    """List the testbeds that come along, and those that are up."""
+    """List the built-in testbeds, and those that are up."""
     shipped = {name: load_scenario(name).description for name in shipped_scenarios()}
     seen = [
         backend.status(name) for backend in every_backend() for name in backend.names() if backend.may_look
@@ -300,10 +300,10 @@ def ls(as_json: bool) -> None:
 @testbed.command()
 @click.argument("name", type=RUNNING_TESTBED)
 @click.argument("member", metavar="DEVICE_OR_ROUTER")
-@click.option("--latency", type=Parsed("TIME", parse_time), help="One way, like 2ms.")
-@click.option("--jitter", type=Parsed("TIME", parse_time), help="At most so much is added.")
-@click.option("--loss", type=Parsed("PART", _loss), help="Of all packets, like 1%; 100%: none arrives.")
-@click.option("--rate", type=Parsed("RATE", _rate), help="Like 300Mbit/s; none: no limit.")
+@click.option("--latency", type=Parsed("TIME", parse_time), help="One-way latency, like 2ms.")
+@click.option("--jitter", type=Parsed("TIME", parse_time), help="Most latency that is added at random.")
+@click.option("--loss", type=Parsed("PART", _loss), help="Part of all packets, like 1%; 100%: none arrives.")
+@click.option("--rate", type=Parsed("RATE", _rate), help="Rate, like 300Mbit/s; none: no limit.")
 @click.option("--up", "only_up", is_flag=True, help="Only towards the uplink.")
 @click.option("--down", "only_down", is_flag=True, help="Only from the uplink.")
 def link(
@@ -316,7 +316,7 @@ def link(
     only_up: bool,
     only_down: bool,
 ) -> None:
-    """Change the link of a device or router to its uplink while it runs, in both directions unless told."""
+    """Change the link of a device or router to its uplink while it runs, in both directions by default."""
     if only_up and only_down:
         raise UserError("give --up or --down, or neither for both directions")
     values = {"latency_s": latency, "jitter_s": jitter, "loss": loss, "bytes_per_s": rate}
@@ -365,6 +365,6 @@ def _chosen_backend(kind: str, image: str | None) -> Backend:
 
 
 def _plain(name: str) -> str:
-    """The name of a testbed, also from its file's path."""
+    """Returns the name of a testbed, also from its file's path."""
     is_file = "/" in name or name.endswith(".toml")
     return load_scenario(name).name if is_file else check_name(name, "a testbed")

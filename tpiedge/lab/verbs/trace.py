@@ -34,21 +34,21 @@ from tpiedge.units import counted, format_bytes, format_seconds
     "--png",
     type=Location(dir_okay=False),
     metavar="OUT",
-    help="Draw the timeline of every node: of three typical steps, or of the part that is asked for.",
+    help="Draw the timeline of every node: three typical steps, or those of --steps.",
 )
 @click.option(
     "--steps",
     type=Parsed("N|N:M|N:|:M", parse_steps),
-    help="Only these, both ends included: 40:44 is five steps, 40: all from 40 on, : all. The first is the prompt.",
+    help="Steps, both ends included: 40:44 is five steps, 40: all from 40 on, : all. The first is the prompt.",
 )
 @json_option
 def trace(file: Path, png: Path | None, steps: StepRange | None, as_json: bool) -> None:
-    """Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.
+    """Show what each node did when, from a FILE of `tpiedge run --trace FILE`.
 
-    Of every node: how long it computed, took part in collectives, read weights and waited for them, and how much of
-    the reading was hidden. --png draws it: above, how long each step took; below, what the nodes did in three steps
-    in a row that took about as long as the median of all but the prompt's. --steps choose the part that
-    the figures are of, and that is drawn instead.
+    Prints how long each node computed, took part in collectives, read weights and waited for them, and how much of
+    the reading was hidden. --png draws above how long each step took, and below what the nodes did in three steps
+    in a row that took about the median time, the prompt's left out. --steps chooses the steps that are counted
+    and drawn.
     """
     target = _target(png, file) if png else None
     found = read_trace(file, available_memory_bytes())
@@ -66,21 +66,21 @@ def trace(file: Path, png: Path | None, steps: StepRange | None, as_json: bool) 
 
 
 def _target(png: Path, file: Path) -> Path:
-    """The picture's path. Raises UserError, DiskFull as `writable` does."""
+    """Returns the picture's path. Raises UserError, DiskFull as `writable` does."""
     target = writable(png)
     if target == Path(os.path.realpath(file)):
         raise UserError(f"--png {png} is the trace itself: give the picture another name")
     return target
 
 
-def _of_steps(found: Trace, asked: StepRange, file: Path) -> Excerpt:
+def _of_steps(found: Trace, wanted: StepRange, file: Path) -> Excerpt:
     known = sorted(found.steps)
     if not known:
-        raise UserError(f"--steps {asked}: {file} has no steps")
-    if not (steps := asked.of(known)):
+        raise UserError(f"--steps {wanted}: {file} has no steps")
+    if not (steps := wanted.of(known)):
         there, example = StepRange(known[0], known[-1]), StepRange(known[-3:][0], known[-1])
         raise UserError(
-            f"--steps {asked}: {file} has steps {there}: stay within them, as in --steps {example}"
+            f"--steps {wanted}: {file} has steps {there}: stay within them, as in --steps {example}"
         )
     return excerpt_of_steps(found, steps)
 

@@ -1,1 +1,1 @@
-"""A model in a GGUF file: header (`file`), numbers (`config`), `tokenizer`; `model` is all of it."""
+"""Reads a model in a GGUF file: `file` the header, `config` the numbers, `tokenizer` the tokenizer, `model` all."""

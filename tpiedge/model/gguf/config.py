@@ -28,7 +28,7 @@ _SAMPLING = {
 
 _MAX = 1 << 31
 _POOLINGS = ("", "mean", "cls", "last", "rank")  # by their numbers in the format
-# A file has only the results of Llama 3's rule: these contexts of pretraining are tried.
+# A file has only the divisors that Llama 3's rule gives: these pretraining contexts are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
 FREQUENCIES = "rope_freqs.weight"
 
@@ -75,7 +75,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
 
 
 def config_files(header: GgufHeader) -> dict[str, bytes]:
-    """Makes config.json and, if the file says something, the files of sampling and pooling. Raises UserError."""
+    """Makes config.json and, if the header has their keys, the files of sampling and pooling. Raises UserError."""
     found: dict[str, Mapping[str, object]] = {"config.json": huggingface_config(header)}
     sampling = {name: header.fields.raw(key) for name, key in _SAMPLING.items()}
     if said := {name: value for name, value in sampling.items() if value is not None}:
@@ -143,14 +143,14 @@ def _rope(header: GgufHeader, name: str, head_dim: int, context: int) -> dict[st
 
 
 def _linear_factor(keys: ConfigFields, name: str) -> float:
-    for key in ("scaling.factor", "scale_linear"):  # the second is an old name
+    for key in ("scaling.factor", "scale_linear"):  # 0 means unset
         if keys.optional_number(f"{name}.rope.{key}", 0, 1e6):  # 0 says nothing
             return _single(keys.number(f"{name}.rope.{key}", 1e-3, 1e6))
     return 1.0
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
-    """Finds the parameters that give the file's divisors of the frequencies, if it has any."""
+    """Finds the Llama 3 parameters that give the file's divisors of the frequencies, if it has any."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}
@@ -164,7 +164,7 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
     plain = rope_frequencies(RopeConfig("default", theta, 1, 1), head_dim)[0]
     for original in _LLAMA3_CONTEXTS:
         rope = RopeConfig("llama3", theta, 1, original, float(divisors.max(initial=1.0)))
-        with np.errstate(all="ignore"):  # a damaged file has any factor
+        with np.errstate(all="ignore"):  # a damaged file may have any factor
             slowed = plain / rope_frequencies(rope, head_dim)[0]
         if np.allclose(slowed, divisors, rtol=1e-4, atol=0):
             return {
@@ -188,7 +188,7 @@ _NORMAL = 1
 
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
-    """Returns the file's token `name` ("bos", "eos", ...) if below `rows`."""
+    """Returns the id of token `name` ("bos", "eos", ...), or SentencePiece's usual one, if below `rows`."""
     value = header.fields.raw(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
@@ -197,7 +197,7 @@ def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
-    """Finds the tokens that end an answer by their texts, whatever their kind in the file."""
+    """Finds by their texts the tokens that end an answer, whatever their kind in the file."""
     tokens, kinds = header.fields.raw("tokenizer.ggml.tokens"), header.fields.raw("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []
@@ -206,7 +206,7 @@ def marked_end_ids(header: GgufHeader) -> list[int]:
 
 
 def ids_of(tokens: Sequence[str]) -> dict[str, int]:
-    """Returns text -> the first id."""
+    """Returns text -> its first id."""
     ids: dict[str, int] = {}
     for index, text in enumerate(tokens):
         ids.setdefault(text, index)

@@ -5,7 +5,7 @@ of keys; typed keys; descriptions of tensors; padding to `general.alignment`; te
 2. no key and no tensor's name occurs twice;
 3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-The file's bytes bound all values, so a wrong length costs nothing.
+All values end within the file, so a wrong length costs nothing.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from tpiedge.units import MIB, format_bytes
 
 MAX_TENSORS = 50_000
 MAX_KEYS = 10_000
-# 262,000 tokens with their merges take 15 MB, and 60 bytes more for each text in memory.
+# A vocabulary of 262,000 tokens with merges takes 15 MB, and 60 bytes more for each text in memory.
 MAX_HEADER_BYTES = 64 * MIB
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -46,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`fields` has numpy arrays and lists of texts. `digest` changes with header, size or modification time."""
+    """`fields` holds arrays in numpy and lists of texts. `digest` changes with header, size or modification time."""
 
     path: Path
     fields: ConfigFields
@@ -173,7 +173,7 @@ class _Parser:
         return name
 
     def _text(self) -> str:
-        # Some vocabularies have tokens that are no UTF-8, which a tokenizer.json cannot hold either.
+        # Some vocabularies have tokens that are not UTF-8, which a tokenizer.json cannot hold either.
         return self._bytes(self._number("Q")).decode("utf-8", "replace")
 
     def _number(self, kind: str) -> int:

@@ -51,14 +51,14 @@ class GgufModel:
         return self.path.name
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
-        """Returns a checkpoint's other files, and why it has no tokenizer. Takes half a second for a large vocabulary.
-        Raises UserError."""
+        """Returns a checkpoint's files beside its weights, and why it has no tokenizer. Takes half a second for a large
+        vocabulary. Raises UserError."""
         files, notice = text_files(self.header, self.config.vocab_size)
         return config_files(self.header) | files, notice
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`; by default what holds most layers without rounding.
-        Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault."""
+        """Returns the storage of a pack with layers in `precision`, by default the one that holds most weights
+        unrounded. Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault."""
         storage, vectors = self._matrix_storage(precision), []
         for key, blob in model_spec(self.config).blobs.items():
             if storage.of_blob(key).of_vectors is Precision.BF16:
@@ -80,7 +80,7 @@ class GgufModel:
         if not layers.quantised:
             return Storage.of(layers, tied=tied)
         others = (self.tensors.get(source) for source in (EMBEDDING, HEAD))
-        # F16 and F32 take the default beside quantised layers.
+        # An embedding or head in F16 or F32 takes the default beside quantised layers.
         embedding, head = (
             _NATURAL.get(one.kind, Precision.Q8) if one and one.kind not in ("F16", "F32") else None
             for one in others
@@ -123,7 +123,7 @@ def gguf_name(source: str) -> str:
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
-    """Returns checkpoint's name -> tensor. Raises UserError for a missing or unknown tensor or a wrong shape."""
+    """Returns a checkpoint's name -> tensor. Raises UserError for a missing or unknown tensor or a wrong shape."""
     found: dict[str, BlockTensor] = {}
     known = {FREQUENCIES}
     for source, shape in model_spec(config).source_shapes.items():

@@ -1,6 +1,5 @@
-"""Translates the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json: "gpt2", byte-level BPE whose
-text is first cut as `tokenizer.ggml.pre` says, and "llama", SentencePiece's BPE, whose merges follow from the scores.
-"""
+"""Translates the tokenizer in a GGUF file to tokenizer.json and tokenizer_config.json. "gpt2" is byte-level BPE of text
+that is first cut as `tokenizer.ggml.pre` says; "llama" is SentencePiece's BPE, whose merges follow from the scores."""
 
 import json
 import re
@@ -175,7 +174,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Lists all merges, best result first, as SentencePiece merges. Raises _NoTokenizer."""
+    """Lists all merges by their results' scores, best first, like SentencePiece. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)

@@ -1,5 +1,5 @@
-// The C interface that tpiedge/transport/native_library.py and native_reducer.py call, with pointers and sizes that were
-// checked there.
+// The C interface that tpiedge/transport/native_library.py and native_reducer.py call. They check pointers and sizes
+// before.
 #include <exception>
 
 #include "reducer.h"
@@ -59,7 +59,7 @@ TPIEDGE_EXPORT void tpiedge_wire_decode(int64_t precision, int64_t rows, int64_t
     matrix(precision, rows, columns).decode(from, to);
 }
 
-// Null where memory is short.
+// Returns null if memory is short.
 TPIEDGE_EXPORT void *tpiedge_reducer_open(const tpiedge::Zmq *zmq, const ReducePlan *plan) {
     const tpiedge::Layout layout{static_cast<tpiedge::Combine>(plan->combine),
                                  static_cast<size_t>(plan->rank),
@@ -74,7 +74,7 @@ TPIEDGE_EXPORT void *tpiedge_reducer_open(const tpiedge::Zmq *zmq, const ReduceP
     }
 }
 
-// 0 where memory is short; the reducer can then only be closed.
+// Returns 0 if memory is short; the reducer can then only be closed.
 TPIEDGE_EXPORT int tpiedge_reducer_add_peer(void *handle, void *socket, const char *route, int64_t route_bytes,
                                             const char *header) {
     try {
@@ -93,7 +93,7 @@ TPIEDGE_EXPORT int64_t tpiedge_reducer_received(const void *handle) {
     return static_cast<int64_t>(static_cast<const Reducer *>(handle)->received_count());
 }
 
-// Valid until the next run or the release.
+// Fills `view`, which is valid until the next run or the release.
 TPIEDGE_EXPORT void tpiedge_reducer_view(void *handle, int64_t index, View *view) {
     Received &received = static_cast<Reducer *>(handle)->received(static_cast<size_t>(index));
     view->socket = received.socket;

@@ -9,7 +9,7 @@ namespace {
 constexpr int DONT_WAIT = 1;  // ZMQ_DONTWAIT
 constexpr int MORE = 2;       // ZMQ_SNDMORE
 
-// Until it has done its work or failed; none of them waits. Python's handlers run when the call is over.
+// Repeats a call, which never waits, while signals interrupt it. Python's handlers run after the native call.
 template <typename Call>
 bool despite_signals(Call call) {
     int result;
@@ -23,7 +23,7 @@ bool despite_signals(Call call) {
 
 bool Message::resize(size_t bytes) {
     if (zmq_->init_size(raw_, bytes) == 0) return true;
-    // Closing what libzmq leaves behind then would follow a null pointer.
+    // Closing the message that libzmq leaves then would follow a null pointer.
     zmq_->init(raw_);
     return false;
 }

@@ -28,11 +28,11 @@ public:
     Message(const Message &) = delete;
     Message &operator=(const Message &) = delete;
 
-    // Makes an empty message one of `bytes`; false where there is no memory, and it is empty then.
+    // Gives an empty message `bytes`; returns false, and leaves it empty, if memory is short.
     bool resize(size_t bytes);
     // Becomes another reference to the contents of `other`, which must not be written to any more.
     bool share(Message &other) { return zmq_->copy(raw_, other.raw_) == 0; }
-    // A signal does not end these: of a message of two parts, either both have gone through or neither.
+    // Signals do not interrupt these: both parts of a message go through, or neither.
     bool send(void *socket);
     bool send_more(void *socket);
     bool recv_rest(void *socket);

@@ -6,9 +6,9 @@ namespace tpiedge {
 
 namespace {
 
-// Of one peer, on average: the part of the next all-reduce; or, after the last one of a step, a plan and hidden states.
+// Messages kept per peer, on average: the next all-reduce's part or, after a step's last one, a plan and hidden states.
 constexpr size_t MOST_KEPT = 3;
-// What is not longer may be of the transport itself, which Python must see at once.
+// Frames up to this length may be the transport's own, which Python must see at once.
 constexpr size_t NOTE_BYTES = 9;
 
 }  // namespace
@@ -52,7 +52,7 @@ void Reducer::begin(const char *place) {
     summed_ = 0;
 }
 
-// Of a leaf of a star.
+// The all-reduce of a star's leaf.
 int Reducer::take(float *own) {
     Message frame(&zmq_);
     if (!make(frame, own)) return 0;
@@ -62,7 +62,7 @@ int Reducer::take(float *own) {
     return DONE;
 }
 
-// Of every rank of a mesh.
+// The all-reduce of each rank of a mesh.
 int Reducer::exchange(float *own) {
     Message frame(&zmq_);
     if (!make(frame, own)) return 0;
@@ -75,7 +75,7 @@ int Reducer::exchange(float *own) {
     return DONE;
 }
 
-// Of the root of a star.
+// The all-reduce of a star's root.
 int Reducer::sum_and_answer(float *own) {
     layout_.tensor.round(own, layout_.sum, &wire_[0]);
     summed_ = 1;
@@ -98,7 +98,7 @@ bool Reducer::make(Message &frame, const float *values) const {
     return true;
 }
 
-// To how many, in their order.
+// Returns how many peers, in order, took the frame.
 int Reducer::send_to_all(Message &frame) {
     int sent = 0;
     for (const Peer &peer : peers_) {
@@ -121,13 +121,13 @@ bool Reducer::send(const Peer &peer, Message &frame) {
     return copy.send(socket);
 }
 
-// True once the part of every peer is there. Otherwise something unforeseen came last, or nothing in time.
+// Returns true once every peer's part is there; false if something unforeseen came last, or nothing in time.
 bool Reducer::collect() {
     add_up();
     for (size_t i = 0; i < count_; i++) {
         if (!is_foreseen(*received_[i])) return false;
     }
-    // In whatever order: all of them are needed.
+    // In any order: all parts are needed.
     for (const Link &link : links_) {
         while (link.missing) {
             Received *received = receive(link);
@@ -137,7 +137,7 @@ bool Reducer::collect() {
     return true;
 }
 
-// The next message, kept whatever it is.
+// Receives and keeps the next message, whatever it is.
 Received *Reducer::receive(const Link &link) {
     if (count_ == received_.size()) return nullptr;
     Received *received = received_[count_].get();
@@ -152,7 +152,7 @@ Received *Reducer::receive(const Link &link) {
     return received;
 }
 
-// A part, which is then taken, or what its sender may well send after it.
+// Whether it is a part, which is then taken, or may follow its sender's part.
 bool Reducer::is_foreseen(Received &received) {
     Message &frame = received.frame;
     Peer *peer = changed() || frame.more() ? nullptr : sender_of(received);
@@ -177,7 +177,7 @@ Reducer::Peer *Reducer::sender_of(Received &received) {
     return nullptr;
 }
 
-// As many parts as can be added yet; a sum is not finite where one of its parts is not.
+// Adds the parts whose turn it is; a sum is not finite if one of its parts is not.
 void Reducer::add_up() {
     if (layout_.combine == Combine::TAKE) return;
     for (; summed_ <= peers_.size(); summed_++) {

@@ -28,7 +28,7 @@ struct Layout {
     size_t place_bytes;
 };
 
-// What was received: over a ROUTER with the route of its sender, over a DEALER without.
+// A received message: from a ROUTER with its sender's route, from a DEALER without.
 struct Received {
     explicit Received(const Zmq *zmq) : route(zmq), frame(zmq) {}
     void *socket = nullptr;
@@ -37,24 +37,24 @@ struct Received {
     Message frame;
 };
 
-// Receives what every peer sends for one all-reduce. What a peer sends after that is kept for the next one. Every part is
-// rounded as it travels, the own one too, and so is the sum: the bits are those of every other collective.
+// Receives every peer's part of one all-reduce. Later messages are kept for the next one. Every part, the own one too,
+// and the sum are rounded as they travel: the bits are those of every other collective.
 class Reducer {
 public:
     static constexpr int DONE = -1;
     static constexpr int DONE_AND_KEPT = -2;
 
-    // `changes` counts whatever may make a peer unwelcome; a call does nothing once it differs from `seen`.
+    // `changes` counts changes of the admitted peers; a call does nothing once it differs from `seen`.
     Reducer(const Zmq &zmq, const Layout &layout, const char *header, const uint32_t *changes, uint32_t seen);
     Reducer(const Reducer &) = delete;
     Reducer &operator=(const Reducer &) = delete;
 
-    // In the order of ranks. `header`: what this peer should send, whatever the place. No route: the socket is a DEALER,
-    // and nothing else speaks over it.
+    // Call it in the order of ranks. `header`: of the peer's part, with any place. Without a route the socket is a
+    // DEALER, and only this peer speaks over it.
     void add_peer(void *socket, const char *route, size_t route_bytes, const char *header);
 
-    // The all-reduce of `own` in place: DONE, or DONE_AND_KEPT where there is more in `received`. Otherwise how many
-    // peers have what it sent to them; `own` is as it was, and whatever was received and is still of use is in
+    // All-reduces `own` in place. Returns DONE, or DONE_AND_KEPT if `received` has more messages. Otherwise returns how
+    // many peers took the frame; `own` is unchanged, and the received messages that are still of use are in
     // `received`.
     int run(const char *place, float *own);
 
@@ -68,7 +68,7 @@ private:
         size_t link;
         std::string route;
         std::string header;
-        const char *part;  // in what was received
+        const char *part;  // in the received frame
     };
 
     struct Link {
@@ -104,7 +104,7 @@ private:
     std::vector<std::unique_ptr<Received>> received_;  // the first `count_` are in use
     size_t count_ = 0;
     const char *own_part_ = nullptr;  // as the others get it
-    size_t summed_ = 0;  // so many parts are in the sum, in the order of ranks
+    size_t summed_ = 0;  // number of parts in the sum, in the order of ranks
 };
 
 }  // namespace tpiedge

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-// What the loops below become is up to the compiler; the bits are the same everywhere, since no operation is fused.
+// The compiler vectorises the loops below as it likes; the bits are the same everywhere, as no operation is fused.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define TPIEDGE_WIDE __attribute__((target_clones("avx2", "default")))
 #else
@@ -23,10 +23,10 @@ constexpr uint32_t EXPONENT = 0x7f800000;  // all ones: infinity or not a number
 constexpr int32_t INFINITE = 0x7f800000;
 constexpr uint32_t MAGNITUDE = 0x7fffffff;
 constexpr uint32_t NOT_A_NUMBER = 0x7fc00000;
-constexpr size_t GROUP = 64;  // as in codec.py
+constexpr size_t GROUP = 64;  // INT8_GROUP of wire/fields.py
 constexpr float LARGEST = 127.0f;
 constexpr int32_t LARGEST_BITS = 0x42fe0000;
-// Adding it rounds to an integer, ties to even, which the lowest bits of the sum are then.
+// Adding this rounds to an integer (ties to even), which is then in the lowest bits of the sum.
 constexpr float LIFT = 12582912.0f;
 
 TPIEDGE_INLINE uint32_t bits_of(float value) {
@@ -55,7 +55,7 @@ TPIEDGE_WIDE void encode_bf16(const Bits *from, LooseHalf *to, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const uint32_t bits = from[i];
         const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        // Rounding may carry what is not a number into an infinity or a zero.
+        // Rounding may turn a NaN into an infinity or a zero.
         const uint32_t kept = (bits >> 16) | 0x40;
         const bool is_number = static_cast<int32_t>(bits & MAGNITUDE) <= INFINITE;
         to[i] = static_cast<uint16_t>(is_number ? rounded : kept);
@@ -71,7 +71,7 @@ TPIEDGE_WIDE void add_bf16(const LooseHalf *from, float *sum, size_t count) {
 }
 
 TPIEDGE_INLINE float scale_of(const float *from, size_t count) {
-    int32_t largest = 0;  // in the order of the bits, which is that of the magnitudes
+    int32_t largest = 0;  // as bits, which are in the order of the magnitudes
     for (size_t i = 0; i < count; i++) {
         const int32_t magnitude = static_cast<int32_t>(bits_of(from[i]) & MAGNITUDE);
         largest = magnitude > largest ? magnitude : largest;
@@ -86,7 +86,7 @@ TPIEDGE_INLINE float encode_group(const float *from, uint8_t *__restrict to, siz
     for (size_t i = 0; i < count; i++) {
         const uint32_t scaled = bits_of(from[i] * inverse);
         int32_t magnitude = static_cast<int32_t>(scaled & MAGNITUDE);
-        // Of integers: a comparison of floats, which may trap, would keep the loop from becoming vectors.
+        // Integers are compared: comparing floats may trap, which would keep the loop from being vectorised.
         magnitude = magnitude > INFINITE ? 0 : magnitude;
         magnitude = magnitude > LARGEST_BITS ? LARGEST_BITS : magnitude;
         const float clamped = value_of((scaled & ~MAGNITUDE) | static_cast<uint32_t>(magnitude));
@@ -98,7 +98,7 @@ TPIEDGE_INLINE float encode_group(const float *from, uint8_t *__restrict to, siz
 TPIEDGE_WIDE void encode_row(const float *from, uint8_t *to, size_t columns) {
     uint8_t *scales = to + columns;
     for (size_t at = 0; at < columns; at += GROUP, scales += sizeof(float)) {
-        // With a constant the compiler makes more of it.
+        // A constant count makes faster code.
         const float scale = columns - at >= GROUP ? encode_group(from + at, to + at, GROUP)
                                                   : encode_group(from + at, to + at, columns - at);
         memcpy(scales, &scale, sizeof scale);

@@ -11,7 +11,7 @@ from tests.process.command import run_command
 from tests.process.lab.testbed.beds import left_of, why_no_testbed, written
 
 REASON = why_no_testbed()
-# Alone: that nobody is taken for lost holds a deadline, of which losses in a row leave little.
+# Alone: losses in a row leave little of the deadline after which a node counts as lost.
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
     pytest.mark.timeout(240),

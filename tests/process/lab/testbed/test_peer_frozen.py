@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.patience import Meanwhile
+from tests.deadlines import Meanwhile
 from tests.process.command import Started, gone
 from tests.process.lab.testbed.beds import left_of, why_no_testbed, written
 from tpiedge.lab.testbed.description import Link
@@ -53,12 +53,12 @@ def assert_names(
 ) -> None:
     """Fails unless the command ended soon after `since` by the loss of `rank`, with all its processes."""
     ended = command.finish(4 * ENDED_S)
-    took_s, patience = since.spent_s, since.patience()
+    took_s, deadline_factor = since.spent_s, since.deadline_factor()
     assert ended.status == 3, ended.err
     (line,) = [line for line in ended.err.splitlines() if line.startswith("tpiedge: ")]
     assert f"node {rank} was lost" in line
     assert ended.err.rstrip().endswith(line)
-    assert took_s < ENDED_S * patience, line
+    assert took_s < ENDED_S * deadline_factor, line
     assert all(map(gone, nodes))
     assert left_of(bed) == []
 

@@ -67,7 +67,7 @@ class Proxy:
                 worker = self._own(server.accept()[0])
                 try:
                     master = self._own(socket.create_connection((self._master, port)))
-                except ConnectionError:  # nobody listens there between two epochs
+                except ConnectionError:  # no node listens there between two epochs
                     worker.close()
                     continue
                 self.connections[port] = self.connections.get(port, 0) + 1

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.patience import Meanwhile
+from tests.deadlines import Meanwhile
 from tests.process.command import wait_for
 from tests.process.conftest import PROMPT
 from tests.process.network.cluster import NetworkCluster
@@ -53,7 +53,7 @@ def test_a_cut_inside_an_all_reduce_is_seen_said_and_mended(
                 watch.check_loss(rank)
             meanwhile = Meanwhile()
             lost = cluster.wait_until(lambda status: _state(status, "worker1") == "lost")
-            assert meanwhile.spent_s < 2 * _SEEN_S * meanwhile.patience()
+            assert meanwhile.spent_s < 2 * _SEEN_S * meanwhile.deadline_factor()
             assert not lost["ready"]
             assert cluster.ready().status_code == 503
         stream.join(_ANSWER_S)
@@ -73,14 +73,14 @@ class _Watch:
     def check_loss(self, rank: int) -> None:
         found = self._said(_SILENT)
         assert int(found[1]) == rank
-        assert 1.5 <= float(found[2]) <= _SEEN_S * self._meanwhile.patience()
+        assert 1.5 <= float(found[2]) <= _SEEN_S * self._meanwhile.deadline_factor()
 
     def check_broken(self, rank: int) -> None:
         assert int(self._said(_BROKEN)[1]) == rank
 
     def _said(self, words: re.Pattern[str]) -> re.Match[str]:
         took_s = wait_for(lambda: words.search(self._new), START_S)
-        assert took_s < (_SEEN_S + _SLACK_S) * self._meanwhile.patience()
+        assert took_s < (_SEEN_S + _SLACK_S) * self._meanwhile.deadline_factor()
         found = words.search(self._new)
         assert found is not None
         return found

@@ -11,7 +11,7 @@ from tests.process.conftest import Exact
 from tests.process.network.cluster import NetworkCluster
 from tests.process.serving.serving import START_S, words_of_loss
 from tpiedge.errors import ResourceError
-from tpiedge.worker.wording import NARROW
+from tpiedge.worker.wording import SMALL_MTU
 
 _OTHER_ADDRESS = "10.213.7.77"
 #: Routers at home forget what was idle for minutes.
@@ -46,7 +46,7 @@ def test_a_router_that_forgets_connections(cluster: NetworkCluster, exact: Exact
     epoch = cluster.status()["epoch"]
     with cluster.namespaces.forgetting("worker1", _IDLE_S):
         epoch = check_taken_back(cluster, epoch, exact)
-        threading.Event().wait(3.0 * _IDLE_S)  # so long nobody asks
+        threading.Event().wait(3.0 * _IDLE_S)  # no request arrives meanwhile
         assert cluster.wait_ready(3)["epoch"] == epoch
         exact(cluster)
     cluster.wait_ready(3)
@@ -60,14 +60,14 @@ def test_large_packets_that_vanish_are_seen_and_the_answer_comes_once_they_pass(
 ) -> None:
     """Heartbeats still pass."""
     before, worker = len(cluster.master.log), cluster.workers["worker1"]
-    unsaid = worker.log.count(NARROW)
+    unsaid = worker.log.count(SMALL_MTU)
     # Of the links that break, another worker's may be told of first.
     said = words_of_loss(r"\d", ".*its connection broke and was made anew")
     with ThreadPoolExecutor(1) as thread:
         with cluster.namespaces.swallowing("worker1", _LONGEST):
             answer = thread.submit(exact, cluster)
             wait_for(lambda: re.search(said, cluster.master.log[before:]), START_S)
-            wait_for(lambda: worker.log.count(NARROW) > unsaid, START_S)
+            wait_for(lambda: worker.log.count(SMALL_MTU) > unsaid, START_S)
         answer.result(START_S)
     cluster.wait_ready(3)
     exact(cluster)
@@ -82,5 +82,5 @@ def test_the_doctor_finds_where_large_packets_vanish(cluster: NetworkCluster) ->
             ill = run_command("doctor", "--connect", cluster.address)
     assert (well.status, ill.status) == (0, ResourceError.exit_code), well.out + ill.out
     assert re.search(r"^ok +large packets +they reach the master$", well.out, re.MULTILINE)
-    assert re.search(r"^fail +large packets +they vanish .* MTU", ill.out, re.MULTILINE)
+    assert re.search(r"^fail +large packets +lost on the way .* MTU", ill.out, re.MULTILINE)
     assert cluster.master.log == before

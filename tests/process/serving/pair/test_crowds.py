@@ -7,12 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.contract.crowd import sockets_of, wait_until
+from tests.contract.raw_peers import sockets_of, wait_until
 from tests.process.serving.serving import Serving
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import parse_token
-from tpiedge.transport.backlog import MAX_STRANGERS
+from tpiedge.transport.backlog import MAX_UNAUTHENTICATED
 from tpiedge.transport.keys import CurveKeys
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
 
 #: Of the loopback network.
 SOURCES = [f"127.0.0.{number}" for number in range(2, 10)]
-#: What a master that serves may open meanwhile: HTTP of these tests, a worker's file.
+#: Sockets that a serving master may open meanwhile: HTTP of the tests, a worker's file.
 OTHERS = 8
 #: For as many as would take a minute at three seconds for each crowd.
 ALL_S = 30.0
@@ -54,7 +54,7 @@ def test_five_thousand_silent_connections(cluster: Serving, sockets):
             source = SOURCES[number % len(SOURCES)]
             stack.enter_context(socket.create_connection(place, 10, source_address=(source, 0)))
             if number % 250 == 249:
-                wait_until(lambda: sockets() <= MAX_STRANGERS + OTHERS)
+                wait_until(lambda: sockets() <= MAX_UNAUTHENTICATED + OTHERS)
                 assert time.monotonic() < deadline
         joins(cluster)
         wait_until(lambda: sockets() <= OTHERS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import Meanwhile
+from tests.deadlines import Meanwhile
 from tests.process.command import Ended, gone, run_command
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
@@ -50,7 +50,7 @@ def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving, here: Callable[
     meanwhile = Meanwhile()
     assert ended.status == 0, ended.err
     assert eve.process.wait(WORDS_S) in (USER, PEER)
-    assert meanwhile.spent_s < CUT_S * meanwhile.patience()
+    assert meanwhile.spent_s < CUT_S * meanwhile.deadline_factor()
     assert re.search("revoked.*delete key.json", last_line(eve))
     cluster.wait_ready(2)
     for token in (False, True):

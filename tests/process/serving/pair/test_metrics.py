@@ -85,9 +85,9 @@ def test_all_that_the_board_asks_for_is_there(cluster: Serving) -> None:
     labels: dict[str, set[str]] = {}
     for name, labelled, _ in samples(cluster):
         labels.setdefault(name, set(_GIVEN)).update(labelled)
-    asked = list(expressions(json.loads(BOARD.read_text(encoding="utf-8"))))
-    assert len(asked) > 20
-    for expression in asked:
+    found = list(expressions(json.loads(BOARD.read_text(encoding="utf-8"))))
+    assert len(found) > 20
+    for expression in found:
         names = _NAMES.findall(expression)
         assert names, expression
         assert labels.keys() >= set(names), expression

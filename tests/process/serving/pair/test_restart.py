@@ -67,7 +67,7 @@ def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
             for _ in range(10):
                 next(answer)
             cluster.master.popen.terminate()
-            wait_for(lambda: "finishing what is under way" in cluster.master.log, START_S)
+            wait_for(lambda: "finishing running requests" in cluster.master.log, START_S)
         last = list(answer)[-1]
     assert last.choices[0].finish_reason == "length"
     assert cluster.master.wait() == 0

@@ -41,13 +41,13 @@ class Remembering:
     def __init__(self, says: str = "ready\n", fails: str = "", answers: tuple[dict, ...] = ()) -> None:
         self.there: dict[str, Container] = {}
         self.files: dict[str, bytes] = {}
-        self.asked: list[dict] = []
+        self.requests: list[dict] = []
         self._says, self._fails = says, fails
         self._answers = iter(answers)
         self._numbers = count(100)
 
     def require_image(self, image: str) -> None:
-        """It is there."""
+        """Finds every image."""
 
     def found(self, label: str) -> list[Container]:
         key, _, value = label.partition("=")
@@ -85,7 +85,7 @@ class Remembering:
         del self.there[container]
 
     def run(self, container: str, command) -> tuple[str, str]:
-        self.asked.append(json.loads(command[-1]))
+        self.requests.append(json.loads(command[-1]))
         return json.dumps(next(self._answers)), ""
 
     def leave(self, member: str, status: str, maker: Maker = GONE) -> None:
@@ -183,7 +183,7 @@ def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
         return replace(up_link, loss=0.1), down_link
 
     beds(engine).change_link("home", "device1", change)  # another device has ended meanwhile
-    told = engine.asked[-1]
+    told = engine.requests[-1]
     assert told["links"]["device1 up"]["loss"] == 0.1
     assert told["links"]["device1 up"]["latency_s"] == pytest.approx(0.5, rel=1e-3)
     assert told["links"].keys() == {"device1 up", "device1 down"}

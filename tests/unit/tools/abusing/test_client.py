@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tools.abusing.client import Heard, canonical, judge
+from tools.abusing.client import Heard, canonical, classify
 
 EVENTS = [
     b'data: {"id": "cmpl-%s", "created": %d, "choices": [{"text": " fox"}]}\n\n',
@@ -26,11 +26,11 @@ def refusal(code: str) -> bytes:
 def test_id_time_and_signs_of_life_are_no_difference() -> None:
     assert stream(2) != stream(3)
     body = b": ping\n" + stream(1) + b": node 1 was lost\n" + stream(2)[len(stream(1)) :]
-    assert judge(Heard(200, body, True), canonical(stream(3))) == ("exact", "")
+    assert classify(Heard(200, body, True), canonical(stream(3))) == ("exact", "")
 
 
 @pytest.mark.parametrize("at", range(0, len(REFERENCE), 7))
 def test_a_byte_that_differs_is_wrong(at: int) -> None:
     body = bytearray(REFERENCE)
     body[at] ^= 0x40
-    assert judge(Heard(200, bytes(body), True), REFERENCE)[0] == "wrong"
+    assert classify(Heard(200, bytes(body), True), REFERENCE)[0] == "wrong"

@@ -1,7 +1,7 @@
 """Admits and revokes workers at the master's hub, with its journal and tokens.
 
-The hub's owner calls `heard`, `settle` and `tick`, which read small files; a thread writes, in the order of arrival.
-`admit` and `revoke` are for other threads, and block for the disk.
+The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files; a thread writes them, in the order of
+arrival. Other threads call `admit` and `revoke`, which block for the disk.
 """
 
 import contextlib
@@ -20,26 +20,26 @@ from tpiedge.joining.identity import cluster_name, peer_name
 from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberJournal, Redemption, Revoked
 from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore
 from tpiedge.sanitise import sanitised_name
-from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.admission import UnknownPeerPolicy
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrol, Enrolled, Refused
 
-# Newcomers that may wait for the disk.
+# Number of newcomers that may wait for the disk.
 _MAX_CANDIDATES = 64
 
 _log = logging.getLogger(__name__)
 
 
-def guest_policy(folder: Path) -> GuestPolicy:
+def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
     """Returns how the control hub of the master with state `folder` treats unknown keys."""
-    words = "too many newcomers without a token wait at the master: try again, or join with a token"
-    return GuestPolicy(peer_name, takes=TokenStore(folder).takes, crowded=Refused("limited", words))
+    refusal = Refused("limited", "too many newcomers without a token: try again, or join with a token")
+    return UnknownPeerPolicy(peer_name, accepts_ticket=TokenStore(folder).accepts_ticket, refusal=refusal)
 
 
-class FrontDoor:
-    """Admits the journal's members from the start. `beside`: other hubs, for members only. Close it before the hubs."""
+class Registrar:
+    """Admits the journal's members from the start. The hubs `beside` are for members only. Close it before the hubs."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class FrontDoor:
         self._tokens = TokenStore(folder, wall_clock)
         self._clock_was_set = False
         cluster, own = f"cluster {cluster_name(master_key)}", introduction("master")
-        self._enrolment = Enrolment(cluster, own, lambda: self.journal.table, self._tokens.glance)
+        self._enrolment = Enrolment(cluster, own, lambda: self.journal.table, self._tokens.quick_check)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._disk = threading.Thread(target=self._run, name="tpiedge-members", daemon=True)
         self._disk.start()
@@ -74,30 +74,30 @@ class FrontDoor:
                 admission.revoke(revoked.name, revoked.key)
 
     def is_member(self, peer: str) -> bool:
-        """Whether a connected peer is no guest; a guest's messages are all for `heard`."""
-        return peer not in self._hub.admission.guests
+        """Whether a connected peer is a member; messages of others go to `handle`."""
+        return peer not in self._hub.admission.unknown_peers
 
-    def heard(self, sender: str, message: Message) -> None:
-        """Answers, or lets `settle` answer once the disk has written; what a worker sends meanwhile is dropped."""
+    def handle(self, sender: str, message: Message) -> None:
+        """Answers, or lets `finish_joins` answer after the disk write; drops what the worker sends meanwhile."""
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self._candidates:
             return
-        answer = self._enrolment.judge(sender, key, message)
+        answer = self._enrolment.check(sender, key, message)
         if not isinstance(answer, Enrol):
             self._answer(sender, answer)
         elif len(self._candidates) < _MAX_CANDIDATES:
             self._candidates.add(sender)
             member = KnownWorker(key, sanitised_name(answer.name), self._wall(), "token")
-            self._jobs.put(functools.partial(self._decide, member, answer))
+            self._jobs.put(functools.partial(self._join, member, answer))
         else:
             self._answer(sender, Refused("limited", "too many workers join at once: try again in a minute"))
 
-    def settle(self) -> list[str]:
-        """Answers the workers whose disk write is done, for which the hub is woken. Returns the newly admitted."""
+    def finish_joins(self) -> list[str]:
+        """Answers the workers whose disk write, which wakes the hub, is done. Returns the newly admitted."""
         while self._outcomes:
             member, message, outcome = self._outcomes.popleft()
             self._candidates.discard(member.name)
-            self._answer(member.name, self._enrolment.decided(member.name, message, outcome))
+            self._answer(member.name, self._enrolment.answer(member.name, message, outcome))
         return [self._newcomers.popleft() for _ in range(len(self._newcomers))]
 
     def admit(self, member: KnownWorker) -> None:
@@ -106,8 +106,8 @@ class FrontDoor:
         self._admitted(member)
 
     def revoke(self, name: str, at_once: Callable[[str], None] | None = None) -> None:
-        """Revokes the worker of that peer name: nothing that it sends counts from now on. `at_once` gets the name
-        before the disk has it. Raises UserError for an unknown name, and as `admit`."""
+        """Revokes the worker of that peer name; drops what it sends from now on. `at_once` gets the name before the
+        disk has it. Raises UserError for an unknown name, and as `admit`."""
 
         def shut_out(gone: Revoked) -> None:
             self._follow_table(gone.key)
@@ -119,7 +119,7 @@ class FrontDoor:
         self.journal.revoke(name, self._wall(), shut_out)
 
     def close(self) -> None:
-        """Waits, for a while, for the disk to have what was decided. Idempotent."""
+        """Waits up to 10 s for the disk writes. Idempotent."""
         self._jobs.put(None)
         self._disk.join(10.0)
         if self._disk.is_alive():
@@ -128,24 +128,24 @@ class FrontDoor:
             )
 
     def tick(self) -> None:
-        """Cuts off revoked workers and overdue guests, and starts tokens once the clock is set. Call it often."""
+        """Cuts off revoked workers and overdue unknown peers; starts tokens once the clock is set. Call it often."""
         if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
             self._clock_was_set = True
             self._jobs.put(self._start_tokens)
         while self._cuts:
             name, farewell = self._cuts.popleft()
             self._hub.disconnect(name, farewell)
-        for name in self._hub.admission.overstayed():
+        for name in self._hub.admission.expire():
             self._hub.disconnect(name)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
 
-    def _decide(self, member: KnownWorker, message: Enrol) -> None:
+    def _join(self, member: KnownWorker, message: Enrol) -> None:
         outcome: Redemption | TpiedgeError
         try:
-            outcome = self.journal.join(member, functools.partial(self._tokens.judge, message.secret))
+            outcome = self.journal.join(member, functools.partial(self._tokens.check, message.secret))
         except TpiedgeError as error:
             _log.error("cannot let %s (%s) in: %s", member.name, member.host, error)
             outcome = error
@@ -160,7 +160,7 @@ class FrontDoor:
         _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
 
     def _follow_table(self, key: str) -> None:
-        """Makes the hubs follow the journal as it is now: of two threads the later one has it right."""
+        """Makes the hubs agree with the journal about `key`; if two threads call it, the later one is right."""
         with self._admitting:
             member = self.journal.table.member(key)
             for admission in self._admissions:

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.test_batcher import PAGE, World, shape
-from tpiedge.engine.carrying import FileHeader, FoundFile, LeftFile, Locker
-from tpiedge.engine.sequence import CarriedSequence, RunningSequence
-from tpiedge.wire.control import Carried
+from tpiedge.engine.kv_transfer import SnapshotHeader, SnapshotReader, SnapshotStore, SnapshotWriter
+from tpiedge.engine.sequence import RunningSequence, SavedSequence
+from tpiedge.wire.control import KVSnapshot
 from tpiedge.wire.requests import GenerationRequest
 
 ANY = 100
 
 
 def answered(one: RunningSequence) -> GenerationRequest:
-    asked, answer = one.request, tuple(one.ids[one.prompt_tokens :])
-    return replace(asked, answer_ids=answer)
+    request, answer = one.request, tuple(one.ids[one.prompt_tokens :])
+    return replace(request, answer_ids=answer)
 
 
 def following(
-    sequences: Sequence[CarriedSequence], pages: int, *, private: bool = False, room: int = 40
+    sequences: Sequence[SavedSequence], pages: int, *, private: bool = False, room: int = 40
 ) -> World:
     world = World(pages=room)
     world.batcher.adopt(sequences, pages, private=private)
@@ -34,11 +34,11 @@ def test_a_sequence_goes_on_in_the_middle_of_a_page_and_of_its_prompt() -> None:
     world = World(step_tokens=7)
     one = world.ask("a", range(10, 20))
     world.step()
-    pages, left = world.batcher.leave(ANY)
+    pages, saved = world.batcher.to_save(ANY)
     assert pages == tuple(one.pages)
-    assert left == (CarriedSequence.of(one.request, range(10, 17), (0, 1)),)
+    assert saved == (SavedSequence.of(one.request, range(10, 17), (0, 1)),)
 
-    after = following(left, len(pages))
+    after = following(saved, len(pages))
     assert after.pool.held == len(pages)
     after.batcher.add(answered(one))
     batch = after.step()
@@ -50,12 +50,12 @@ def test_a_sequence_goes_on_in_the_middle_of_a_page_and_of_its_prompt() -> None:
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_others_find_what_was_carried_unless_its_bits_show_who_computed_it(private: bool) -> None:
+def test_others_find_restored_pages_unless_their_bits_show_the_split(private: bool) -> None:
     world = World()
     one = world.ask("a", range(1, 10))
     world.step()
-    pages, left = world.batcher.leave(ANY)
-    after = following(left, len(pages), private=private)
+    pages, saved = world.batcher.to_save(ANY)
+    after = following(saved, len(pages), private=private)
     after.batcher.add(answered(one))
     after.step()
     other = after.ask("b", range(1, 10))
@@ -71,8 +71,8 @@ def test_other_tokens_under_the_same_name_are_computed() -> None:
     world = World()
     world.ask("a", range(1, 10))
     world.step()
-    pages, left = world.batcher.leave(ANY)
-    after = following(left, len(pages))
+    pages, saved = world.batcher.to_save(ANY)
+    after = following(saved, len(pages))
     after.ask("a", range(2, 11))
     assert after.pool.held == 0
     assert shape(after.step()) == [("a", 0, 9)]
@@ -90,14 +90,14 @@ def test_every_page_is_accounted_for(data: st.DataObject) -> None:
         world.step()
     running = {one.request.id: one for one in world.batcher.sequences}
     most = data.draw(st.integers(0, 12))
-    pages, left = world.batcher.leave(most)
+    pages, saved = world.batcher.to_save(most)
     assert len(set(pages)) == len(pages) <= most
-    for one in left:
+    for one in saved:
         sequence = running[one.request]
         assert one.done == sequence.done
         assert [pages[place] for place in one.pages] == sequence.pages[: len(one.pages)]
 
-    after = following(left, len(pages), private=data.draw(st.booleans()), room=world.pool.pages)
+    after = following(saved, len(pages), private=data.draw(st.booleans()), room=world.pool.pages)
     come = data.draw(st.lists(st.sampled_from(sorted(running)), unique=True)) if running else []
     for name in come:
         after.batcher.add(answered(running[name]))
@@ -107,38 +107,38 @@ def test_every_page_is_accounted_for(data: st.DataObject) -> None:
         batch = after.batcher.plan()
         for piece in batch.pieces if batch else ():
             after.decide(piece)
-    after.batcher.forget()
+    after.batcher.free_restored()
     after.run()
     assert set(after.names) >= set(come)
 
 
 @pytest.mark.parametrize("page", [-1, 2])
-def test_sequences_in_pages_that_were_not_left_are_not_taken(tmp_path: Path, page: int) -> None:
-    locker = Locker(tmp_path, b"key")
+def test_sequences_in_pages_that_were_not_saved_are_not_restored(tmp_path: Path, page: int) -> None:
+    store = SnapshotStore(tmp_path, b"key")
     with ExitStack() as stack:
-        LeftFile(locker, 1, FileHeader([], [], 2, [CarriedSequence("a", "", 8, "", (0, page))]), stack)
+        SnapshotWriter(store, 1, SnapshotHeader([], [], 2, [SavedSequence("a", "", 8, "", (0, page))]), stack)
     with ExitStack() as stack:
-        found = FoundFile(locker, Carried(1, 2, False, ()), (), 2, stack)
-        assert "cannot be read" in found.error
-        assert not found.said.sequences
+        reader = SnapshotReader(store, KVSnapshot(1, 2, False, ()), (), 2, stack)
+        assert "cannot be read" in reader.error
+        assert not reader.header.sequences
 
 
 @pytest.mark.parametrize(("facts", "pages"), [(("q4",), 2), (("q8",), 1), (("q8",), 2)])
-def test_what_was_left_is_read_where_facts_and_pages_are_the_same(
+def test_a_snapshot_is_read_where_facts_and_pages_are_the_same(
     tmp_path: Path, facts: tuple[str, ...], pages: int
 ) -> None:
-    locker = Locker(tmp_path, b"key")
+    store = SnapshotStore(tmp_path, b"key")
     parts = np.arange(32, dtype=np.uint8).reshape(2, 16)
     with ExitStack() as stack:
-        left = LeftFile(locker, 1, FileHeader(["q8"], [3], 2), stack)
-        left.add(parts)
-        left.add(parts + 1)
+        writer = SnapshotWriter(store, 1, SnapshotHeader(["q8"], [3], 2), stack)
+        writer.add(parts)
+        writer.add(parts + 1)
     with ExitStack() as stack:
-        found = FoundFile(locker, Carried(1, pages, False, ()), facts, 2, stack)
-        assert (found.error == "") == (facts == ("q8",) and pages == 2)
+        reader = SnapshotReader(store, KVSnapshot(1, pages, False, ()), facts, 2, stack)
+        assert (reader.error == "") == (facts == ("q8",) and pages == 2)
         into = np.empty_like(parts)
-        if not found.error:
-            assert found.read(into, 3, 1, 0) == ""
+        if not reader.error:
+            assert reader.read(into, 3, 1, 0) == ""
             np.testing.assert_array_equal(into, parts + 1)
-        assert found.read(into, 4, 0, 0)
+        assert reader.read(into, 4, 0, 0)
     assert not list(tmp_path.iterdir())

@@ -1,10 +1,10 @@
-"""Where workers come in: a master's control hub and its front door, in a thread."""
+"""A master's control hub and its registrar, in a thread."""
 
 import threading
 from pathlib import Path
 
 from tpiedge.host.addresses import Address, parse_address
-from tpiedge.joining.front_door import FrontDoor, guest_policy
+from tpiedge.joining.registrar import Registrar, unknown_peer_policy
 from tpiedge.joining.tokens import TokenStore
 from tpiedge.transport.endpoint import CONTROL, LinkReset, MalformedMessage
 from tpiedge.transport.keys import CurveKeys
@@ -14,14 +14,14 @@ from tpiedge.wire.join import Enrol
 MASTER = CurveKeys.generate()
 
 
-class Gate:
-    """A master's hub and front door, served by a thread; what members say is kept in `heard`."""
+class MasterHub:
+    """A master's hub and registrar, served by a thread; `heard` has the messages of members."""
 
     def __init__(self, folder: Path) -> None:
         self.hub = ZmqHub(
-            "tcp://127.0.0.1:*", MASTER, "master", {}, plane=CONTROL, guests=guest_policy(folder)
+            "tcp://127.0.0.1:*", MASTER, "master", {}, plane=CONTROL, unknown=unknown_peer_policy(folder)
         )
-        self.door = FrontDoor(self.hub, MASTER.public, folder)
+        self.registrar = Registrar(self.hub, MASTER.public, folder)
         self.tokens = TokenStore(folder)
         self.heard: list[tuple[str, object]] = []
         self.malformed = 0
@@ -39,13 +39,13 @@ class Gate:
     def close(self) -> None:
         self._ends = True
         self._thread.join()
-        self.door.close()
+        self.registrar.close()
         self.hub.close()
 
     def _serve(self) -> None:
         while not self._ends:
-            self.door.tick()
-            self.door.settle()
+            self.registrar.tick()
+            self.registrar.finish_joins()
             try:
                 envelope = self.hub.recv(0.02)
             except LinkReset:
@@ -56,7 +56,7 @@ class Gate:
                 continue
             if envelope is None:
                 continue
-            if isinstance(envelope.message, Enrol) or not self.door.is_member(envelope.sender):
-                self.door.heard(envelope.sender, envelope.message)
+            if isinstance(envelope.message, Enrol) or not self.registrar.is_member(envelope.sender):
+                self.registrar.handle(envelope.sender, envelope.message)
             else:
                 self.heard.append((envelope.sender, envelope.message))

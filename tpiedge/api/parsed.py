@@ -1,4 +1,4 @@
-"""Reads the fields that several APIs share. A request of any API becomes an `Asked`."""
+"""Reads the fields that several APIs share. A request of any API becomes a `ParsedRequest`."""
 
 import math
 import secrets
@@ -16,15 +16,15 @@ from tpiedge.engine import sampling as limits
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.local.service import Service
-from tpiedge.model.speech import SpeechForm
+from tpiedge.model.output import OutputForm
 from tpiedge.model.tokenizer import TooManyTokens
 from tpiedge.wire.fields import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, U32, Range
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 MAX_TOKENS = 2**32 - 1
 ANSWER_TOKENS = 2048
-"""The usual limit of an answer's tokens: a model may never end by itself."""
-MAX_CHOICES = 128  # as OpenAI's
+"""The default limit of an answer's tokens: a model may never end by itself."""
+MAX_CHOICES = 128  # OpenAI's limit
 MAX_TOOLS = 128
 MAX_TOOL_NAME = 64
 _MAX_STOPS = 64
@@ -43,9 +43,10 @@ FormatName = Literal[
 class Reply:
     """The form in which the answer is written; a part of a record on disk.
 
-    `logprobs`: how many alternatives are reported per token; None reports nothing. `namespaces`: by the names of tools.
-    `grammar`: the request's field that restricts the answer. `functions`: calls are written as before OpenAI had tools.
-    `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: the text continues the prompt's.
+    `logprobs`: how many alternatives are reported per token; None reports no scores. `namespaces` maps names of tools
+    to theirs. `grammar`: the request's field that restricts the answer. `functions`: calls as OpenAI's
+    `function_call`. `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: the text continues the
+    prompt's.
     """
 
     format: FormatName
@@ -54,7 +55,7 @@ class Reply:
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None
     stops: tuple[str, ...]
     token_ids: bool
-    speech: SpeechForm = field(default_factory=SpeechForm)
+    speech: OutputForm = field(default_factory=OutputForm)
     namespaces: Mapping[str, str] = field(default_factory=dict)
     grammar: str = ""
     functions: bool = False
@@ -64,7 +65,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the answers asked for. `prompt`: its prompt's number; `echo`: the prompt, if the answer begins with it."""
+    """One of the requested answers. `prompt`: its prompt's number; `echo`: the prompt, if the answer begins with it."""
 
     request: GenerationRequest
     prompt: U32 = 0
@@ -72,8 +73,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was read: the first choice of each prompt, unnamed; ignored fields; and choices of a prompt."""
+class ParsedRequest:
+    """A request. `prompts` has the first choice of each prompt, without an id; `each` counts the choices per prompt."""
 
     prompts: tuple[Choice, ...]
     reply: Reply
@@ -83,7 +84,7 @@ class Asked:
 
 @dataclass(eq=False)
 class AnsweredAtOnce(Exception):
-    """Replaces an Asked if the model has nothing to do: the client is told `body`."""
+    """Raised in place of a ParsedRequest if the model has nothing to do: the client gets `body`."""
 
     body: dict[str, object]
     ignored: tuple[str, ...]
@@ -97,22 +98,20 @@ MODEL: Final[t.JsonSchema] = {
 TOKEN_IDS: Final[t.JsonSchema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 STREAM: Final = t.flag("Whether the answer comes as server-sent events.")
 LIMIT: Final = t.integer(_ROOM, MAX_TOKENS, "Tokens of the answer; -1: as many as there is room for.")
-TOP_LOGPROBS: Final = t.integer(
-    0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."
-)
+TOP_LOGPROBS: Final = t.integer(0, MAX_LOGPROBS, "Number of likeliest tokens to report; needs `logprobs`.")
 SAMPLING: Final[dict[str, t.JsonSchema]] = {
-    "temperature": t.number(limits.TEMPERATURE, "0 takes the likeliest token."),
-    "top_p": t.number(Range(0.0, 1.0), "Of the likeliest tokens, those that together have this probability."),
-    "top_k": t.integer(-1, limits.MAX_TOP_K, "Of the likeliest tokens, so many; 0 and -1: all."),
-    "min_p": t.number(Range(0.0, 1.0), "Tokens with at least this part of the likeliest one's probability."),
+    "temperature": t.number(limits.TEMPERATURE, "Randomness; 0 takes the likeliest token."),
+    "top_p": t.number(Range(0.0, 1.0), "Sample from the likeliest tokens up to this total probability."),
+    "top_k": t.integer(-1, limits.MAX_TOP_K, "Sample from this many likeliest tokens; 0 and -1: all."),
+    "min_p": t.number(Range(0.0, 1.0), "Least probability of a token, relative to the likeliest one."),
     "repetition_penalty": t.number(
-        limits.REPETITION_PENALTY, "Divides the scores of tokens that were there."
+        limits.REPETITION_PENALTY, "Divides the logits of tokens of the prompt and the answer."
     ),
-    "presence_penalty": t.number(limits.PENALTY, "Is taken from the scores of tokens that were said."),
-    "frequency_penalty": t.number(limits.PENALTY, "The same, for each time."),
+    "presence_penalty": t.number(limits.PENALTY, "Subtracted from the logits of tokens of the answer."),
+    "frequency_penalty": t.number(limits.PENALTY, "The same, for each occurrence."),
     "logit_bias": {
         "type": ["object", "null"],
-        "description": "Is added to scores, by token id.",
+        "description": "Added to logits, by token id.",
         "maxProperties": limits.MAX_BIASES,
         "propertyNames": {"pattern": "^[0-9]{1,10}$"},
         "additionalProperties": {"type": "number", "minimum": limits.BIAS.low, "maximum": limits.BIAS.high},
@@ -122,19 +121,19 @@ SAMPLING: Final[dict[str, t.JsonSchema]] = {
 ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "model": MODEL,
     **SAMPLING,
-    "n": t.integer(1, MAX_CHOICES, "How many answers, of each prompt."),
+    "n": t.integer(1, MAX_CHOICES, "Number of answers to each prompt."),
     "stream": STREAM,
     "stream_options": t.optional(
-        t.body(include_usage=t.flag("Whether the last event has the usage.")), "Only with `stream`."
+        t.body(include_usage=t.flag("Whether the last event reports the usage.")), "Only with `stream`."
     ),
     "stop": t.any_of(
         _STOP,
         {"type": "array", "maxItems": _MAX_STOPS, "items": _STOP},
         {"type": "null"},
-        description="Where the answer ends; not a part of it.",
+        description="Text before which the answer ends.",
     ),
-    "return_token_ids": t.flag("Whether the answer has its token ids."),
-    "ignore_eos": t.flag("Whether the answer goes on where the model would end it."),
+    "return_token_ids": t.flag("Whether the answer reports its token ids."),
+    "ignore_eos": t.flag("Whether the answer continues after an end token."),
 }
 """The fields that OpenAI's completions and chats share."""
 
@@ -178,7 +177,7 @@ def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
 
 
 def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) -> Sampling:
-    """Reads how tokens are drawn; `logprobs` as of Reply. Raises ApiError."""
+    """Reads how tokens are drawn; `logprobs` as in Reply. Raises ApiError."""
     get, seed, default = fields.get, fields.get("seed"), service.usual_sampling
     return Sampling(
         temperature=get("temperature", default.temperature),
@@ -227,12 +226,12 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
         return encode(value, service, param, add_special=True)
     ids = [token for token in value if type(token) is int and 0 <= token < service.vocab_size]
     if len(ids) < len(value):
-        raise refused(f"'{param}' holds what is not a token id below {service.vocab_size}", param)
+        raise refused(f"'{param}' has an entry that is not a token id below {service.vocab_size}", param)
     return tuple(ids)
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Limits the answer to what fits the context and can be resumed. `prompt` names a field. Raises ApiError."""
+    """Returns a limit of tokens that fits the context and can be resumed. `prompt` names a field. Raises ApiError."""
     if not prompt_tokens:
         raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"
@@ -255,7 +254,9 @@ def request_of(
 ) -> GenerationRequest:
     ignore_eos = fields.get("ignore_eos", False)
     if grammar is not None and ignore_eos:
-        raise refused("'ignore_eos' cannot be kept where a grammar says where the answer ends", "ignore_eos")
+        raise refused(
+            "'ignore_eos' does not go with a grammar, which decides where the answer ends", "ignore_eos"
+        )
     return GenerationRequest(
         "", ids, limit, sampling, service.eos_ids, ignore_eos, keep_prefix=True, grammar=grammar
     )

@@ -12,7 +12,7 @@ from tests.cluster.packs import Packs, References, split
 from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Tag
-from tpiedge.engine import carrying
+from tpiedge.engine import kv_transfer
 from tpiedge.errors import Misconduct
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
@@ -20,8 +20,8 @@ from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.pack.specs import Precision
-from tpiedge.planner.carriage import Carriage, KVHolder, carriage
-from tpiedge.wire.control import Carried, Finished, Halt, Token
+from tpiedge.planner.kv_transfer import KVHolder, KVMoves, plan_moves
+from tpiedge.wire.control import Finished, Halt, KVSnapshot, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 TOKENS = 24
@@ -56,17 +56,17 @@ def requests(reference: Reference) -> list[GenerationRequest]:
 
 
 def play(
-    cluster: InProcessCluster, asked: Sequence[GenerationRequest], steps: int | None = None
+    cluster: InProcessCluster, submitted: Sequence[GenerationRequest], steps: int | None = None
 ) -> dict[str, list[int]]:
-    told: dict[str, list[int]] = {one.id: list(one.answer_ids) for one in asked}
+    told: dict[str, list[int]] = {one.id: list(one.answer_ids) for one in submitted}
 
-    def take(message: object) -> None:
+    def append(message: object) -> None:
         assert isinstance(message, Token)
         assert message.index == len(told[message.request])
         told[message.request].append(message.token)
 
-    for one in asked:
-        cluster.leader.submit(one, take)
+    for one in submitted:
+        cluster.leader.submit(one, append)
     finished: list[Finished] = []
     while not cluster.leader.idle and (steps is None or steps > 0):
         finished += cluster.leader.step()
@@ -88,7 +88,7 @@ class Change:
             pairs = zip(names, shares, strict=True)
             return [KVHolder(name, kv_share(share.attention, group)) for name, share in pairs]
 
-        self.carriage: Carriage = carriage(
+        self.moves: KVMoves = plan_moves(
             holders(machines, self._before), holders(machines_after, self._after)
         )
 
@@ -100,20 +100,20 @@ class Change:
             capacity,
             self._after,
             self._machines_after,
-            Carried(1, pages, self.private, self.carriage.brought),
+            KVSnapshot(1, pages, self.private, self.moves.scattered),
         )
 
     @property
     def halt(self) -> Halt:
-        kept = tuple((one.start, one.stop) for one in self.carriage.kept)
-        return Halt(1, 2, kept, self.carriage.stored, self.carriage.sent)
+        kept = tuple((one.start, one.stop) for one in self.moves.kept)
+        return Halt(1, 2, kept, self.moves.stored, self.moves.gathered)
 
     @property
-    def left(self) -> list[Path]:
+    def snapshots(self) -> list[Path]:
         return [path for folder in self.folders.values() if folder.is_dir() for path in folder.glob("*")]
 
     def _cluster(
-        self, capacity: int, shares: Sequence[NodeShare], machines: Sequence[str], carried: Carried | None
+        self, capacity: int, shares: Sequence[NodeShare], machines: Sequence[str], snapshot: KVSnapshot | None
     ) -> InProcessCluster:
         return InProcessCluster(
             self._pack,
@@ -121,7 +121,7 @@ class Change:
             capacity_tokens=capacity,
             sequences=3,
             folders=[self.folders[name] for name in machines],
-            carried=carried,
+            snapshot=snapshot,
         )
 
 
@@ -137,8 +137,8 @@ def undisturbed(reference: Reference, pack: Path) -> dict[str, list[int]]:
 
 
 def going_on(reference: Reference, told: dict[str, list[int]]) -> list[GenerationRequest]:
-    asked = requests(reference)
-    return [replace(one, answer_ids=tuple(told[one.id])) for one in asked if len(told[one.id]) < TOKENS]
+    submitted = requests(reference)
+    return [replace(one, answer_ids=tuple(told[one.id])) for one in submitted if len(told[one.id]) < TOKENS]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_answers_go_on_with_what_was_computed(
     changed = Change(reference, pack, change, tmp_path)
     with changed.old() as cluster:
         told = play(cluster, requests(reference), steps)
-        pages, why = cluster.leave(changed.halt)
+        pages, why = cluster.save(changed.halt)
         before = cluster.computed
     assert not why
     assert pages
@@ -169,38 +169,38 @@ def test_answers_go_on_with_what_was_computed(
     # In f32 keys and values show who computed them, so that only their own request has them in another cluster.
     shared = 0 if precision is None and steps == 1 else page_of(pack, precision)
     assert before + computed == sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(reference)) - shared
-    assert not changed.left
+    assert not changed.snapshots
 
 
 @pytest.mark.parametrize("steps", [1, 9])
 @pytest.mark.fault("H13", "nor are they found after a planned change")
-def test_another_client_s_pages_are_not_found_where_they_were_carried_to(
+def test_another_client_s_pages_are_not_found_in_the_next_epoch(
     references: References, packs: Packs, tmp_path: Path, steps: int
 ):
     reference = references("qwen3")
     pack = packs(reference, Precision.Q4)
     changed = Change(reference, pack, "a machine joins", tmp_path)
     one, two, three = requests(reference)
-    asked = [replace(one, scope="a"), replace(two, scope="b"), replace(three, scope="a")]
+    submitted = [replace(one, scope="a"), replace(two, scope="b"), replace(three, scope="a")]
     with changed.old() as cluster:
-        told = play(cluster, asked, steps)
-        pages, why = cluster.leave(changed.halt)
+        told = play(cluster, submitted, steps)
+        pages, why = cluster.save(changed.halt)
         before = cluster.computed
     assert not why
-    late = [replace(asked[0], id=scope, prompt_ids=(*one.prompt_ids, 5), scope=scope) for scope in "abc"]
+    later = [replace(submitted[0], id=scope, prompt_ids=(*one.prompt_ids, 5), scope=scope) for scope in "abc"]
     with changed.new(pages) as cluster:
         after = play(
             cluster,
-            [replace(own, answer_ids=tuple(told[own.id])) for own in asked if len(told[own.id]) < TOKENS],
+            [replace(own, answer_ids=tuple(told[own.id])) for own in submitted if len(told[own.id]) < TOKENS],
         )
-        assert before + cluster.computed == sum(len(own.prompt_ids) + TOKENS - 1 for own in asked)
+        assert before + cluster.computed == sum(len(own.prompt_ids) + TOKENS - 1 for own in submitted)
         read = []
-        for own in late:
+        for own in later:
             computed = cluster.computed
             play(cluster, [own])
             read.append(cluster.computed - computed)
     assert {**told, **after} == undisturbed(reference, pack)
-    every = len(late[0].prompt_ids) + TOKENS - 1
+    every = len(later[0].prompt_ids) + TOKENS - 1
     found = page_of(pack, Precision.Q4)
     assert read == [every - found, every - found, every]
 
@@ -230,12 +230,12 @@ def test_what_is_damaged_is_computed_anew(references: References, packs: Packs, 
     change = Change(reference, pack, "a machine joins", tmp_path)
     with change.old() as cluster:
         told = play(cluster, requests(reference), 9)
-        pages, why = cluster.leave(change.halt)
+        pages, why = cluster.save(change.halt)
         assert not why
     damage(change, how)
-    asked = going_on(reference, told)
+    submitted = going_on(reference, told)
     with change.new(pages) as cluster:
-        after = play(cluster, asked)
+        after = play(cluster, submitted)
         computed = cluster.computed
         assert cluster.leader.pages[0] == 0, "pages are held for nobody"
     assert {**told, **after} == undisturbed(reference, pack)
@@ -251,8 +251,8 @@ def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
     with change.old() as cluster:
         play(cluster, requests(reference), 2)
         for _ in range(2):
-            assert not cluster.leave(change.halt)[1]
-            texts.append([path.read_bytes() for path in change.left])
+            assert not cluster.save(change.halt)[1]
+            texts.append([path.read_bytes() for path in change.snapshots])
     for first, second in zip(*texts, strict=True):
         assert len(first) == len(second) > PART
         # Most of a cache's bytes are zeros where nothing was written yet.
@@ -264,20 +264,20 @@ def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
 def test_a_node_that_answers_out_of_form_is_named(
     references: References, packs: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    agreed = carrying.Carrier._agreed
+    agreed = kv_transfer.KVTransfer._agreed
 
-    def lying(carrier: carrying.Carrier, step: int, error: str) -> str:
-        group = carrier._communicator
+    def lying(transfer: kv_transfer.KVTransfer, step: int, error: str) -> str:
+        group = transfer._communicator
         if group.rank == 0:
-            return agreed(carrier, step, error)
+            return agreed(transfer, step, error)
         group.send_up(torch.zeros(0, 4), group.rank, Tag(step, 0, 1))
         return "no"
 
-    monkeypatch.setattr(carrying.Carrier, "_agreed", lying)
+    monkeypatch.setattr(kv_transfer.KVTransfer, "_agreed", lying)
     reference = references("qwen3")
     change = Change(reference, packs(reference, Precision.Q4), "a machine joins", tmp_path)
     with change.old() as cluster:
         play(cluster, requests(reference), 9)
         with pytest.raises(Misconduct) as raised:
-            cluster.leave(change.halt)
+            cluster.save(change.halt)
     assert raised.value.rank == 1

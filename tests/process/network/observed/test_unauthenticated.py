@@ -1,4 +1,4 @@
-"""A stranger without a key changes nothing, from any place and by any bytes."""
+"""A peer without a key of the cluster changes nothing, from any place and by any bytes."""
 
 import contextlib
 import random
@@ -21,7 +21,7 @@ from tests.process.network.observed.recorded import STORY, Observed
 from tests.process.serving.serving import START_S
 from tpiedge.host.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.joining.identity import peer_name
-from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.admission import UnknownPeerPolicy
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
@@ -128,9 +128,8 @@ def test_a_master_with_another_key_is_refused(
 ) -> None:
     place = Address(namespaces.addresses[BRIDGE], cluster.port)
     with namespaces.inside(BRIDGE):
-        impostor = ZmqHub(
-            place.zmq, CurveKeys.generate(), "impostor", {}, plane=CONTROL, guests=GuestPolicy(peer_name)
-        )
+        unknown = UnknownPeerPolicy(peer_name)
+        impostor = ZmqHub(place.zmq, CurveKeys.generate(), "impostor", {}, plane=CONTROL, unknown=unknown)
     with impostor, namespaces.inside("worker2"):
         ended = run_command("worker", "--connect", place, "--token", cluster.token(),
                             "--state", tmp_path / "state", "--cache", tmp_path / "cache")  # fmt: skip

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.patience import Meanwhile
+from tests.deadlines import Meanwhile
 
 PROCESSORS = 2
 
@@ -38,4 +38,4 @@ def test_a_deadline_grows_beside_other_work_and_beside_a_busy_disk(
     meanwhile = Meanwhile()
     times = Times(times.user + user, times.idle + idle, times.iowait + iowait)
     now[0] = 10.0
-    assert meanwhile.patience() == pytest.approx(grows)
+    assert meanwhile.deadline_factor() == pytest.approx(grows)

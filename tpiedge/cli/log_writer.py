@@ -1,5 +1,5 @@
-"""Log lines of a service, written by a thread: a held terminal (Ctrl-S) blocks its writer, and others take a silent one
-for lost."""
+"""Writes the log of a service in a thread: a held terminal (Ctrl-S) blocks its writer, and a blocked service counts as
+lost."""
 
 import contextlib
 import logging
@@ -22,8 +22,8 @@ def _write(text: str) -> None:
         data = data[os.write(2, data) :]
 
 
-class Scribe(logging.Handler):
-    """A log handler that never waits but in `finish`; drops lines beyond _MOST_WAITING."""
+class LogWriter(logging.Handler):
+    """A log handler that blocks in `finish` only. Drops lines beyond _MOST_WAITING."""
 
     def __init__(self, write: Callable[[str], None] = _write) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Scribe(logging.Handler):
         # No Queue: a signal that raises in the main thread may leave its lock taken.
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._left_out = 0
-        self._thread = threading.Thread(target=self._run, name="tpiedge-scribe", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tpiedge-log", daemon=True)
         self._thread.start()
 
     def say(self, line: str) -> None:
@@ -49,7 +49,7 @@ class Scribe(logging.Handler):
             self.say(line)
 
     def finish(self, limit_s: float = 1.0) -> None:
-        """Waits until all is written, or the time is up. Nothing may be said afterwards."""
+        """Waits until all lines are written, or `limit_s` is over. Call nothing afterwards."""
         self._lines.put(None)
         self._thread.join(limit_s)
 
@@ -63,25 +63,25 @@ class Scribe(logging.Handler):
 
 
 @contextlib.contextmanager
-def log_by_scribe() -> Iterator[Scribe]:
+def log_in_thread() -> Iterator[LogWriter]:
     root = logging.getLogger()
     before = root.handlers
     usual = before[0] if before else logging.lastResort
-    scribe = Scribe()
+    writer = LogWriter()
     if usual is not None:
-        scribe.setLevel(usual.level)
-        scribe.setFormatter(usual.formatter)
-    root.handlers = [scribe]
+        writer.setLevel(usual.level)
+        writer.setFormatter(usual.formatter)
+    root.handlers = [writer]
     try:
-        yield scribe
+        yield writer
     finally:
         root.handlers = before
-        scribe.finish()
+        writer.finish()
 
 
 @contextlib.contextmanager
-def serving_until_stopped(next_time: str) -> Iterator[Scribe]:
-    """Runs a service: SIGTERM ends it with success, Ctrl-C tells the `next_time`. Its log blocks no thread."""
+def serving_until_stopped(next_time: str) -> Iterator[LogWriter]:
+    """Runs a service: SIGTERM ends it with success, Ctrl-C prints `next_time`. Its log blocks no thread."""
     stopped = interrupt_says(f"stopped; {next_time}")
-    with contextlib.suppress(Terminated), stopped, log_by_scribe() as scribe:
-        yield scribe
+    with contextlib.suppress(Terminated), stopped, log_in_thread() as writer:
+        yield writer

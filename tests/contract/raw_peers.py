@@ -1,4 +1,4 @@
-"""Strangers at a hub: sockets of ZeroMQ which do what no spoke does, and what a process holds of their connections."""
+"""Raw ZeroMQ sockets that do at a hub what no spoke does, and the count of a process's sockets."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _WAIT_S = 60.0
 
 
 def sockets_of(pid: int) -> int:
-    """Of all kinds, also those that the kernel has closed and the process has not."""
+    """Counts all sockets, also those that the kernel has closed and the process has not."""
     count = 0
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-class Stranger:
+class RawPeer:
     """One connection, which is not made anew. `up`: its handshake has ended; `cut`: the other side ended it."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -69,28 +69,28 @@ class Stranger:
             self._cut |= event == zmq.EVENT_DISCONNECTED
 
 
-class Crowd:
-    """Those at the hub with `address` (tcp://...) and `server_key`. A context manager."""
+class RawPeers:
+    """Peers of the hub with `address` (tcp://...) and `server_key`. A context manager."""
 
     def __init__(self, address: str, server_key: str) -> None:
         self._place = address.removeprefix("tcp://")
         self._server_key = server_key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._strangers: list[Stranger] = []
+        self._peers: list[RawPeer] = []
 
-    def stranger(
+    def connect(
         self,
         source: str = "127.0.0.1",
         *,
         keys: CurveKeys | None = None,
         route: bytes | None = None,
         probes: bool = True,
-    ) -> Stranger:
-        """`route`: by which the hub should know it, an honest one without; `probes`: whether it introduces itself."""
+    ) -> RawPeer:
+        """Connects a peer. `route`: its routing id (None: an honest one); `probes`: whether it introduces itself."""
         keys = keys or CurveKeys.generate()
         socket = self._context.socket(zmq.DEALER)
-        made = Stranger(socket)
-        self._strangers.append(made)
+        made = RawPeer(socket)
+        self._peers.append(made)
         socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         socket.curve_serverkey = self._server_key.encode()
         socket.routing_id = route or f"{peer_name(keys.public)}/{secrets.token_hex(8)}".encode()
@@ -104,6 +104,6 @@ class Crowd:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stranger in self._strangers:
-            stranger.close()
+        for peer in self._peers:
+            peer.close()
         self._context.term()

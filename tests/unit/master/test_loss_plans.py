@@ -4,10 +4,10 @@ from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, assignments_of, two_machines
 from tests.unit.master.test_placement import machine, placement
 from tpiedge.master.assignments import Assignments
-from tpiedge.master.foresight import Foresight, what_if
+from tpiedge.master.loss_plans import LossPlans, what_if
 from tpiedge.master.roster import Machine
 from tpiedge.units import MIB
-from tpiedge.wire.epochs import NodeEnded, Stock, Stocked
+from tpiedge.wire.epochs import NodeEnded, Prefetch, Prefetched
 from tpiedge.wire.probing import LinkSpeed
 
 
@@ -32,70 +32,70 @@ def shares(*places: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
     return tuple(((place, place + 1), (place, place + 1)) for place in places)
 
 
-def look(foresight: Foresight, names: str, serving: str) -> None:
+def plan_all(loss_plans: LossPlans, names: str, serving: str) -> None:
     for _ in range(1 + len(serving)):
-        foresight.look(machines(names), tuple(serving), 0)
+        loss_plans.plan_next(machines(names), tuple(serving), 0)
 
 
 def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() -> None:
-    """One look makes one plan: to make it and place its machines takes a while."""
+    """One call makes one plan, which takes a while."""
     plan = Ahead()
-    told: dict[str, Stock] = {}
-    foresight = Foresight(plan, lambda stock, name: told.__setitem__(name, stock), "p1", stock=True)
+    told: dict[str, Prefetch] = {}
+    loss_plans = LossPlans(plan, lambda order, name: told.__setitem__(name, order), "p1", prefetch=True)
     for so_far in (["abc"], ["abc", "bc"]):
-        foresight.look(machines("abc"), ("a", "b"), 0)
+        loss_plans.plan_next(machines("abc"), ("a", "b"), 0)
         assert (plan.asked, told) == (so_far, {})
     for _ in range(2):
-        foresight.look(machines("abc"), ("a", "b"), 0)
+        loss_plans.plan_next(machines("abc"), ("a", "b"), 0)
         assert plan.asked == ["abc", "bc", "ac"], "the node alone, then the loss of each that serves"
     assert told == {
-        "a": Stock(0, 1, "p1", shares(1)),
-        "b": Stock(0, 2, "p1", shares(2, 1)),
-        "c": Stock(0, 3, "p1", shares(3, 2)),
+        "a": Prefetch(0, 1, "p1", shares(1)),
+        "b": Prefetch(0, 2, "p1", shares(2, 1)),
+        "c": Prefetch(0, 3, "p1", shares(3, 2)),
     }
 
 
 def test_what_is_known_already_is_not_told_again() -> None:
     told: list[str] = []
-    foresight = Foresight(Ahead(), lambda _stock, name: told.append(name), "p1", stock=True)
-    look(foresight, "ab", "a")
-    look(foresight, "ab", "a")
+    loss_plans = LossPlans(Ahead(), lambda _order, name: told.append(name), "p1", prefetch=True)
+    plan_all(loss_plans, "ab", "a")
+    plan_all(loss_plans, "ab", "a")
     assert told == ["a", "b"]
-    foresight.heard("a", Stocked(0, 1, 5, True, ""))
-    look(foresight, "ab", "")
+    loss_plans.heard("a", Prefetched(0, 1, 5, True, ""))
+    plan_all(loss_plans, "ab", "")
     assert told == ["a", "b", "b"], "b needs less now"
-    foresight.heard("b", Stocked(0, 2, 5, True, ""))
-    assert set(foresight.stocked) == {"a"}, "the answer to an earlier order"
-    foresight.heard("b", Stocked(0, 3, 5, True, ""))
-    look(foresight, "ab", "ab")
+    loss_plans.heard("b", Prefetched(0, 2, 5, True, ""))
+    assert set(loss_plans.reports) == {"a"}, "the answer to an earlier order"
+    loss_plans.heard("b", Prefetched(0, 3, 5, True, ""))
+    plan_all(loss_plans, "ab", "ab")
     assert told == ["a", "b", "b", "b"], "and more now"
-    assert set(foresight.stocked) == {"a"}
+    assert set(loss_plans.reports) == {"a"}
 
 
-def test_without_stock_machines_are_asked_for_what_they_have() -> None:
-    told: dict[str, Stock] = {}
-    foresight = Foresight(Ahead(), lambda stock, name: told.__setitem__(name, stock), "p1", stock=False)
-    look(foresight, "ab", "a")
-    assert [stock.shares for stock in told.values()] == [(), ()]
-    foresight.heard("a", Stocked(0, 1, 5, True, ""))
-    assert (foresight.stocked["a"].held_bytes, foresight.stocked["a"].complete) == (5, False)
+def test_without_prefetch_machines_are_asked_for_what_they_have() -> None:
+    told: dict[str, Prefetch] = {}
+    loss_plans = LossPlans(Ahead(), lambda order, name: told.__setitem__(name, order), "p1", prefetch=False)
+    plan_all(loss_plans, "ab", "a")
+    assert [order.shares for order in told.values()] == [(), ()]
+    loss_plans.heard("a", Prefetched(0, 1, 5, True, ""))
+    assert (loss_plans.reports["a"].held_bytes, loss_plans.reports["a"].complete) == (5, False)
 
 
-def test_a_master_that_serves_looks_ahead_after_a_while_and_shows_what_it_hears(story: Story) -> None:
+def test_a_master_that_serves_plans_for_losses_after_a_while_and_shows_what_it_hears(story: Story) -> None:
     agent = two_machines(story)
-    assert agent.count(Stock) == 0
+    assert agent.count(Prefetch) == 0
     story.wait(6.0)
-    (order,) = [message for message in agent.heard if isinstance(message, Stock)]
-    assert order == Stock(0, 1, "pack-1", shares(1))
+    (order,) = [message for message in agent.heard if isinstance(message, Prefetch)]
+    assert order == Prefetch(0, 1, "pack-1", shares(1))
     assert (story.worker().disk_bytes, story.worker().stocked) == (0, False)
-    agent.say(Stocked(0, 1, 77, False, "the disk is full"))
+    agent.say(Prefetched(0, 1, 77, False, "the disk is full"))
     story.turn()
     assert (story.worker().disk_bytes, story.worker().not_stocked) == (77, "the disk is full")
-    agent.say(Stocked(0, 1, 99, True, ""))
+    agent.say(Prefetched(0, 1, 99, True, ""))
     story.turn()
     assert (story.worker().disk_bytes, story.worker().stocked, story.worker().not_stocked) == (99, True, "")
     story.wait(60.0)
-    assert agent.count(Stock) == 1
+    assert agent.count(Prefetch) == 1
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -104,14 +104,14 @@ def test_the_plan_after_a_loss_was_made_before_it(story: Story, leaves: bool) ->
         story.join(name)
     story.settle()
     story.wait(6.0)
-    assert set(story.foreseen) == {("w-1", "w-2"), ("w-1",), ("w-2",)}
+    assert set(story.planned_for_losses) == {("w-1", "w-2"), ("w-1",), ("w-2",)}
     story.planned.clear()
     if leaves:
         story.agents["w-2"].frozen = True
     else:
         story.agents["w-2"].say(NodeEnded(story.epoch, "its process was killed"))
     story.wait_for(lambda: story.planned != [])
-    assert set(story.planned) <= set(story.foreseen)
+    assert set(story.planned) <= set(story.planned_for_losses)
 
 
 LINK = LinkSpeed(1e-6, 1e12)

@@ -1,4 +1,4 @@
-"""Strangers without a key: silent callers and guests, junk, empty frames, guesses."""
+"""Abusers without a key of the cluster: silent callers and peers, junk, empty frames, guesses."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ from tpiedge.joining.pairing_link import introduction_keys
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.codec import PROTOCOL, encode
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.join import Knock, Reveal
+from tpiedge.wire.join import PairingRequest, Reveal
 
 _MOST_OPEN = 400
 _FLOODERS = 4
@@ -27,7 +27,7 @@ _FRAMES = 500
 
 
 def silent_callers(target: Target, bout: Bout) -> None:
-    """Connections to every port on which nothing is said, some hundred at a time."""
+    """Opens silent connections to every port, some hundred at a time."""
     callers: deque[socket.socket] = deque()
     while bout.goes_on(0.02):
         for address in target.ports:
@@ -36,19 +36,19 @@ def silent_callers(target: Target, bout: Bout) -> None:
             callers.popleft().close()
 
 
-def silent_guests(target: Target, bout: Bout) -> None:
-    """Guests that finish the handshake and say nothing, each with a key and most with an address of its own."""
-    with _guests() as open_guest:
-        guests: deque[zmq.Socket[bytes]] = deque()
+def silent_peers(target: Target, bout: Bout) -> None:
+    """Opens peers that finish the handshake and say nothing, each with a key and most with an address of its own."""
+    with _peers() as open_peer:
+        peers: deque[zmq.Socket[bytes]] = deque()
         while bout.goes_on(0.05):
-            guests.append(open_guest(target, bout.rng, pairing=bout.rng.random() < 0.3, probe=False))
-            bout.counts["guests"] += 1
-            while len(guests) > _MOST_OPEN * bout.size:
-                guests.popleft().close(0)
+            peers.append(open_peer(target, bout.rng, pairing=bout.rng.random() < 0.3, probe=False))
+            bout.counts["peers"] += 1
+            while len(peers) > _MOST_OPEN * bout.size:
+                peers.popleft().close(0)
 
 
 def junk(target: Target, bout: Bout) -> None:
-    """Bytes that are no ZMTP, nearly ZMTP, or something else, on every port."""
+    """Sends bytes that are no ZMTP, nearly ZMTP, or something else, to every port."""
     callers: deque[socket.socket] = deque()
     while bout.goes_on(0.01):
         caller = _call(target, bout, bout.rng.choice(target.ports), callers)
@@ -61,47 +61,47 @@ def junk(target: Target, bout: Bout) -> None:
 
 
 def empty_frames(target: Target, bout: Bout) -> None:
-    """Guests that send empty frames as fast as they can, and come back when they are cut off."""
-    with _guests() as open_guest:
-        guests = [open_guest(target, bout.rng, pairing=False, probe=True) for _ in range(_FLOODERS)]
+    """Opens peers that send empty frames as fast as they can, and come back when they are cut off."""
+    with _peers() as open_peer:
+        peers = [open_peer(target, bout.rng, pairing=False, probe=True) for _ in range(_FLOODERS)]
         while bout.goes_on(0.005):
             place = bout.rng.randrange(_FLOODERS)
             try:
                 for _ in range(_FRAMES):
-                    guests[place].send(b"", zmq.NOBLOCK)
+                    peers[place].send(b"", zmq.NOBLOCK)
                     bout.counts["frames"] += 1
             except zmq.Again:
-                if not guests[place].poll(0, zmq.POLLOUT) and bout.rng.random() < 0.02:
-                    guests[place].close(0)
-                    guests[place] = open_guest(target, bout.rng, pairing=bout.rng.random() < 0.3, probe=True)
-                    bout.counts["guests"] += 1
+                if not peers[place].poll(0, zmq.POLLOUT) and bout.rng.random() < 0.02:
+                    peers[place].close(0)
+                    peers[place] = open_peer(target, bout.rng, pairing=bout.rng.random() < 0.3, probe=True)
+                    bout.counts["peers"] += 1
 
 
 def guesses(target: Target, bout: Bout) -> None:
-    """Secrets of tokens and proofs of pairings that are made up, and messages that no guest may send."""
-    with _guests() as open_guest:
+    """Sends made-up secrets of tokens and proofs of pairings, and messages that only members may send."""
+    with _peers() as open_peer:
         while bout.goes_on(0.03):
             pairing = bout.rng.random() < 0.4
-            guest = open_guest(target, bout.rng, pairing=pairing, probe=True)
+            peer = open_peer(target, bout.rng, pairing=pairing, probe=True)
             for frame in _claims(pairing):
-                if guest.poll(500, zmq.POLLOUT):
-                    guest.send(frame, zmq.NOBLOCK)
+                if peer.poll(500, zmq.POLLOUT):
+                    peer.send(frame, zmq.NOBLOCK)
                     bout.counts["guesses"] += 1
-                if guest.poll(50, zmq.POLLIN):
+                if peer.poll(50, zmq.POLLIN):
                     bout.counts["answers"] += 1
-                    guest.recv_multipart(zmq.NOBLOCK)
-            guest.close(0)
+                    peer.recv_multipart(zmq.NOBLOCK)
+            peer.close(0)
 
 
 def _claims(pairing: bool) -> list[bytes]:
     if pairing:
-        knock = Knock(PROTOCOL, "1", "somebody", secrets.token_bytes(16))
-        return [encode(knock), encode(Reveal(secrets.token_bytes(32))), encode(Shutdown(0))]
+        request = PairingRequest(PROTOCOL, "1", "somebody", secrets.token_bytes(16))
+        return [encode(request), encode(Reveal(secrets.token_bytes(32))), encode(Shutdown(0))]
     return [encode(introduction("somebody", secrets.token_urlsafe(32)[:32])), encode(Shutdown(0))]
 
 
 @contextlib.contextmanager
-def _guests() -> Iterator["_Opening"]:
+def _peers() -> Iterator["_Opening"]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.max_sockets = 8192
     try:
@@ -120,18 +120,18 @@ class _Opening:
         self, target: Target, rng: random.Random, *, pairing: bool, probe: bool
     ) -> zmq.Socket[bytes]:
         keys = CurveKeys.generate()
-        guest = self._context.socket(zmq.DEALER)
-        guest.linger = 0
-        guest.immediate = 1
-        guest.sndhwm = 2 * _FRAMES
-        guest.curve_publickey, guest.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        peer = self._context.socket(zmq.DEALER)
+        peer.linger = 0
+        peer.immediate = 1
+        peer.sndhwm = 2 * _FRAMES
+        peer.curve_publickey, peer.curve_secretkey = keys.public.encode(), keys.secret.encode()
         master = introduction_keys().public if pairing else target.master_key
-        guest.curve_serverkey = master.encode()
-        guest.routing_id = f"{peer_name(keys.public)}/{secrets.token_hex(8)}".encode()
-        guest.probe_router = int(probe)
+        peer.curve_serverkey = master.encode()
+        peer.routing_id = f"{peer_name(keys.public)}/{secrets.token_hex(8)}".encode()
+        peer.probe_router = int(probe)
         place = target.address.beside(PAIRING_OFFSET) if pairing else target.address
-        guest.connect(f"tcp://{anywhere(rng)}:0;{place}")
-        return guest
+        peer.connect(f"tcp://{anywhere(rng)}:0;{place}")
+        return peer
 
 
 def _call(

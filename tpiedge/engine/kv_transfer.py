@@ -1,11 +1,11 @@
 """KV transfer from one epoch to the next, instead of prefilling again.
 
-At an epoch's end every node writes heads that this machine's next node needs to a file, and rank 0 also heads that
-nodes elsewhere will lack (`planner/carriage.py`). In the next epoch every node reads its machine's file into the first
-pages of its cache, and rank 0 sends the rest. They count only if every node has all its heads.
+At an epoch's end every node saves the heads that its machine's next node needs in a snapshot. Rank 0 also saves heads
+that nodes elsewhere will lack (`planner/kv_transfer.py`). In the next epoch every node reads its machine's snapshot
+into the first pages of its cache, and rank 0 sends the rest. The pages count only if every node has all its heads.
 
-A file is a nonce, the header's length, the header (JSON, without tokens), and parts by head, page and layer, encrypted
-with a key in this machine's processes. Opening a file deletes it, as does a failed write.
+A snapshot is a file: a nonce, the header's length, the header (JSON, without tokens), and parts by head, page, layer,
+encrypted with a key that only this machine's processes hold. Opening a snapshot deletes it, as does a failed write.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ from numpy.typing import NDArray
 
 from tpiedge.collectives.communicator import Tag
 from tpiedge.engine.forward import Engine
-from tpiedge.engine.sequence import CarriedSequence
+from tpiedge.engine.sequence import SavedSequence
 from tpiedge.errors import ProtocolError
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.units import MIB
-from tpiedge.wire.control import Carried
-from tpiedge.wire.data import LeavePages
+from tpiedge.wire.control import KVSnapshot
+from tpiedge.wire.data import SavePages
 
-#: Chunks under way: within what a node holds of early messages.
+#: Most chunks under way: within the limit of early messages that a node holds.
 _AHEAD: Final = 8
-_NO_PLACE: Final = "this machine has no place for it"
+_NO_FOLDER: Final = "this machine has no folder for it"
 _NONCE_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
-class Locker:
-    """The folder in which this machine's nodes leave files for each other, and the key to them."""
+class SnapshotStore:
+    """The folder of this machine's snapshots, and the key to them."""
 
     folder: Path
     key: bytes = field(repr=False)
@@ -52,13 +52,13 @@ class Locker:
         return self.folder / str(epoch)
 
     def clear(self) -> None:
-        """Raises OSError."""
+        """Deletes all snapshots. Raises OSError."""
         for path in self.folder.glob("*"):
             path.unlink(missing_ok=True)
 
 
 class _Cipher:
-    """XORs with a keystream: SHAKE-128 of key, nonce and a label that each part of the file has alone."""
+    """A stream cipher: XORs with SHAKE-128 of the key, the nonce and a label of each part of the file."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
         self._begun = hashlib.shake_128(key + nonce)
@@ -76,31 +76,31 @@ class _Cipher:
         return np.frombuffer(hashed.digest(nbytes), np.uint8)
 
 
-class FileHeader(msgspec.Struct, frozen=True):
-    """The first part of a file. `facts` as in Carrier."""
+class SnapshotHeader(msgspec.Struct, frozen=True):
+    """The first part of a snapshot. `facts` are KVTransfer's."""
 
     facts: Sequence[str]
     heads: Sequence[int]
     pages: int
-    sequences: Sequence[CarriedSequence] = ()
+    sequences: Sequence[SavedSequence] = ()
 
 
-class LeftFile:
-    """The file being written. The first error is kept in `error`."""
+class SnapshotWriter:
+    """Writes a snapshot. `error` holds the first error."""
 
-    def __init__(self, locker: Locker, epoch: int, said: FileHeader, stack: ExitStack) -> None:
+    def __init__(self, store: SnapshotStore, epoch: int, header: SnapshotHeader, stack: ExitStack) -> None:
         self.error = ""
-        self._path = locker.path(epoch)
+        self._path = store.path(epoch)
         self._parts = 0
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._cipher = _Cipher(locker.key, nonce)
-        header = msgspec.json.encode(said)
+        self._cipher = _Cipher(store.key, nonce)
+        encoded = msgspec.json.encode(header)
         try:
-            locker.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            store.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._path.unlink(missing_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             self._file = stack.enter_context(os.fdopen(descriptor, "wb", buffering=0))
-            self._write(nonce + _LENGTH.pack(len(header)) + self._cipher.header(header))
+            self._write(nonce + _LENGTH.pack(len(encoded)) + self._cipher.header(encoded))
         except OSError as error:
             self._fail(error)
 
@@ -110,7 +110,7 @@ class LeftFile:
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Deletes the file. If that fails, the next node here finds and tells it."""
+        """Deletes the file. If that fails, the next node here reports it."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -124,60 +124,60 @@ class LeftFile:
 
     def _fail(self, error: OSError) -> None:
         self.error = f"it cannot be written: {error.strerror}"
-        self.discard()  # a full disk has room again
+        self.discard()  # gives a full disk room again
 
 
-class FoundFile:
-    """The file that was left here, deleted when opened; `error` says what is wrong with it."""
+class SnapshotReader:
+    """Reads this machine's snapshot, and deletes it at once; `error` says what is wrong with it."""
 
     def __init__(
-        self, locker: Locker, carried: Carried, facts: Sequence[str], layers: int, stack: ExitStack
+        self, store: SnapshotStore, snapshot: KVSnapshot, facts: Sequence[str], layers: int, stack: ExitStack
     ) -> None:
         self.error = ""
-        self.said = FileHeader((), (), carried.pages)
+        self.header = SnapshotHeader((), (), snapshot.pages)
         self._layers = layers
-        path = locker.path(carried.epoch)
+        path = store.path(snapshot.epoch)
         try:
             self._file = file = stack.enter_context(path.open("rb"))
             path.unlink()
-            self._cipher = _Cipher(locker.key, file.read(_NONCE_BYTES))
+            self._cipher = _Cipher(store.key, file.read(_NONCE_BYTES))
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             if length > 4 * MIB:
                 raise ValueError
-            said = msgspec.json.decode(self._cipher.header(file.read(length)), type=FileHeader)
-            if [*said.facts] != [*facts] or said.pages != carried.pages:
+            header = msgspec.json.decode(self._cipher.header(file.read(length)), type=SnapshotHeader)
+            if [*header.facts] != [*facts] or header.pages != snapshot.pages:
                 raise ValueError
-            if any(page not in range(said.pages) for one in said.sequences for page in one.pages):
+            if any(page not in range(header.pages) for one in header.sequences for page in one.pages):
                 raise ValueError  # a flipped bit may read as another number
-            self.said, self._start = said, file.tell()
+            self.header, self._start = header, file.tell()
         except (OSError, ValueError, struct.error, msgspec.DecodeError, RecursionError) as error:
-            self.error = f"what was left cannot be read: {type(error).__name__}"
+            self.error = f"the snapshot cannot be read: {type(error).__name__}"
 
     def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
         """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns the error, or ""."""
-        if head not in self.said.heads:
-            return f"head {head} was not left here"
-        first = (self.said.heads.index(head) * self.said.pages + page) * self._layers + first_layer
+        if head not in self.header.heads:
+            return f"the snapshot lacks head {head}"
+        first = (self.header.heads.index(head) * self.header.pages + page) * self._layers + first_layer
         try:
             self._file.seek(self._start + first * into.shape[1])
             data = self._file.read(into.nbytes)
         except OSError as error:
-            return f"what was left cannot be read: {error.strerror}"
+            return f"the snapshot cannot be read: {error.strerror}"
         if len(data) < into.nbytes:
-            return "what was left is too short"
+            return "the snapshot is too short"
         into[:] = self._cipher.parts(np.frombuffer(data, np.uint8).reshape(into.shape), first)
         return ""
 
 
-class Carrier:
-    """One node's transfers. `locker`: None without a place on this machine. Both epochs must have the same `facts`.
+class KVTransfer:
+    """One node's transfers. `store` is None on a machine without a folder. Both epochs must have the same `facts`.
     `progress` gets the bytes moved so far."""
 
     def __init__(
         self,
         engine: Engine,
         attention: Share,
-        locker: Locker | None,
+        store: SnapshotStore | None,
         facts: Sequence[str],
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -185,103 +185,103 @@ class Carrier:
         self._weights = engine.weights
         self._heads = kv_share(attention, engine.config.group_size)
         self._communicator = engine.communicator
-        self._locker = locker
+        self._store = store
         self._progress = progress
         _, self._layers, _, self._part_bytes = self._cache.parts.shape
         self._facts = [*facts, str(self._layers), str(self._part_bytes)]
         self._number = 0
         self._moved_bytes = 0
-        self._left: LeftFile | None = None
+        self._saved: SnapshotWriter | None = None
 
-    def leave(
-        self, order: LeavePages, stored: Sequence[int] = (), sequences: Sequence[CarriedSequence] = ()
+    def save(
+        self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Leaves what rank 0 orders. All ranks call it, rank 0 with the heads `stored` for nodes elsewhere and the
-        sequences. Returns why nothing can be carried, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages that rank 0 orders. All ranks call it, rank 0 with the heads `stored` for nodes elsewhere and
+        the sequences. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
-            raise ProtocolError("node 0 carries pages or nodes that there are not")
-        self._check_moves(order.sent, "sends")
+            raise ProtocolError("node 0 saves pages or names nodes that do not exist")
+        self._check_moves(order.gathered, "sends")
         self._number = 0
         rank, own = self._communicator.rank, self._heads
         kept = sorted({head for head in (*range(*order.kept[rank]), *stored) if head in own})
-        received = [] if rank else [head for _, head in order.sent]
+        received = [] if rank else [head for _, head in order.gathered]
         with ExitStack() as stack:
             self.discard()
-            if self._locker is not None and (kept or received or rank == 0):
-                said = FileHeader(self._facts, [*kept, *received], len(order.pages), sequences)
-                self._left = LeftFile(self._locker, order.epoch, said, stack)
-            left = self._left
-            error = left.error if left is not None else _NO_PLACE if kept or rank == 0 else ""
+            if self._store is not None and (kept or received or rank == 0):
+                header = SnapshotHeader(self._facts, [*kept, *received], len(order.pages), sequences)
+                self._saved = SnapshotWriter(self._store, order.epoch, header, stack)
+            writer = self._saved
+            error = writer.error if writer is not None else _NO_FOLDER if kept or rank == 0 else ""
             why = self._agreed(order.step, error)
             if not why:
                 for head, page in itertools.product(kept, order.pages):
-                    if left is not None:
-                        left.add(self._cache.parts[page, :, head - self._heads.start])
+                    if writer is not None:
+                        writer.add(self._cache.parts[page, :, head - self._heads.start])
                         self._moved(self._layers)
-                self._collect(order, left)
-                why = self._agreed(order.step, "" if left is None else left.error)
+                self._gather(order, writer)
+                why = self._agreed(order.step, "" if writer is None else writer.error)
         if why:
             self.discard()
         return why
 
     def discard(self) -> None:
-        """Deletes what was left. Idempotent."""
-        if self._left is not None:
-            self._left.discard()
-            self._left = None
+        """Deletes the snapshot that `save` wrote. Idempotent."""
+        if self._saved is not None:
+            self._saved.discard()
+            self._saved = None
 
-    def take(self, carried: Carried) -> tuple[Sequence[CarriedSequence], int]:
-        """Fills the first pages of the cache. All ranks call it, before the first step. Returns how many pages, and on
-        rank 0 the sequences, none if anything was missing. Raises PeerLost, ProtocolError."""
-        self._check_moves(carried.brought, "brings")
+    def restore(self, snapshot: KVSnapshot) -> tuple[Sequence[SavedSequence], int]:
+        """Fills the first pages of the cache. All ranks call it, before the first step. Returns rank 0's sequences
+        (none if anything is missing) and how many pages. Raises PeerLost, ProtocolError."""
+        self._check_moves(snapshot.scattered, "brings")
         self._number = 0
-        pages = range(min(carried.pages, self._cache.pages))
+        pages = range(min(snapshot.pages, self._cache.pages))
         self._cache.hold(len(pages))
         self._weights.make_room(self._cache.held_bytes)
         rank = self._communicator.rank
-        brought = {head for to, head in carried.brought if to == rank}
-        here = [head for head in self._heads if head not in brought]
+        received = {head for to, head in snapshot.scattered if to == rank}
+        here = [head for head in self._heads if head not in received]
         with ExitStack() as stack:
-            found, error = None, _NO_PLACE if here or rank == 0 else ""
-            if self._locker is not None and (here or rank == 0):
-                found = FoundFile(self._locker, carried, self._facts, self._layers, stack)
-                error = found.error
-            if not error and len(pages) < carried.pages:
+            reader, error = None, _NO_FOLDER if here or rank == 0 else ""
+            if self._store is not None and (here or rank == 0):
+                reader = SnapshotReader(self._store, snapshot, self._facts, self._layers, stack)
+                error = reader.error
+            if not error and len(pages) < snapshot.pages:
                 error = "the cache has fewer pages"
             if self._agreed(0, error):
                 return (), len(pages)
-            if found is not None:
-                error = self._fill(found, here, pages)
-            error = self._distribute(carried, pages, found, error)
+            if reader is not None:
+                error = self._fill(reader, here, pages)
+            error = self._scatter(snapshot, pages, reader, error)
             missing = self._agreed(0, error)
-            return () if missing or found is None else found.said.sequences, len(pages)
+            return () if missing or reader is None else reader.header.sequences, len(pages)
 
-    def _fill(self, found: FoundFile, heads: Sequence[int], pages: Sequence[int]) -> str:
+    def _fill(self, reader: SnapshotReader, heads: Sequence[int], pages: Sequence[int]) -> str:
         block = np.empty((self._layers, self._part_bytes), np.uint8)
         for head, page in itertools.product(heads, pages):
-            error = found.read(block, head, page, 0)
+            error = reader.read(block, head, page, 0)
             if error:
                 return error
             self._cache.parts[page, :, head - self._heads.start] = block
             self._moved(self._layers)
         return ""
 
-    def _collect(self, order: LeavePages, left: LeftFile | None) -> None:
-        group = self._communicator
-        for source, head, page, layers in self._chunks(order.sent, order.pages, order.step, group.send_down):
-            own = group.rank == source
+    def _gather(self, order: SavePages, writer: SnapshotWriter | None) -> None:
+        group, step = self._communicator, order.step
+        for rank, head, page, layers in self._chunks(order.gathered, order.pages, step, group.send_down):
+            own = group.rank == rank
             block = self._cache.parts[page, layers, head - self._heads.start] if own else self._empty(layers)
-            arrived = group.send_up(_numbers(block), source, self._tag(order.step))
-            if arrived is not None and left is not None:
-                left.add(arrived.numpy().view(np.uint8))
+            arrived = group.send_up(_numbers(block), rank, self._tag(step))
+            if arrived is not None and writer is not None:
+                writer.add(arrived.numpy().view(np.uint8))
 
-    def _distribute(self, carried: Carried, pages: Sequence[int], found: FoundFile | None, error: str) -> str:
+    def _scatter(self, snapshot: KVSnapshot, pages: range, reader: SnapshotReader | None, error: str) -> str:
         group = self._communicator
-        for target, head, page, layers in self._chunks(carried.brought, pages, 0, group.send_up):
+        for target, head, page, layers in self._chunks(snapshot.scattered, pages, 0, group.send_up):
             block = self._empty(layers)
-            if found is not None and group.rank == 0 and not error:
-                error = found.read(block, head, page, layers.start)
+            if reader is not None and group.rank == 0 and not error:
+                error = reader.read(block, head, page, layers.start)
             arrived = group.send_down(_numbers(block), target, self._tag(0))
             if arrived is not None:
                 parts = arrived.numpy().view(np.uint8)
@@ -289,14 +289,14 @@ class Carrier:
         return error
 
     def _agreed(self, step: int, error: str) -> str:
-        """Tells every rank why not all can go on; "" if all can."""
+        """Exchanges errors. Returns why some rank cannot go on, or ""."""
         mine = torch.full((1, 1), float(bool(error)))
         for rank in range(1, self._communicator.size):
             said = self._communicator.send_up(mine, rank, self._tag(step))
             if said is not None and float(said[0, 0]) and not error:
                 error = f"node {rank} could not"
-        verdict = self._communicator.broadcast(torch.full((1, 1), float(bool(error))), self._tag(step))
-        return error or ("another node could not" if float(verdict[0, 0]) else "")
+        failed = self._communicator.broadcast(torch.full((1, 1), float(bool(error))), self._tag(step))
+        return error or ("another node could not" if float(failed[0, 0]) else "")
 
     def _chunks(
         self,
@@ -307,8 +307,8 @@ class Carrier:
     ) -> Iterator[tuple[int, int, int, slice]]:
         """Yields (rank, head, page, layers), alike on every rank. Receivers answer every _AHEAD chunks."""
         size = max(1, MIB // self._part_bytes)
-        travels = itertools.product(moves, pages, range(0, self._layers, size))
-        for count, ((rank, head), page, first) in enumerate(travels, 1):
+        chunks = itertools.product(moves, pages, range(0, self._layers, size))
+        for count, ((rank, head), page, first) in enumerate(chunks, 1):
             layers = slice(first, min(first + size, self._layers))
             yield rank, head, page, layers
             if count % _AHEAD == 0:

@@ -13,7 +13,7 @@ BODY = {"model": "babbler", "prompt": "x"}
 
 
 class Work:
-    """What the cluster was given: every generation, and how many of them ran when the next one came."""
+    """The generations of the cluster, and how many of them ran at most at once."""
 
     def __init__(self, service):
         self.generations = []
@@ -40,8 +40,8 @@ def work(service):
 
 
 @pytest.fixture
-def impatient():
-    """OpenAI's client as it is, except for its timeout; it tries three times."""
+def timing_out():
+    """Makes OpenAI's client with a timeout and otherwise its defaults; it tries three times."""
     with contextlib.ExitStack() as stack:
         yield lambda server, **options: stack.enter_context(
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", **options)
@@ -68,9 +68,9 @@ def test_blank_lines_come_before_a_whole_answer_that_takes_long(serve, work):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.fault("H10", "signs of life keep it waiting")
-def test_a_client_with_a_timeout_of_some_seconds_asks_once(serve, work, impatient, patience, stream):
-    """With the limits as they are: the client says how long it waits, and hears something in half that time."""
-    client = impatient(serve(), timeout=4 * patience)
+def test_a_client_with_a_timeout_of_some_seconds_asks_once(serve, work, timing_out, deadline_factor, stream):
+    """The client names its timeout, and gets a byte in half that time."""
+    client = timing_out(serve(), timeout=4 * deadline_factor)
     got = []
 
     def ask():
@@ -80,7 +80,7 @@ def test_a_client_with_a_timeout_of_some_seconds_asks_once(serve, work, impatien
     asking = threading.Thread(target=ask)
     asking.start()
     generation = work.wait_for(1)
-    assert not generation.cancelled.wait(6 * patience), "it gave up, though we live"
+    assert not generation.cancelled.wait(6 * deadline_factor), "it gave up, though we live"
     generation.say(5)
     generation.finish()
     asking.join(LIMIT_S)
@@ -89,10 +89,10 @@ def test_a_client_with_a_timeout_of_some_seconds_asks_once(serve, work, impatien
 
 
 @pytest.mark.fault("H10", "the tries before are cancelled")
-def test_a_chain_of_tries_has_one_generation_at_a_time(serve, work, impatient, patience):
-    """A client that does not say how long it waits hears nothing so early: each try ends the work of the one before."""
+def test_a_chain_of_tries_has_one_generation_at_a_time(serve, work, timing_out, deadline_factor):
+    """A client that does not name its timeout gets no byte so early: each try ends the work of the one before."""
     said_nothing = {"x-stainless-read-timeout": openai.Omit()}
-    client = impatient(serve(), timeout=2 * patience, max_retries=1)
+    client = timing_out(serve(), timeout=2 * deadline_factor, max_retries=1)
     with pytest.raises(openai.APITimeoutError):
         client.completions.create(model="babbler", prompt="x", extra_headers=said_nothing)
     assert len(work.generations) == 2

@@ -7,13 +7,13 @@ import pytest
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.identity import peer_name
-from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.admission import UnknownPeerPolicy
 from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkMonitor
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.worker import masters
-from tpiedge.worker.masters import WayState, look_for_master
+from tpiedge.worker.masters import PathState, probe_path
 
 NAMED, KNOWN = Address("kitchen.test", 7070), Address("127.0.0.9", 7070)
 KEYS, OTHERS = CurveKeys.generate(), CurveKeys.generate()
@@ -22,8 +22,8 @@ WAIT_S = 10.0
 
 @contextmanager
 def master(keys: CurveKeys) -> Iterator[Address]:
-    guests = GuestPolicy(peer_name)
-    with ZmqHub("tcp://127.0.0.1:*", keys, "master", {}, plane=CONTROL, guests=guests) as hub:
+    unknown = UnknownPeerPolicy(peer_name)
+    with ZmqHub("tcp://127.0.0.1:*", keys, "master", {}, plane=CONTROL, unknown=unknown) as hub:
         host, _, port = hub.address.removeprefix("tcp://").rpartition(":")
         stop = threading.Event()
         thread = threading.Thread(target=lambda: [hub.recv(0.01) for _ in iter(stop.is_set, True)])
@@ -35,21 +35,21 @@ def master(keys: CurveKeys) -> Iterator[Address]:
             thread.join(WAIT_S)
 
 
-def look(
+def probe(
     monkeypatch: pytest.MonkeyPatch, *found: Address, key: str = KEYS.public, known: Address = KNOWN
-) -> WayState:
+) -> PathState:
     monkeypatch.setattr(masters, "resolve_all", lambda _named: found)
     monkeypatch.setattr(LinkMonitor, "wait", lambda monitor, _s, wait=LinkMonitor.wait: wait(monitor, 1.0))
-    return look_for_master(NAMED, known, key)
+    return probe_path(NAMED, known, key)
 
 
 def test_a_name_that_means_another_address_is_believed_where_the_master_s_key_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with master(KEYS) as address:
-        assert look(monkeypatch, address, key=OTHERS.public) == "unknown"
-        assert look(monkeypatch, address) == "moved"
-    assert look(monkeypatch, address) == "unknown", "nobody is there"
+        assert probe(monkeypatch, address, key=OTHERS.public) == "unknown"
+        assert probe(monkeypatch, address) == "moved"
+    assert probe(monkeypatch, address) == "unknown", "nobody is there"
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -60,12 +60,12 @@ def test_of_several_addresses_the_one_where_it_was_counts_as_long_as_it_is_there
         return (known, other) if first else (other, known)
 
     with master(KEYS) as other:
-        assert look(monkeypatch, *order(KNOWN, other)) == "moved", "nobody is there any more"
-        with master(OTHERS) as stranger:
-            assert look(monkeypatch, *order(stranger, other), known=stranger) == "moved"
+        assert probe(monkeypatch, *order(KNOWN, other)) == "moved", "nobody is there any more"
+        with master(OTHERS) as impostor:
+            assert probe(monkeypatch, *order(impostor, other), known=impostor) == "moved"
         with master(KEYS) as known:
-            assert look(monkeypatch, *order(known, other), known=known) == "unknown"
-    assert look(monkeypatch, *order(KNOWN, other)) == "unknown", "nobody is anywhere"
+            assert probe(monkeypatch, *order(known, other), known=known) == "unknown"
+    assert probe(monkeypatch, *order(KNOWN, other)) == "unknown", "nobody is anywhere"
 
 
 def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +73,12 @@ def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch)
         raise UserError("the host is not known here")
 
     monkeypatch.setattr(masters, "resolve_all", unknown)
-    assert look_for_master(NAMED, KNOWN, KEYS.public) == "unknown"
+    assert probe_path(NAMED, KNOWN, KEYS.public) == "unknown"
 
 
-@pytest.mark.parametrize(("passed", "seen"), [(True, "unknown"), (False, "narrow"), (None, "unknown")])
+@pytest.mark.parametrize(("passed", "seen"), [(True, "unknown"), (False, "small MTU"), (None, "unknown")])
 def test_whether_large_packets_pass(
-    monkeypatch: pytest.MonkeyPatch, passed: bool | None, seen: WayState
+    monkeypatch: pytest.MonkeyPatch, passed: bool | None, seen: PathState
 ) -> None:
     monkeypatch.setattr(masters, "passes_large_packets", lambda *_address: passed)
-    assert look(monkeypatch, KNOWN) == seen
+    assert probe(monkeypatch, KNOWN) == seen

@@ -18,7 +18,7 @@ def {name}(much):
     "What {name} does."
     click.echo("{name} " + str(much))
 """
-NAMES = ("late_walk", "late_talk")
+NAMES = ("lazy_walk", "lazy_talk")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfiguredGroup:
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(VERB.format(name=name))
         monkeypatch.delitem(sys.modules, name, raising=False)
-        made.add_late(name, f"{name}:{name}", f"What {name} does.")
+        made.add_lazy(name, f"{name}:{name}", f"What {name} does.")
     return made
 
 
@@ -38,16 +38,16 @@ def imported() -> list[str]:
 
 def test_help_lists_and_imports_nothing(group: ConfiguredGroup) -> None:
     shown = CliRunner().invoke(group, ["--help"])
-    assert "late_talk  What late_talk does." in shown.output
-    assert "late_walk  What late_walk does." in shown.output
+    assert "lazy_talk  What lazy_talk does." in shown.output
+    assert "lazy_walk  What lazy_walk does." in shown.output
     assert imported() == []
 
 
 def test_what_is_run_is_imported_and_nothing_else(group: ConfiguredGroup) -> None:
     for _ in range(2):
-        done = CliRunner().invoke(group, ["late_walk", "--much", "3"])
-        assert (done.exit_code, done.output) == (0, "late_walk 3\n")
-    assert imported() == ["late_walk"]
+        done = CliRunner().invoke(group, ["lazy_walk", "--much", "3"])
+        assert (done.exit_code, done.output) == (0, "lazy_walk 3\n")
+    assert imported() == ["lazy_walk"]
 
 
 @pytest.mark.parametrize("name", VERBS)

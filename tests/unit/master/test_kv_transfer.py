@@ -5,7 +5,7 @@ import pytest
 from tests.unit.master.players import FakeNode
 from tests.unit.master.stories import SERVED, Story, paused
 from tpiedge.master.journal import Resumed
-from tpiedge.wire.control import Assign, Carried, Halt, Halted, Resume, Shutdown, Token
+from tpiedge.wire.control import Assign, Halt, Halted, KVSnapshot, Resume, Shutdown, Token
 
 pytestmark = pytest.mark.parametrize("story", [replace(SERVED, kv_head_bytes=1024.0)], indirect=True)
 
@@ -27,7 +27,7 @@ def only(node: FakeNode, kind: type) -> object:
     return found
 
 
-def test_rank_0_halts_and_the_next_nodes_are_told_what_it_left(trio: Story) -> None:
+def test_rank_0_halts_and_the_next_nodes_are_told_what_it_saved(trio: Story) -> None:
     running, before = ask(trio), trio.root
     drain(trio)
     # Head 2 was on w-2, and is from now on head 1's neighbour there: w-1's head comes by rank 0.
@@ -36,18 +36,18 @@ def test_rank_0_halts_and_the_next_nodes_are_told_what_it_left(trio: Story) -> N
     assert before.heard.index(halt) < before.heard.index(Shutdown(before.epoch))
     for rank in (0, 1):
         told = only(trio.nodes[rank, trio.epoch], Assign)
-        assert told.carried == Carried(before.epoch, 5, True, ((1, 1),))
-    assert paused(running) == "a new plan begins"
+        assert told.snapshot == KVSnapshot(before.epoch, 5, True, ((1, 1),))
+    assert paused(running) == "switching to a new plan"
     assert trio.root.order().answer_ids == (5,)
 
 
-@pytest.mark.parametrize("left", [0, 5])
-def test_what_could_not_be_left_is_computed_anew(trio: Story, left: int, caplog) -> None:
+@pytest.mark.parametrize("saved", [0, 5])
+def test_pages_that_could_not_be_saved_are_computed_anew(trio: Story, saved: int, caplog) -> None:
     ask(trio)
-    trio.root.left = left
+    trio.root.saved = saved
     drain(trio)
-    assert (only(trio.root, Assign).carried is None) == (left == 0)
-    assert ("does not travel: no room" in caplog.text) == (left == 0)
+    assert (only(trio.root, Assign).snapshot is None) == (saved == 0)
+    assert ("KV cache was not saved: no room" in caplog.text) == (saved == 0)
 
 
 def test_answers_are_told_why_they_pause_where_halting_takes_long(trio: Story) -> None:
@@ -55,7 +55,7 @@ def test_answers_are_told_why_they_pause_where_halting_takes_long(trio: Story) -
     before, before.halts = trio.root, False
     drain(trio)
     trio.wait(2.0)
-    assert paused(running) == "a new plan begins"
+    assert paused(running) == "switching to a new plan"
     assert running._events.empty(), "it is told again and again"
     trio.master.undrain_worker("w-1")
     trio.wait(1.0)
@@ -74,7 +74,7 @@ def test_a_rank_0_that_does_not_answer_is_not_waited_for_without_end(trio: Story
     assert before.count(Shutdown) == 0
     trio.wait_for(lambda: before.count(Shutdown) == 1, 20.0)
     trio.settle()
-    assert only(trio.root, Assign).carried is None
+    assert only(trio.root, Assign).snapshot is None
     assert trio.root.order().answer_ids == (5,)
 
 
@@ -87,12 +87,12 @@ def test_rank_0_goes_on_when_the_plan_comes_to_nothing(trio: Story) -> None:
     kinds = [type(message) for message in before.heard if isinstance(message, Halt | Resume | Shutdown)]
     assert kinds == [Halt, Resume]
     assert trio.root is before
-    # Its answer to the first Halt, which comes late, is none to the second.
+    # The answer to the first Halt comes too late and does not answer the second.
     before.say(Halted(before.epoch, 0, before.epoch + 1, 5, ""))
     drain(trio)
     assert before.count(Halt) == 2
     assert before.count(Shutdown) == 0
     before.say(Halted(before.epoch, 0, before.epoch + 2, 7, ""))
     trio.settle()
-    assert only(trio.root, Assign).carried.pages == 7
+    assert only(trio.root, Assign).snapshot.pages == 7
     assert not running.unwanted

@@ -17,11 +17,11 @@ from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
 from tpiedge.api.grammar_schema import GrammarSchema
-from tpiedge.api.tools import AskedTools
-from tpiedge.engine.constraints import LateConstraint, begin_constraint
+from tpiedge.api.tools import ParsedTools
+from tpiedge.engine.constraints import TriggeredConstraint, start_constraint
 from tpiedge.engine.grammars import Grammars, await_any
 from tpiedge.model.call_reader import CALL_MARKS, CallBegun, CallEnded, CallForm
-from tpiedge.model.speech import SpeechForm, SpeechReader
+from tpiedge.model.output import OutputForm, OutputParser
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
@@ -39,15 +39,15 @@ WEATHER = {
 }
 
 
-def asked(schemas: Mapping[str, Mapping[str, Any]], required: Sequence[str] = ()) -> AskedTools:
+def tools_of(schemas: Mapping[str, Mapping[str, Any]], required: Sequence[str] = ()) -> ParsedTools:
     shown = [
         {"type": "function", "function": {"name": name, "parameters": schema}}
         for name, schema in schemas.items()
     ]
-    return AskedTools(tuple(shown), tuple(required))
+    return ParsedTools(tuple(shown), tuple(required))
 
 
-TOOLS = asked(
+TOOLS = tools_of(
     {
         "weather": WEATHER,
         "add": {"type": "object", "properties": {}, "additionalProperties": False},
@@ -135,22 +135,22 @@ class Model:
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special=False)
 
-    def grammar(self, form: CallForm, tools: AskedTools = TOOLS, *, thinking: bool = False) -> Grammar:
+    def grammar(self, form: CallForm, tools: ParsedTools = TOOLS, *, thinking: bool = False) -> Grammar:
         grammar = begun_call_grammar(tools, form, "marked" if thinking else "", self.service)
         assert grammar is not None
         return grammar
 
     def begin(
         self, grammar: Grammar, answer: Sequence[int] = (), prompt: str = "hello", stop: int = END
-    ) -> LateConstraint:
+    ) -> TriggeredConstraint:
         request = GenerationRequest(
             "r", tuple(self.ids(prompt)), 999, stop_ids=(stop,), answer_ids=tuple(answer), grammar=grammar
         )
-        late = begin_constraint(self.grammars, request)
-        assert isinstance(late, LateConstraint)
-        while not late.ready():
-            await_any([late], LIMIT_S)
-        return late
+        constraint = start_constraint(self.grammars, request)
+        assert isinstance(constraint, TriggeredConstraint)
+        while not constraint.ready():
+            await_any([constraint], LIMIT_S)
+        return constraint
 
 
 @pytest.fixture(scope="module")
@@ -162,29 +162,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     model.grammars.close()
 
 
-def draw(late: LateConstraint, ids: Sequence[int]) -> list[bool | None]:
+def draw(constraint: TriggeredConstraint, ids: Sequence[int]) -> list[bool | None]:
     found: list[bool | None] = []
     for token in ids:
-        late.guess(())
-        mask = next(iter(late.masks(shared=False)))
+        constraint.guess(())
+        mask = next(iter(constraint.masks(shared=False)))
         found.append(None if mask is None else bool(mask[token // 8] >> token % 8 & 1))
         if found[-1] is False:
             break
-        late.accept([token])
+        constraint.accept([token])
     return found
 
 
 @pytest.mark.parametrize("form", WRITTEN)
 def test_a_call_is_free_in_everything_but_what_it_calls(model: Model, form: CallForm) -> None:
     opener, calls, _ = WRITTEN[form]
-    with closing(model.begin(model.grammar(form))) as late:
+    with closing(model.begin(model.grammar(form))) as constraint:
         for call in calls:
-            free = draw(late, model.ids(f'Some "text" {{é世: <tool> </s> {opener}'))
+            free = draw(constraint, model.ids(f'Some "text" {{é世: <tool> </s> {opener}'))
             assert set(free) == {None}
-            assert set(draw(late, model.ids(call))) == {True}
-            assert set(draw(late, model.ids("\n}</tool_call>] and so on</s>"))) == {None}
+            assert set(draw(constraint, model.ids(call))) == {True}
+            assert set(draw(constraint, model.ids("\n}</tool_call>] and so on</s>"))) == {None}
             tools = TOOLS.read_as("qwen-xml")
-            said = SpeechReader(SpeechForm(form, tools)).feed(opener + call)
+            said = OutputParser(OutputForm(form, tools)).feed(opener + call)
             assert isinstance(said[0], CallBegun)
             assert isinstance(said[-1], CallEnded)
             assert not said[-1].broken
@@ -195,11 +195,11 @@ def test_what_is_no_call_of_a_tool_cannot_be_drawn(model: Model, form: CallForm)
     opener, _, refused = WRITTEN[form]
     for text in refused:
         good, _, bad = text.partition("|")
-        with closing(model.begin(model.grammar(form))) as late:
-            assert set(draw(late, model.ids(f"Text {opener}"))) == {None}
-            assert set(draw(late, model.ids(good))) <= {True}
-            assert draw(late, [END]) == [False]
-            assert draw(late, [model.ids(bad)[0]]) == [False], text
+        with closing(model.begin(model.grammar(form))) as constraint:
+            assert set(draw(constraint, model.ids(f"Text {opener}"))) == {None}
+            assert set(draw(constraint, model.ids(good))) <= {True}
+            assert draw(constraint, [END]) == [False]
+            assert draw(constraint, [model.ids(bad)[0]]) == [False], text
 
 
 ANSWER = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]}
@@ -219,7 +219,7 @@ ANSWERS: list[tuple[Grammar, str, str]] = [
 def test_an_answer_of_a_form_may_be_a_call_instead(
     model: Model, form: CallForm, answer: Grammar, good: str, bad: str
 ) -> None:
-    tools = replace(asked({"add": {"type": "object", "properties": {}}}), several=False)
+    tools = replace(tools_of({"add": {"type": "object", "properties": {}}}), several=False)
     grammar = call_or_form_grammar(tools, form, answer, "response_format", model.service)
     assert grammar is not None
     call = REQUIRED_CALLS[form]
@@ -247,7 +247,7 @@ REQUIRED_CALLS: dict[CallForm, str] = {
 def drawn(model: Model, grammar: Grammar, text: str, end: Sequence[int] = ()) -> list[bool]:
     request = GenerationRequest("r", (1,), 999, stop_ids=(END,), grammar=grammar)
     found: list[bool] = []
-    with closing(model.grammars.begin(request, again=False)) as constraint:
+    with closing(model.grammars.start_compile(request, again=False)) as constraint:
         for token in [*model.ids(text), *end]:
             (mask,) = constraint.masks(shared=False)
             found.append(bool(mask[token // 8] >> token % 8 & 1))
@@ -265,69 +265,69 @@ def test_guesses_go_as_far_as_a_call_begins_or_ends(model: Model) -> None:
     opener, (call, *_), _ = WRITTEN["hermes"]
     ids = model.ids(f"Text {opener}{call}")
     begin = ids.index(model.ids(opener)[0])
-    with closing(model.begin(model.grammar("hermes"))) as late:
-        late.guess(ids)
-        assert list(late.masks(shared=False)) == [None] * (begin + 1)
-        late.accept(ids[: begin + 1])
+    with closing(model.begin(model.grammar("hermes"))) as constraint:
+        constraint.guess(ids)
+        assert list(constraint.masks(shared=False)) == [None] * (begin + 1)
+        constraint.accept(ids[: begin + 1])
         more = [*ids[begin + 1 :], *model.ids("\nand more"), END]
-        late.guess(more)
-        masks = list(late.masks(shared=False))
+        constraint.guess(more)
+        masks = list(constraint.masks(shared=False))
         assert len(masks) == len(ids) - begin
         assert all(mask is not None for mask in masks[:-1])
         assert masks[-1] is None
-        late.accept(more[: len(masks)])
-        assert late.forced() == ()
-        late.guess([])
-        assert list(late.masks(shared=False)) == [None]
+        constraint.accept(more[: len(masks)])
+        assert constraint.forced() == ()
+        constraint.guess([])
+        assert list(constraint.masks(shared=False)) == [None]
 
 
 def test_another_epoch_goes_on_where_one_ended(model: Model) -> None:
     opener, (call, other, _), _ = WRITTEN["hermes"]
     ids = model.ids(f"Text {opener}{call}</tool_call> {opener}{other}")
-    with closing(model.begin(model.grammar("hermes"))) as late:
-        every = draw(late, ids)
+    with closing(model.begin(model.grammar("hermes"))) as constraint:
+        every = draw(constraint, ids)
     assert {True, None} == {*every}
     for cut in range(0, len(ids), 7):
         with closing(model.begin(model.grammar("hermes"), ids[:cut])) as again:
             assert draw(again, ids[cut:]) == every[cut:]
 
 
-def late_with(child: Child, answer: Sequence[int]) -> LateConstraint:
+def constraint_with(child: Child, answer: Sequence[int]) -> TriggeredConstraint:
     grammar = Grammar("regex", "a*", begins=7)
     request = GenerationRequest("r", (1,), 99, stop_ids=(END,), answer_ids=tuple(answer), grammar=grammar)
     child.process.mask(0.0)
-    return LateConstraint(child.constraint, grammar, request)
+    return TriggeredConstraint(child.constraint, grammar, request)
 
 
 def test_an_answer_waits_until_its_calls_are_caught_up_with() -> None:
     with closing(Child(again=True)) as child:
-        late = late_with(child, [5, 7, 8, 9, 6, 7, 3, 4])
-        for asked, kept in (([8, 9, 6, 7, 3, 4], 2), ([3, 4], 2)):
-            assert not late.known()
-            assert child.process.hear() == (b"b", array("I", asked).tobytes())
-            assert not late.ready()
+        constraint = constraint_with(child, [5, 7, 8, 9, 6, 7, 3, 4])
+        for guesses, kept in (([8, 9, 6, 7, 3, 4], 2), ([3, 4], 2)):
+            assert not constraint.known()
+            assert child.process.hear() == (b"b", array("I", guesses).tobytes())
+            assert not constraint.ready()
             child.process.say(b"f", kept.to_bytes(4, "little"))
             child.process.mask(0.9)
-        assert late.ready()
-        assert draw(late, [5]) == [False]
+        assert constraint.ready()
+        assert draw(constraint, [5]) == [False]
     with closing(Child(again=True)) as child:
-        late = late_with(child, [7, 7, 7])
-        assert not late.ready()
+        constraint = constraint_with(child, [7, 7, 7])
+        assert not constraint.ready()
         child.process.say(b"f", bytes(4))
         child.process.mask(0.0)
-        assert not late.ready()
+        assert not constraint.ready()
         child.process.say(b"f", (1).to_bytes(4, "little"))
         child.process.mask(0.0)
-        assert late.ready()
-        assert draw(late, [5]) == [False]
+        assert constraint.ready()
+        assert draw(constraint, [5]) == [False]
 
 
 def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
     for why in ("time", "refusal", "end"):
         with closing(Child(again=True)) as child:
-            late = late_with(child, [7, 5])
+            constraint = constraint_with(child, [7, 5])
             for _ in range(3):
-                assert not late.ready()
+                assert not constraint.ready()
                 child.clock.advance(9.9)
             if why == "time":
                 child.clock.advance(0.4)
@@ -335,17 +335,17 @@ def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
                 child.process.say(b"e", b"too much")
             else:
                 child.process.end(-signal.SIGSEGV)
-            assert late.ready()
-            assert draw(late, [5, 7, 5]) == [None] * 3
+            assert constraint.ready()
+            assert draw(constraint, [5, 7, 5]) == [None] * 3
 
 
-def test_in_thoughts_no_call_begins(model: Model) -> None:
+def test_in_reasoning_no_call_begins(model: Model) -> None:
     opener, (call, *_), _ = WRITTEN["hermes"]
     grammar = model.grammar("hermes", thinking=True)
     for prompt, answer in (("hello", f"<think>Or {opener} no"), ("hello <think>\n", f"Or {opener} no")):
-        with closing(model.begin(grammar, prompt=prompt)) as late:
-            assert set(draw(late, model.ids(f"{answer}</think>\n{opener}"))) == {None}
-            assert set(draw(late, model.ids(call))) == {True}
+        with closing(model.begin(grammar, prompt=prompt)) as constraint:
+            assert set(draw(constraint, model.ids(f"{answer}</think>\n{opener}"))) == {None}
+            assert set(draw(constraint, model.ids(call))) == {True}
 
 
 def test_a_grammar_that_fails_leaves_the_answer_free(
@@ -354,9 +354,9 @@ def test_a_grammar_that_fails_leaves_the_answer_free(
     monkeypatch.setattr("tpiedge.engine.constraints._log", logging.getLogger("tpiedge.engine"))
     opener = model.ids(WRITTEN["hermes"][0])
     wrong = Grammar("lark", "start: nothing_of_that_name", begins=opener[0])
-    with closing(model.begin(wrong)) as late:
-        assert set(draw(late, [*opener, *model.ids("rm -rf")])) == {None}
-    assert begin_constraint(model.grammars, GenerationRequest("r", (1,), 9, grammar=wrong)) is None
+    with closing(model.begin(wrong)) as constraint:
+        assert set(draw(constraint, [*opener, *model.ids("rm -rf")])) == {None}
+    assert start_constraint(model.grammars, GenerationRequest("r", (1,), 9, grammar=wrong)) is None
     refused, unending = (record.getMessage() for record in caplog.records)
     assert refused.startswith("calls of an answer are not kept to its tools: their grammar was refused")
     assert "do not ignore it" in unending

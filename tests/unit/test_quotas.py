@@ -4,49 +4,49 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tpiedge.portions import Portions, may_have, share_of, too_much
+from tpiedge.quotas import ClientQuotas, over_quota, quota_of, within_quota
 
 TOTAL = 128
 
 
-def taken(portions: Portions, client: str) -> int:
-    return sum(portions.take(client) for _ in range(2 * TOTAL))
+def taken(quotas: ClientQuotas, client: str) -> int:
+    return sum(quotas.acquire(client) for _ in range(2 * TOTAL))
 
 
 def test_each_further_client_gets_half_of_what_is_left() -> None:
-    portions = Portions(TOTAL)
-    assert [taken(portions, client) for client in "abcdefg"] == [64, 32, 16, 8, 4, 2, 1]
-    assert portions.taken == TOTAL - 1
+    quotas = ClientQuotas(TOTAL)
+    assert [taken(quotas, client) for client in "abcdefg"] == [64, 32, 16, 8, 4, 2, 1]
+    assert quotas.used == TOTAL - 1
 
 
 @pytest.mark.parametrize(("total", "parts"), [(1, [1, 0]), (2, [1, 1, 0]), (3, [2, 1, 0]), (5, [3, 1, 1, 0])])
 def test_half_of_few_is_rounded_up(total: int, parts: list[int]) -> None:
-    portions = Portions(total)
-    assert [taken(portions, client) for client in "abcd"[: len(parts)]] == parts
+    quotas = ClientQuotas(total)
+    assert [taken(quotas, client) for client in "abcd"[: len(parts)]] == parts
 
 
 def test_nothing_more_is_never_refused() -> None:
-    portions = Portions(TOTAL)
-    assert portions.take("a", TOTAL // 2)
-    assert portions.take("b", TOTAL // 4)
-    assert portions.take("a", 0)
-    assert not portions.take("a", 1)
+    quotas = ClientQuotas(TOTAL)
+    assert quotas.acquire("a", TOTAL // 2)
+    assert quotas.acquire("b", TOTAL // 4)
+    assert quotas.acquire("a", 0)
+    assert not quotas.acquire("a", 1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.booleans()), max_size=60))
 def test_nobody_has_more_than_half_nor_all_more_than_there_is(story: list[tuple[str, int, bool]]) -> None:
-    portions, held = Portions(TOTAL), Counter[str]()
+    quotas, held = ClientQuotas(TOTAL), Counter[str]()
     for client, count, gives in story:
         if gives:
             count = min(count, held[client])
-            portions.leave(client, count)
+            quotas.release(client, count)
             held[client] -= count
             continue
         left = TOTAL - held.total()
         fits = count == 0 or held[client] + count <= min(TOTAL // 2, left)
-        assert portions.take(client, count) is fits
+        assert quotas.acquire(client, count) is fits
         held[client] += count * fits
-        assert (portions.taken, portions.of(client)) == (held.total(), held[client])
+        assert (quotas.used, quotas.used_by(client)) == (held.total(), held[client])
 
 
 @given(asked=st.lists(st.sampled_from("abcd"), max_size=100))
@@ -54,9 +54,9 @@ def test_nobody_has_more_than_half_nor_all_more_than_there_is(story: list[tuple[
 def test_whoever_comes_gets_one_while_few_clients_have_some(asked: list[str]) -> None:
     places, has = 16, Counter[str]()
     for client in asked:
-        has[client] += may_have(has[client], has.total(), places)
+        has[client] += within_quota(has[client], has.total(), places)
     assert max(has.values(), default=0) <= places // 2
-    assert may_have(0, has.total(), places)
+    assert within_quota(0, has.total(), places)
 
 
 held = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=30)
@@ -73,16 +73,16 @@ def test_what_is_too_much_goes_and_no_more(held: list[tuple[str, int]], total: i
             found[client] += amount
         return found
 
-    for number in too_much(held, total):
+    for number in over_quota(held, total):
         found = amounts()
         client = held[number][0]
         assert found[client] == max(found.values())
         assert number == min(one for one, (own, _) in left.items() if own == client)
-        assert found.total() > total or found[client] > share_of(total)
+        assert found.total() > total or found[client] > quota_of(total)
         del left[number]
     assert amounts().total() <= total
-    assert max(amounts().values(), default=0) <= share_of(total)
+    assert max(amounts().values(), default=0) <= quota_of(total)
 
 
 def test_of_two_that_have_as_much_the_older_goes() -> None:
-    assert list(too_much([("b", 1), ("a", 1), ("c", 1)], 2)) == [0]
+    assert list(over_quota([("b", 1), ("a", 1), ("c", 1)], 2)) == [0]

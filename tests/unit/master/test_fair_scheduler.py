@@ -69,7 +69,7 @@ def test_long_prompts_and_long_answers_count_as_what_they_are() -> None:
     assert talks.begun == ["long", *["short"] * 4, "long"]
 
 
-def test_nobody_saves_up_turns() -> None:
+def test_a_client_that_was_away_saves_up_no_service() -> None:
     desk = Desk()
     desk.ask("away")
     for _ in range(LIMIT):

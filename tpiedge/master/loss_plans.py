@@ -1,5 +1,5 @@
-"""Plans for what may come: the loss of each serving worker, and a machine less or more if a user asks. While an epoch
-serves, machines fetch beforehand what the plans for losses need of them."""
+"""Plans for the loss of each serving worker, and predictions for one machine less or more. While an epoch serves,
+machines fetch the shards that these plans need of them."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from msgspec import structs
 from tpiedge.master.assignments import Assignments
 from tpiedge.master.roster import Machine
 from tpiedge.sanitise import sanitised_line
-from tpiedge.wire.epochs import Stock, Stocked
+from tpiedge.wire.epochs import Prefetch, Prefetched
 from tpiedge.wire.fields import UnitRange
 
 _log = logging.getLogger(__name__)
@@ -32,29 +32,29 @@ def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[st
 
 
 @dataclass(eq=False)
-class Foresight:
-    """Belongs to the control thread; nothing blocks. `tell(message, machine)` sends without waiting."""
+class LossPlans:
+    """Plans for losses; for the control thread. Nothing blocks: `tell(message, machine)` sends without waiting."""
 
     _plan: PlaceNodes
-    _tell: Callable[[Stock, str], None]
+    _tell: Callable[[Prefetch, str], None]
     _pack_id: str
-    stock: bool  # False: machines only report what is on their disks
-    _facts: object = None  # on which the plans depend
+    prefetch: bool  # False: machines only report what is on their disks
+    _facts: object = None  # the input of the plans
     #: Losses to be planned for, and shares of the plans made so far, by machine.
     _due: list[str] = field(default_factory=list)
     _needed: dict[str, dict[tuple[UnitRange, UnitRange], None]] = field(default_factory=dict)
     _number: int = 0
-    _told: dict[str, tuple[int, Stock]] = field(default_factory=dict)  # agents' nonces and orders, by machine
-    stocked: dict[str, Stocked] = field(default_factory=dict)
+    _told: dict[str, tuple[int, Prefetch]] = field(default_factory=dict)  # nonces and orders, by machine
+    reports: dict[str, Prefetched] = field(default_factory=dict)
 
-    def heard(self, machine: str, message: Stocked) -> None:
+    def heard(self, machine: str, message: Prefetched) -> None:
         """Stores a machine's answer to its latest order."""
         _, told = self._told.get(machine, (0, None))
         if told is not None and told.number == message.number:
-            self.stocked[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
+            self.reports[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
-    def look(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
-        """Makes one of the missing plans; after the last one it sends orders to `machines`, which plans may have.
+    def plan_next(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
+        """Makes one of the missing plans; after the last one sends orders to `machines`, the plannable ones.
         `own_bytes`: memory of the master's machine."""
         facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving), own_bytes
         if facts != self._facts:
@@ -74,23 +74,23 @@ class Foresight:
     def _order(self, machines: Sequence[Machine]) -> None:
         told, self._told = self._told, {}
         for machine in machines:
-            shares = tuple(self._needed[machine.name]) if self.stock else ()
+            shares = tuple(self._needed[machine.name]) if self.prefetch else ()
             nonce, before = told.get(machine.name, (0, None))
             if before is not None and (nonce, before.shares) == (machine.offer.nonce, shares):
                 self._told[machine.name] = nonce, before
                 continue
             self._number += 1
-            stock = Stock(0, self._number, self._pack_id, shares)
-            self._told[machine.name] = machine.offer.nonce, stock
-            self.stocked.pop(machine.name, None)
-            self._tell(stock, machine.name)
-        self.stocked = {name: said for name, said in self.stocked.items() if name in self._told}
+            order = Prefetch(0, self._number, self._pack_id, shares)
+            self._told[machine.name] = machine.offer.nonce, order
+            self.reports.pop(machine.name, None)
+            self._tell(order, machine.name)
+        self.reports = {name: said for name, said in self.reports.items() if name in self._told}
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds for a token, now and with the change; None if no plan can be made, and `why`. `machines` is the
-    number of nodes then. `takes_part`: the machine that leaves or comes has a part."""
+    """Predicted seconds per token now and after a machine leaves or comes (None: no plan). `machines` have a part after
+    it; `why` is the reason if none has. `takes_part`: that machine has a part."""
 
     now_s: float | None
     then_s: float | None
@@ -100,7 +100,7 @@ class Forecast:
 
 
 def what_if(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
-    """Compares the plan of all `machines` with the one without `name`; for "", with another machine like the last."""
+    """Compares the plan of all `machines` with the plan without `name`, or, for "", with one more like the last."""
     another = replace(machines[-1], name="another", place=math.inf)
     others = [one for one in machines if one.name != name] if name else [*machines, another]
     now, then = (plan_safely(place, some, ()) for some in (machines, others))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.pack.share import Share
-from tpiedge.planner.carriage import KVHolder, carriage, carriage_s
+from tpiedge.planner.kv_transfer import KVHolder, plan_moves, transfer_s
 
 NAMES = ["", "ann", "bob", "cat", "dan", "eve"]
 
@@ -36,21 +36,21 @@ def pairs(heads: int) -> st.SearchStrategy[tuple[list[KVHolder], list[KVHolder]]
 @given(st.integers(1, 12).flatmap(pairs))
 def test_every_node_gets_its_heads_and_none_twice(both: tuple[list[KVHolder], list[KVHolder]]) -> None:
     old, new = both
-    found = carriage(old, new)
+    found = plan_moves(old, new)
     kept = {one.machine: units(heads) for one, heads in zip(old, found.kept, strict=True)}
-    at_0 = kept[""] | set(found.stored) | {head for _, head in found.sent}
+    at_0 = kept[""] | set(found.stored) | {head for _, head in found.gathered}
     for rank, one in enumerate(new):
-        came = [head for to, head in found.brought if to == rank]
+        came = [head for to, head in found.scattered if to == rank]
         here = kept.get(one.machine, set()) if rank else at_0
         assert len(came) == len(set(came))
         assert not set(came) & kept.get(one.machine, set())
         assert units(one.heads) <= set(came) | here
         assert set(came) <= at_0
-    for rank, head in found.sent:
+    for rank, head in found.gathered:
         assert rank, "rank 0 has what it has"
         assert head in units(old[rank].heads)
         assert head not in units(old[0].heads)
-    assert len({head for _, head in found.sent}) == len(found.sent)
+    assert len({head for _, head in found.gathered}) == len(found.gathered)
     for one, heads in zip(old, found.kept, strict=True):
         assert units(heads) <= units(one.heads)
 
@@ -71,4 +71,4 @@ def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[KVHolder
 )
 def test_the_time_that_it_takes(old, new, seconds):
     before, after = holders(*old), holders(*new)
-    assert carriage_s(carriage(before, after), before, after, 1e6) == pytest.approx(seconds)
+    assert transfer_s(plan_moves(before, after), before, after, 1e6) == pytest.approx(seconds)

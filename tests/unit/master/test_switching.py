@@ -24,7 +24,7 @@ def serving_one(story: Story, reading_s: float) -> PendingAnswer:
     return answering
 
 
-def test_a_faster_plan_waits_until_it_is_worth_the_pause() -> None:
+def test_a_faster_plan_waits_until_it_makes_up_for_the_pause() -> None:
     story = Story(replace(SERVED, sequences=2))
     answering = serving_one(story, reading_s=3.0)
     epoch = story.epoch
@@ -32,19 +32,19 @@ def test_a_faster_plan_waits_until_it_is_worth_the_pause() -> None:
     story.wait(10.0)  # a third of the time is saved, which makes up for 1.5 s and 3 s after 13.5 s
     assert story.epoch == epoch
     assert story.worker("w-2").state == "prepared"
-    assert story.master.status.reason == "a faster plan waits until it is worth the pause"
+    assert story.master.status.reason == "a faster plan waits until it makes up for the pause"
     story.master.submit(request("r-2"))
     story.turn()
     assert story.root.asked[-1] == "r-2", "others begin meanwhile"
     story.root.finish("r-2")
     story.wait(6.0)
     assert story.members() == ("master", "w-1", "w-2")
-    assert paused(answering) == "a new plan begins"
+    assert paused(answering) == "switching to a new plan"
 
 
 @pytest.mark.parametrize("planned", [1000, 1001])
 def test_a_plan_for_a_worker_with_less_memory_than_its_node_may_take_does_not_wait(planned: int) -> None:
-    """Though it is predicted to be a little faster; where the node fits, it waits."""
+    """The new plan is predicted to be a little faster; where the node fits, it waits."""
     story = Story(replace(SERVED, sequences=2))
     found = assignments_of("w-1")
     story.plan = lambda _machines: (found[0], replace(found[1], planned_bytes=planned))
@@ -56,5 +56,5 @@ def test_a_plan_for_a_worker_with_less_memory_than_its_node_may_take_does_not_wa
     story.wait(3.0)
     assert (story.epoch != epoch) == (planned > 1000)
     if planned > 1000:
-        assert paused(answering) == "a new plan begins"
+        assert paused(answering) == "switching to a new plan"
         assert story.members() == ("master", "w-1")

@@ -16,14 +16,14 @@ from tpiedge.model.call_reader import (
     call_form,
 )
 from tpiedge.model.held_text import JsonScan
-from tpiedge.model.speech import SpeechForm, SpeechReader, SpokenText, Thinking
+from tpiedge.model.output import OutputForm, OutputParser, OutputText, Thinking
 
 TOOLS = (ReadTool("weather", ("city", "note")), ReadTool("add"))
 
 
 @dataclass(frozen=True)
 class Call:
-    """As a client makes it of its parts. `broken`: what the model wrote, where it did not come to its end."""
+    """A call as a client joins its parts. `broken` is the raw text of an unfinished call."""
 
     index: int
     name: str
@@ -31,10 +31,10 @@ class Call:
     broken: str = ""
 
 
-def read(form: SpeechForm, pieces: Sequence[str], *, cut: bool = False) -> list[SpokenText | Call]:
-    """With neighbouring texts of a kind, and the parts of calls, joined. `cut`: the text would have gone on."""
-    reader = SpeechReader(form)
-    said: list[SpokenText | Call] = []
+def read(form: OutputForm, pieces: Sequence[str], *, cut: bool = False) -> list[OutputText | Call]:
+    """Parses the pieces, and joins neighbouring texts of a kind and the parts of calls. `cut`: the answer was cut."""
+    reader = OutputParser(form)
+    said: list[OutputText | Call] = []
     begun: dict[int, tuple[str, list[str]]] = {}
     feeds = [*((piece, None) for piece in pieces), ("", "length" if cut else "stop")]
     for one in [one for one_feed in feeds for one in reader.feed(*one_feed)]:
@@ -52,8 +52,8 @@ def read(form: SpeechForm, pieces: Sequence[str], *, cut: bool = False) -> list[
                 said.append(Call(index, name, "".join(parts), broken))
                 if not broken:
                     assert isinstance(json.loads("".join(parts)), dict)
-            case SpokenText() if isinstance(last, SpokenText) and one.thought == last.thought:
-                said[-1] = SpokenText(last.text + one.text, one.thought)
+            case OutputText() if isinstance(last, OutputText) and one.reasoning == last.reasoning:
+                said[-1] = OutputText(last.text + one.text, one.reasoning)
             case _:
                 said.append(one)
     assert len(begun) == sum(isinstance(one, Call) for one in said)
@@ -67,25 +67,25 @@ def call(index: int, name: str = "weather", **arguments: object) -> Call:
 PARIS = call(0, city="Paris")
 SUM = call(1, "add", a=1, b=[2, {"c": '}"'}])
 #: (form, text, what is said)
-CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
-    ("hermes", "Just text, <b>bold</b>. \n", [SpokenText("Just text, <b>bold</b>. \n")]),
+CASES: list[tuple[CallForm, str, list[OutputText | Call] | None]] = [
+    ("hermes", "Just text, <b>bold</b>. \n", [OutputText("Just text, <b>bold</b>. \n")]),
     ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', [PARIS]),
     (
         "hermes",
         'Let me see.\n\n<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>\n<tool_call>\n'
         '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}\\""}]}}\n</tool_call>\n',
-        [SpokenText("Let me see."), PARIS, SUM],
+        [OutputText("Let me see."), PARIS, SUM],
     ),
     ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}', [PARIS]),
     ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}', [PARIS]),
-    ("hermes", " <tool_call> oh", [SpokenText(" <tool_call> oh")]),
+    ("hermes", " <tool_call> oh", [OutputText(" <tool_call> oh")]),
     ("hermes", '<tool_call>{"name": "rm", "arguments": {}}</tool_call>', None),
     (
         "hermes",
         '<tool_call>{"name": "weather", "arguments": {"x": NaN}}</tool_call>',
         [
             Call(0, "weather", '{"x": NaN}', '<tool_call>{"name": "weather", "arguments": {"x": NaN}'),
-            SpokenText("}</tool_call>"),
+            OutputText("}</tool_call>"),
         ],
     ),
     (
@@ -98,7 +98,7 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
         "hermes",
         'Oh <tool_call>{"name": "weather", "arguments": {"city": "Par',
         [
-            SpokenText("Oh"),
+            OutputText("Oh"),
             Call(0, "weather", '{"city": "Par', ' <tool_call>{"name": "weather", "arguments": {"city": "Par'),
         ],
     ),
@@ -126,17 +126,17 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
         '[TOOL_CALLS] [{"name": "rm", "arguments": {}}, {"name": "weather", "arguments": {"city": "Paris"}}, '
         '{"arguments": {"x": "]"}, "name": "rm"} , {"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}\\""}]}}] .',
         [
-            SpokenText('[TOOL_CALLS] [{"name": "rm", "arguments": {}}'),
+            OutputText('[TOOL_CALLS] [{"name": "rm", "arguments": {}}'),
             PARIS,
-            SpokenText(', {"arguments": {"x": "]"}, "name": "rm"}'),
+            OutputText(', {"arguments": {"x": "]"}, "name": "rm"}'),
             SUM,
-            SpokenText("."),
+            OutputText("."),
         ],
     ),
     (
         "mistral",
         '[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "rm", "arguments": {}} ] and so on',
-        [PARIS, SpokenText(', {"name": "rm", "arguments": {}} ] and so on')],
+        [PARIS, OutputText(', {"name": "rm", "arguments": {}} ] and so on')],
     ),
     ("mistral", '[{"name": "rm", "arguments": {}}, {"name": "rm"}, 7] and so on', None),
     ("mistral", "[TOOL_CALLS][]", None),
@@ -145,7 +145,7 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
         "mistral-args",
         'Hm.[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "Paris"}[TOOL_CALLS]add[ARGS] '
         '{"a": 1, "b": [2, {"c": "}\\""}]}',
-        [SpokenText("Hm."), PARIS, SUM],
+        [OutputText("Hm."), PARIS, SUM],
     ),
     ("mistral-args", '[TOOL_CALLS]rm[ARGS]{"x": "[TOOL_CALLS]add[ARGS]{}"}', None),
     ("mistral-args", "[TOOL_CALLS]" + "weather" * 99, None),
@@ -157,7 +157,7 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
     (
         "qwen-xml",
         "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
-        [SpokenText("I look."), PARIS],
+        [OutputText("I look."), PARIS],
     ),
     (
         "qwen-xml",
@@ -183,7 +183,7 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
         "<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>",
         [
             Call(0, "add", '{"a": 1', "<function=add><parameter=a>1</parameter><parameter=a>"),
-            SpokenText("2</parameter></function>"),
+            OutputText("2</parameter></function>"),
         ],
     ),
     (
@@ -196,7 +196,7 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
         "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
         '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n'
         '{"a": 1, "b": [2, {"c": "}\\""}]}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-        [SpokenText("Well."), PARIS, SUM],
+        [OutputText("Well."), PARIS, SUM],
     ),
     ("deepseek-v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>rm\n```json\n{}\n```", None),
     (
@@ -212,10 +212,10 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
 
 
 @pytest.mark.parametrize(("form", "text", "said"), CASES)
-def test_calls(form: CallForm, text: str, said: list[SpokenText | Call] | None) -> None:
-    """None: the text itself."""
+def test_calls(form: CallForm, text: str, said: list[OutputText | Call] | None) -> None:
+    """Calls are found in any pieces; for None the output is the text itself."""
     for pieces in ([text], list(text)):
-        assert read(SpeechForm(form, TOOLS), pieces) == (said or [SpokenText(text)])
+        assert read(OutputForm(form, TOOLS), pieces) == (said or [OutputText(text)])
 
 
 @pytest.mark.parametrize(
@@ -229,19 +229,19 @@ def test_calls(form: CallForm, text: str, said: list[SpokenText | Call] | None) 
     ],
 )
 def test_arguments_are_told_while_they_are_written(form: CallForm, text: str) -> None:
-    said = SpeechReader(SpeechForm(form, TOOLS)).feed(text)
+    said = OutputParser(OutputForm(form, TOOLS)).feed(text)
     assert said[0] == CallBegun(0, "weather")
     told = "".join(one.text for one in said if isinstance(one, CallArguments))
     assert told == '{"city": "a long one'
 
 
 def test_no_more_is_held_back_than_may_be_an_end() -> None:
-    reader = SpeechReader(SpeechForm("qwen-xml", TOOLS))
+    reader = OutputParser(OutputForm("qwen-xml", TOOLS))
     reader.feed("<function=weather><parameter=city>")
     told = [reader.feed(piece) for piece in ("a", "b\n", "</par", "x", "\n</parameter>")]
     texts = ["".join(one.text for one in said if isinstance(one, CallArguments)) for said in told]
     assert texts == ['"a', "b", "", "\\n</parx", '"']
-    reader = SpeechReader(SpeechForm("hermes", TOOLS))
+    reader = OutputParser(OutputForm("hermes", TOOLS))
     reader.feed('<tool_call>{"name": "add", "arguments": ')
     told = [reader.feed(piece) for piece in ('{"a": tr', "ue, ", '"b": "x\\', "n\\ud83", 'd"')]
     texts = ["".join(one.text for one in said if isinstance(one, CallArguments)) for said in told]
@@ -251,19 +251,19 @@ def test_no_more_is_held_back_than_may_be_an_end() -> None:
 @pytest.mark.parametrize(
     ("thinking", "text", "said"),
     [
-        ("marked", '<think>Hm.</think>\n{"a": 1} b', [SpokenText("Hm.", True), SpokenText('{"a": 1} b')]),
-        ("marked", "<think>\nHm. \n</think>\n\nYes. ", [SpokenText("Hm.", True), SpokenText("Yes. ")]),
-        ("marked", "Yes <think>no</think>", [SpokenText("Yes <think>no</think>")]),
-        ("marked", "<thin", [SpokenText("<thin")]),
-        ("marked", "\n<think></think>Yes", [SpokenText("Yes")]),
-        ("begun", "Hm </thin k>. \n</think>Yes", [SpokenText("Hm </thin k>.", True), SpokenText("Yes")]),
-        ("begun", "\nHm </th", [SpokenText("Hm </th", True)]),
-        ("", "<think>x</think>", [SpokenText("<think>x</think>")]),
+        ("marked", '<think>Hm.</think>\n{"a": 1} b', [OutputText("Hm.", True), OutputText('{"a": 1} b')]),
+        ("marked", "<think>\nHm. \n</think>\n\nYes. ", [OutputText("Hm.", True), OutputText("Yes. ")]),
+        ("marked", "Yes <think>no</think>", [OutputText("Yes <think>no</think>")]),
+        ("marked", "<thin", [OutputText("<thin")]),
+        ("marked", "\n<think></think>Yes", [OutputText("Yes")]),
+        ("begun", "Hm </thin k>. \n</think>Yes", [OutputText("Hm </thin k>.", True), OutputText("Yes")]),
+        ("begun", "\nHm </th", [OutputText("Hm </th", True)]),
+        ("", "<think>x</think>", [OutputText("<think>x</think>")]),
     ],
 )
-def test_thoughts(thinking: Thinking, text: str, said: list[SpokenText | Call]) -> None:
+def test_reasoning(thinking: Thinking, text: str, said: list[OutputText | Call]) -> None:
     for form in ("", "llama3"):  # to which the JSON only looks like a call
-        assert read(SpeechForm(form, TOOLS, thinking=thinking), [text]) == said
+        assert read(OutputForm(form, TOOLS, thinking=thinking), [text]) == said
 
 
 JSON = st.recursive(
@@ -316,24 +316,24 @@ CUT: list[tuple[CallForm, str]] = [
 @pytest.mark.parametrize(("form", "text"), CUT)
 @pytest.mark.parametrize("several", [True, False])
 def test_of_an_answer_that_must_be_calls_nothing_is_content(form: CallForm, text: str, several: bool) -> None:
-    """Wherever it is cut, by whatever; calls are told as far as they came."""
-    asked = SpeechForm(form, TOOLS, several, required=True)
+    """Calls are reported as far as they came, wherever the answer was cut."""
+    required = OutputForm(form, TOOLS, several, required=True)
     for end in range(len(text) + 1):
-        said = read(asked, [*text[:end]])
+        said = read(required, [*text[:end]])
         assert all(isinstance(one, Call) for one in said)
-        assert said == read(asked, [text[:end]]) == read(asked, [text[:end]], cut=True)
+        assert said == read(required, [text[:end]]) == read(required, [text[:end]], cut=True)
     assert len(said) == 1 + several
 
 
 @pytest.mark.parametrize(("form", "text"), CUT)
 def test_of_a_call_that_is_cut_no_mark_is_content(form: CallForm, text: str) -> None:
-    """After text, too. Where nothing but JSON begins a call, the text is content until its name is known."""
+    """A call may follow text. If only JSON begins a call, the text is content until the name is known."""
     marks = CALL_MARKS[form]
     before = "" if marks.bare else "Well, a < b."
     opener = next((mark for mark in marks.openers if text.startswith(mark)), "")
     for end in range(len(opener) or 1, len(text) + 1):
-        said = read(SpeechForm(form, TOOLS), [before, *text[:end]], cut=True)
-        content = "".join(one.text for one in said if isinstance(one, SpokenText)).removeprefix(before)
+        said = read(OutputForm(form, TOOLS), [before, *text[:end]], cut=True)
+        content = "".join(one.text for one in said if isinstance(one, OutputText)).removeprefix(before)
         if opener or any(isinstance(one, Call) for one in said):
             assert content == ""
         else:
@@ -343,21 +343,21 @@ def test_of_a_call_that_is_cut_no_mark_is_content(form: CallForm, text: str) -> 
 @pytest.mark.parametrize("text", ["a <", "a <tool", "a [TOOL", "<b", '{"a": 1', "["])
 @pytest.mark.parametrize("form", CALL_MARKS)
 def test_a_text_that_is_cut_is_told_to_its_end(form: CallForm, text: str) -> None:
-    """Though it may have become a mark: but for one that would begin the answer, as nobody wants less of."""
-    (said,) = read(SpeechForm(form, TOOLS), [text], cut=True) or [SpokenText(text)]
-    assert said == SpokenText(text)
+    """The end is content although it may have become a mark."""
+    (said,) = read(OutputForm(form, TOOLS), [text], cut=True) or [OutputText(text)]
+    assert said == OutputText(text)
 
 
 @pytest.mark.parametrize("text", ["[\n", "[ ", "<\n", "</tool_call>", "; "])
 @pytest.mark.parametrize("form", CALL_MARKS)
 def test_a_text_that_is_cut_is_the_same_with_its_end_told_later(form: CallForm, text: str) -> None:
-    asked = SpeechForm(form, TOOLS)
-    assert read(asked, [text], cut=True) == read(asked, [text, ""], cut=True)
+    output_form = OutputForm(form, TOOLS)
+    assert read(output_form, [text], cut=True) == read(output_form, [text, ""], cut=True)
 
 
 @pytest.mark.parametrize("rest", ["", ', "x": '])
 def test_a_call_whose_arguments_come_first_is_told_once_its_name_is_known(rest: str) -> None:
-    reader = SpeechReader(SpeechForm("hermes", TOOLS))
+    reader = OutputParser(OutputForm("hermes", TOOLS))
     said = [
         one
         for letter in '<tool_call>{"arguments": {"city": "Paris"}, "name": "weather"'
@@ -370,11 +370,11 @@ def test_a_call_whose_arguments_come_first_is_told_once_its_name_is_known(rest: 
 def test_arguments_that_are_no_object_are_text_at_once() -> None:
     inner = '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris"}}]'
     *texts, call = read(
-        SpeechForm("mistral", TOOLS), [*'[TOOL_CALLS][{"name": "weather", "arguments": ', *inner]
+        OutputForm("mistral", TOOLS), [*'[TOOL_CALLS][{"name": "weather", "arguments": ', *inner]
     )
     assert isinstance(call, Call)
     assert (call.name, call.arguments) == ("weather", '{"city": "Paris"}')
-    assert [type(one) for one in texts] == [SpokenText]
+    assert [type(one) for one in texts] == [OutputText]
 
 
 PARTS = [
@@ -401,11 +401,11 @@ def cut_anywhere(text: str, data: st.DataObject) -> list[str]:
 def test_any_cut_says_the_same(
     calls: CallForm, thinking: Thinking, several: bool, parts: list[str], data: st.DataObject
 ) -> None:
-    form, text = SpeechForm(calls, TOOLS, several, thinking), "".join(parts)
+    form, text = OutputForm(calls, TOOLS, several, thinking), "".join(parts)
     pieces = cut_anywhere(text, data)
     assert read(form, pieces) == read(form, [text]) == read(form, list(text))
     if not calls and not thinking:
-        assert "".join(one.text for one in read(form, pieces) if isinstance(one, SpokenText)) == text
+        assert "".join(one.text for one in read(form, pieces) if isinstance(one, OutputText)) == text
 
 
 @given(
@@ -417,12 +417,12 @@ def test_any_cut_says_the_same(
 def test_whole_calls_have_the_arguments_that_were_written(
     form: CallForm, every: list[dict[str, object]], ascii_only: bool, data: st.DataObject
 ) -> None:
-    """However they are cut into pieces, and written as JSON."""
+    """Pieces and the spelling of JSON change no call."""
     spaces = data.draw(st.sampled_from([None, 1]))
     written = [json.dumps(arguments, ensure_ascii=ascii_only, indent=spaces) for arguments in every]
     text = f"Text.{WRITTEN[form](written)}" if form not in ("llama3", "mistral") else WRITTEN[form](written)
     pieces = cut_anywhere(text, data)
-    calls = [one for one in read(SpeechForm(form, TOOLS), pieces) if isinstance(one, Call)]
+    calls = [one for one in read(OutputForm(form, TOOLS), pieces) if isinstance(one, Call)]
     assert calls == [Call(index, "weather", arguments) for index, arguments in enumerate(written)]
 
 
@@ -433,7 +433,7 @@ def test_texts_between_tags_are_those_that_were_written(values: dict[str, str], 
     parameters = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()]
     text = f"<tool_call>\n<function=weather>\n{''.join(parameters)}</function>\n</tool_call>"
     pieces = cut_anywhere(text, data)
-    (only,) = read(SpeechForm("qwen-xml", (tool,)), pieces)
+    (only,) = read(OutputForm("qwen-xml", (tool,)), pieces)
     assert only == Call(0, "weather", json.dumps(values, ensure_ascii=False))
 
 
@@ -448,7 +448,7 @@ def test_json_is_what_json_is(text: str) -> None:
         scan, held, taken = JsonScan(), "", ""
         for piece in pieces:
             held += piece
-            count = scan.take(held)
+            count = scan.feed(held)
             taken, held = taken + held[:count], held[count:]
         is_json = scan.finish() and not held.strip()
         try:
@@ -468,7 +468,7 @@ def test_json_that_python_cannot_read_or_write_again_is_broken() -> None:
     broken = ("]", "}", ",", "x", "[" * 200)
     for text in (*broken, "1" * 5000, "[1e999]", "[-1e309]", f"[{'1' * 400}]"):
         scan = JsonScan()
-        scan.take(text)
+        scan.feed(text)
         assert scan.broken or text not in broken
         assert not scan.finish()
 

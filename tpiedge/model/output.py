@@ -1,12 +1,12 @@
-"""Separates tool calls (see `call_reader`) and reasoning from the text of an answer. Pure. Reasoning stands between
+"""Separates tool calls (`call_reader`) and reasoning from an answer's text. Pure. Reasoning stands between
 `<think>` and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. However the text is cut into pieces, the output is the same but for its division.
-2. Without calls and reasoning the content is the text. Text like a call, but without JSON, such a tool or an object of
-   arguments, is content. A call that breaks off after its beginning ends; what follows is content.
+1. How the text is cut into pieces changes the output only in its own division into parts.
+2. Without calls and reasoning the content is the text. A call without valid JSON, a known tool or an object of
+   arguments is content. A call that breaks off after its beginning ends; the text after it is content.
 3. White space around calls and reasoning is left out.
-4. If an answer was cut, or must be calls, nothing from the mark that opens a call on is content.
+4. If an answer was cut or must be calls, text from the opening mark of a call on is not content.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ from tpiedge.model.held_text import SPACE, Mismatch, TextEnded, Waiting, begun_l
 Thinking = Literal["", "marked", "begun"]
 """The reasoning of an answer: none, between both marks, or from the first character on."""
 
-_OPEN_THOUGHT: Final = "<think>"
-_CLOSE_THOUGHT: Final = "</think>"
-THOUGHT_MARKS: Final = (_OPEN_THOUGHT, _CLOSE_THOUGHT)
-NO_THOUGHTS: Final = f"{_CLOSE_THOUGHT}\n\n"  # ends the reasoning that a prompt has opened
+_OPEN_REASONING: Final = "<think>"
+_CLOSE_REASONING: Final = "</think>"
+REASONING_MARKS: Final = (_OPEN_REASONING, _CLOSE_REASONING)
+REASONING_END: Final = f"{_CLOSE_REASONING}\n\n"  # ends the reasoning that a prompt has opened
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechForm:
+class OutputForm:
     """The form of a model's answers. `several` allows more than one call; with `required` the answer is calls alone."""
 
     calls: CallForm = ""
@@ -46,57 +46,56 @@ class SpeechForm:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks that the text must show even if they are special tokens."""
         calls = CALL_MARKS[self.calls].separating if self.calls else ()
-        return (*calls, *(THOUGHT_MARKS if self.thinking else ()))
+        return (*calls, *(REASONING_MARKS if self.thinking else ()))
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenText:
+class OutputText:
     text: str
-    thought: bool = False  # reasoning
+    reasoning: bool = False
 
 
-Said = SpokenText | CallBegun | CallArguments | CallEnded
+OutputPart = OutputText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """Returns how an answer to this prompt of `template` may begin with reasoning, which the prompt may have opened.
-    `begun` is the part of the answer that the prompt ends with."""
+    """Returns the reasoning that may begin an answer to `prompt`, made by `template`. The prompt ends with `begun`, a
+    part of the answer."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
-    opened = before.endswith(_OPEN_THOUGHT) and _CLOSE_THOUGHT not in begun
-    if opened or begun.rfind(_OPEN_THOUGHT) > begun.rfind(_CLOSE_THOUGHT):
+    opened = before.endswith(_OPEN_REASONING) and _CLOSE_REASONING not in begun
+    if opened or begun.rfind(_OPEN_REASONING) > begun.rfind(_CLOSE_REASONING):
         return "begun"
-    return "marked" if _OPEN_THOUGHT in template or _CLOSE_THOUGHT in template else ""
+    return "marked" if _OPEN_REASONING in template or _CLOSE_REASONING in template else ""
 
 
-class SpeechReader(CallReader):
-    def __init__(self, form: SpeechForm) -> None:
+class OutputParser(CallReader):
+    def __init__(self, form: OutputForm) -> None:
         super().__init__(form.calls, form.tools, form.several)
         self._marks = CALL_MARKS[form.calls] if form.calls else None
         self._required = form.required
         self._cut = False
-        self._told = False  # some content was reported
+        self._has_content = False
         self._reading = self._answer(form.thinking)
 
-    def feed(self, text: str, last: str | None = None) -> list[Said]:
-        """Returns what is certain with this piece. `last` is the answer's finish reason, with its last piece."""
+    def feed(self, text: str, last: str | None = None) -> list[OutputPart]:
+        """Returns the parts that this piece makes certain. `last` is the finish reason, with the last piece."""
         self._held.text += text
         next(self._reading, None)
         if last is not None:
             self._held.ended, self._cut = True, last == "length"
             next(self._reading, None)
-        said, self._said = self._said, []
-        return said
+        parts, self._parts = self._parts, []
+        return parts
 
-    def feed_whole(self, text: str, last: str | None = None) -> Iterator[SpokenText | CallEnded]:
+    def feed_whole(self, text: str, last: str | None = None) -> Iterator[OutputText | CallEnded]:
         """Yields texts and whole calls. A broken call is text, or nothing if the answer was cut or must be calls."""
-        for said in self.feed(text, last):
-            if isinstance(said, CallEnded) and said.broken:
+        for part in self.feed(text, last):
+            if isinstance(part, CallEnded) and part.broken:
                 if not (self._cut or self._required):
-                    yield SpokenText(said.broken)
-            elif isinstance(said, SpokenText | CallEnded):
-                yield said
+                    yield OutputText(part.broken)
+            elif isinstance(part, OutputText | CallEnded):
+                yield part
 
     def ending(self, last: str | None) -> str | None:
         """Returns the finish reason: "tool_calls" if the answer ends with calls."""
@@ -106,31 +105,31 @@ class SpeechReader(CallReader):
         held = self._held
         if thinking == "marked":
             yield from held.spaces()
-            if not (yield from held.one_of(_OPEN_THOUGHT)):
+            if not (yield from held.one_of(_OPEN_REASONING)):
                 thinking, held.text = "", held.raw + held.text
         held.raw = ""
         if thinking:
             yield from held.spaces()
-            yield from self._thoughts()
+            yield from self._read_reasoning()
             yield from held.spaces()
             held.raw = ""
         if self._marks is not None:
             yield from self._contents(self._marks)
             return
         while True:
-            self._say(held.take(len(held.text)))
+            self._emit_text(held.consume(len(held.text)))
             yield
 
-    def _thoughts(self) -> Waiting[None]:
+    def _read_reasoning(self) -> Waiting[None]:
         held = self._held
-        while (at := held.text.find(_CLOSE_THOUGHT)) < 0:
-            self._say(held.take(_certain(held.text, _CLOSE_THOUGHT)), thought=True)
+        while (at := held.text.find(_CLOSE_REASONING)) < 0:
+            self._emit_text(held.consume(_certain(held.text, _CLOSE_REASONING)), reasoning=True)
             if held.ended:
-                self._say(held.take(len(held.text)).rstrip(SPACE), thought=True)
+                self._emit_text(held.consume(len(held.text)).rstrip(SPACE), reasoning=True)
                 return
             yield
-        self._say(held.take(at).rstrip(SPACE), thought=True)
-        held.take(len(_CLOSE_THOUGHT))
+        self._emit_text(held.consume(at).rstrip(SPACE), reasoning=True)
+        held.consume(len(_CLOSE_REASONING))
 
     def _contents(self, marks: CallMarks) -> Waiting[None]:
         held = self._held
@@ -143,44 +142,44 @@ class SpeechReader(CallReader):
             except TextEnded:
                 if self._cut and (opener or self.calls):
                     return
-                self._say(held.raw)
+                self._emit_text(held.raw)
             except Mismatch:
-                self._say(held.raw)
-        rest = held.take(len(held.text))
+                self._emit_text(held.raw)
+        rest = held.consume(len(held.text))
         begun = any(mark.startswith(rest.strip(SPACE)) for mark in marks.separating)
-        if not (begun and self._cut and (self.calls or not self._told)):
-            self._say(rest.rstrip(SPACE) if self.calls else rest)
+        if not (begun and self._cut and (self.calls or not self._has_content)):
+            self._emit_text(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
-        """Reports the text before the next call. Returns the call's opener, taken last; None at the end."""
+        """Reports the text before the next call. Returns its opener, consumed ("": a bare call); None at the end."""
         held = self._held
         while True:
             rest = held.text.lstrip(SPACE)
             begun = not held.ended and any(mark.startswith(rest) for mark in marks.openers)
             opened = begun or rest.startswith(marks.openers)
-            bare = "" if self._told else marks.bare
+            bare = "" if self._has_content else marks.bare
             if bare and rest.startswith(bare) and not opened:
-                held.take(len(held.text) - len(rest))
+                held.consume(len(held.text) - len(rest))
                 return ""
             found = [(at, mark) for mark in marks.openers if (at := held.text.find(mark)) >= 0]
             if found:
                 at, mark = min(found)
-                self._say(held.take(len(held.text[:at].rstrip(SPACE))))
-                held.take(len(held.text) - len(held.text.lstrip(SPACE)) + len(mark))
+                self._emit_text(held.consume(len(held.text[:at].rstrip(SPACE))))
+                held.consume(len(held.text) - len(held.text.lstrip(SPACE)) + len(mark))
                 return mark
             if held.ended:
                 return None
             if not (bare and begun):
-                self._say(held.take(_certain(held.text, *marks.openers)))
+                self._emit_text(held.consume(_certain(held.text, *marks.openers)))
             yield
 
-    def _say(self, text: str, *, thought: bool = False) -> None:
+    def _emit_text(self, text: str, *, reasoning: bool = False) -> None:
         self._held.raw = ""
-        if text and (thought or not self._required):
-            self._said.append(SpokenText(text, thought))
-            self._told = self._told or not thought
+        if text and (reasoning or not self._required):
+            self._parts.append(OutputText(text, reasoning))
+            self._has_content = self._has_content or not reasoning
 
 
 def _certain(text: str, *marks: str) -> int:
-    """Counts the characters before the possible beginning of a mark and white space before it."""
+    """Counts the characters before a possible beginning of a mark and the white space before that."""
     return len(text[: len(text) - begun_length(text, *marks)].rstrip(SPACE))

@@ -1,0 +1,67 @@
+"""Plans moves of KV heads when a plan replaces another. A machine keeps the heads that both its nodes have. Rank 0
+gathers the others from the lowest old ranks, and scatters them to the new nodes that lack them. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.pack.share import Share
+
+_LOCAL_BYTES_PER_S: Final = 200e6  # of the page cache of a slow computer, through which kept heads go
+_LINK_BYTES_PER_S: Final = 1e6  # of a link that was not measured
+
+
+@dataclass(frozen=True)
+class KVHolder:
+    """A node: its machine ("": the master's, rank 0's) and its KV heads."""
+
+    machine: str
+    heads: Share
+    link_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class KVMoves:
+    """The moves of KV heads. `kept`: heads that stay on their machine, by old rank. `stored`: heads of old rank 0 that
+    new nodes elsewhere lack. `gathered`: (old rank, head) to rank 0. `scattered`: (new rank, head) from rank 0."""
+
+    kept: tuple[Share, ...]
+    stored: tuple[int, ...]
+    gathered: tuple[tuple[int, int], ...]
+    scattered: tuple[tuple[int, int], ...]
+
+
+def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
+    """Finds the moves between the nodes of two plans, in rank order; both hold every head."""
+    after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
+    nothing, kept = Share(0, 0), []
+    for one in old:
+        stays = after.get(one.machine, nothing)
+        start, stop = max(one.heads.start, stays.start), min(one.heads.stop, stays.stop)
+        kept.append(Share(start, stop) if start < stop else nothing)
+    lacking = [
+        (rank, head)
+        for rank, one in enumerate(new)
+        for head in one.heads
+        if head not in before.get(one.machine, nothing)
+    ]
+    own = old[0].heads
+    wanted = sorted({head for _, head in lacking})
+    gathered = [
+        next((rank, head) for rank, one in enumerate(old) if head in one.heads)
+        for head in wanted
+        if head not in own
+    ]
+    scattered = tuple((rank, head) for rank, head in lacking if rank)
+    stored = tuple(sorted({head for _, head in scattered} & set(own)))
+    return KVMoves(tuple(kept), stored, tuple(gathered), scattered)
+
+
+def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
+    """Predicts the transfer's seconds, one link after the other. `head_bytes`: a head in all layers and pages."""
+    senders, receivers = [old[rank] for rank, _ in moves.gathered], [new[rank] for rank, _ in moves.scattered]
+    rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
+    travels = sum(head_bytes / rate for rate in rates)
+    heads = [len(kept) for kept in moves.kept]
+    heads[0] += len(moves.stored) + len(moves.gathered)
+    return travels + 2 * max(heads) * head_bytes / _LOCAL_BYTES_PER_S

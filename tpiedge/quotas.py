@@ -1,0 +1,61 @@
+"""Quotas of clients: each may use part of a total. Pure. A client is named by its API key or address.
+
+Law: no client has more than half of the total, rounded up, nor more than the others leave.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+
+def quota_of(total: int) -> int:
+    return (total + 1) // 2
+
+
+def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
+    """Whether a client with `own` may have `count` more, if all clients together have `taken` of `total`."""
+    return count == 0 or own + count <= min(quota_of(total), total - taken)
+
+
+def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
+    """Yields indexes of `held` (client, amount; oldest first) to drop: each is the oldest one of the client that holds
+    most, until the law holds."""
+    of_clients: dict[str, deque[int]] = {}
+    for number, (client, _) in enumerate(held):
+        of_clients.setdefault(client, deque()).append(number)
+    # The oldest index breaks ties.
+    most = [(-sum(held[number][1] for number in own), own[0], own) for own in of_clients.values()]
+    heapq.heapify(most)
+    taken = sum(amount for _, amount in held)
+    while most and (taken > total or -most[0][0] > quota_of(total)):
+        negative, number, own = heapq.heappop(most)
+        own.popleft()
+        yield number
+        taken -= held[number][1]
+        if own:
+            heapq.heappush(most, (negative + held[number][1], own[0], own))
+
+
+class ClientQuotas:
+    """Amounts that clients use of `total`."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.used = 0  # by all clients
+        self._by_client: Counter[str] = Counter()
+
+    def used_by(self, client: str) -> int:
+        return self._by_client[client]
+
+    def acquire(self, client: str, count: int = 1) -> bool:
+        """Adds `count` to the client's use if its quota allows; returns whether it did."""
+        if not within_quota(self.used_by(client), self.used, self._total, count):
+            return False
+        self.release(client, -count)
+        return True
+
+    def release(self, client: str, count: int = 1) -> None:
+        self.used -= count
+        self._by_client[client] -= count
+        if not self._by_client[client]:
+            del self._by_client[client]
