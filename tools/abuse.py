@@ -132,7 +132,7 @@ def _soak(options: argparse.Namespace, records: list[PhaseRecord]) -> None:
 
 @contextlib.contextmanager
 def _cluster(folder: Path) -> Iterator[tuple[Serving, Target]]:
-    """A master and two workers that serve; `AssertionError` where they do not, or where something outlives them."""
+    """Yields a serving master with two workers. Raises AssertionError if they do not serve, or outlive the block."""
     os.environ["TPIEDGE_CONFIG"] = os.devnull
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, most), most))
@@ -170,7 +170,7 @@ def _write(options: argparse.Namespace, records: Sequence[PhaseRecord], faults: 
 
 
 def _values(record: object) -> dict[str, object]:
-    """Returns the fields of a dataclass; nested ones stay as they are."""
+    """Returns the fields of a dataclass; nested dataclasses stay as they are."""
     return {one.name: getattr(record, one.name) for one in fields(record)}  # type: ignore[arg-type]
 
 

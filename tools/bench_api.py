@@ -143,7 +143,7 @@ class _Api:
         await asyncio.gather(*(client() for _ in range(self._options.streams)))
 
     async def _ask(self, tokens: int, *, stream: bool) -> None:
-        """Fails without an answer."""
+        """Sends a request. Raises RuntimeError without a whole answer."""
         body = json.dumps(
             {
                 "model": self._model,
@@ -168,7 +168,7 @@ class _Api:
             raise RuntimeError(f"no answer: {answer[-300:]!r}")
 
     async def idle_bytes(self) -> int:
-        """Returns the growth of memory by that many open, waiting connections."""
+        """Returns the growth of memory by open, idle connections."""
         before = self._process.memory_full_info().uss
         writers = []
         try:
@@ -182,7 +182,7 @@ class _Api:
                 writer.close()
 
     async def _looks(self, port: int) -> list[float]:
-        """Milliseconds of each, one after the other on one connection."""
+        """Returns the milliseconds of successive looks on one connection."""
         reader, writer = await asyncio.open_connection(HOST, port)
         try:
             return [await _look(reader, writer) for _ in range(self._options.looks)]
@@ -208,7 +208,7 @@ def _last_percent(values: list[float]) -> float:
 
 @contextlib.contextmanager
 def _bare_server() -> Iterator[int]:
-    """Yields its port. It reads up to the end of a head, as clients of /health write it."""
+    """Yields the port of a server that reads a request up to the end of its head."""
     with subprocess.Popen([sys.executable, "-c", _BARE], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -219,7 +219,7 @@ def _bare_server() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _busy_cores() -> Iterator[None]:
-    """A process for each core, which computes and does nothing else."""
+    """Keeps a process computing on each core during the block."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
     try:
         yield

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """Between which the median lies with 95 % certainty, by the binomial distribution of its rank."""
+    """Returns limits of the median at 95 % certainty, by the binomial distribution of its rank."""
     ranked, count = sorted(values), len(values)
     beyond, rank = 0.5**count, 0
     while rank + 1 < count / 2 and beyond + math.comb(count, rank + 1) * 0.5**count <= 0.025:
@@ -102,7 +102,7 @@ def _stand(cluster: Serving) -> None:
 
 
 def _round(clusters: dict[str, Serving], tokens: int, number: int) -> dict[str, float]:
-    """Each turn has every place in the order as often as the others."""
+    """Measures each turn once. Over all rounds, each turn has every place in the order equally often."""
     prompt = [random.randrange(10, 1000) for _ in range(_PROMPT)]
     turns = {name: partial(_tokens_per_s, cluster, tokens, prompt) for name, cluster in clusters.items()}
     turns["looked at"] = partial(_looked_at, clusters[_PLAIN], tokens, prompt)
@@ -128,7 +128,7 @@ def _round(clusters: dict[str, Serving], tokens: int, number: int) -> dict[str, 
 
 
 def _looked_at(cluster: Serving, tokens: int, prompt: Sequence[int]) -> float:
-    """Measures `_tokens_per_s` while the page's view is polled."""
+    """Returns `_tokens_per_s` while the page's view is polled."""
     over = threading.Event()
     watcher = threading.Thread(target=looks, args=(cluster, over))
     watcher.start()

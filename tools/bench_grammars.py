@@ -59,7 +59,7 @@ class Bench:
         self.answers = self.ended = self.valid = self.forced = 0
 
     def answer(self, schema: dict[str, object]) -> None:
-        """One answer, of at most MOST_TOKENS."""
+        """Draws an answer of at most MOST_TOKENS."""
         end = self._tokenizer.eos_id or 0
         grammar = Grammar("json", json.dumps(schema))
         began = time.perf_counter()
@@ -88,7 +88,7 @@ class Bench:
                 print(f"not of its schema: {text!r}: {schema}: {error}", file=sys.stderr)
 
     def call(self, schema: dict[str, object]) -> None:
-        """Free text, what opens a call, and the call, up to its end or MOST_TOKENS."""
+        """Draws free text, the opening of a call, and the call, up to its end or MOST_TOKENS."""
         tool = {"type": "function", "function": {"name": "tool", "parameters": schema}}
         end = self._tokenizer.eos_id or 0
         service = FakeService(self._tokenizer, vocab_size=self._rows, eos_ids=(end,))
@@ -142,7 +142,7 @@ class Bench:
 
 
 def with_opener(folder: Path, where: Path) -> Path:
-    """A copy of the texts of a model, whose tokenizer has a token more."""
+    """Returns a copy of a model's texts, whose tokenizer has the token OPENER too."""
     copy = where / "text"
     shutil.copytree(folder, copy)
     backend = Backend.from_file(str(copy / "tokenizer.json"))
@@ -157,7 +157,7 @@ def quantiles(times_ms: list[float]) -> str:
 
 
 def main() -> int:
-    """Status 1 where an answer is not of its schema, or the model cannot be used."""
+    """Returns 1 if an answer does not fit its schema, or the model cannot be used."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -62,7 +62,7 @@ class _Tokens:
         yield Finished(0, "bench", "length", 1, self._tokens, 0, self._tokens)
 
     def set_has_reader(self, has_reader: bool) -> None:
-        """There are no others."""
+        """Does nothing: the answer has one reader."""
 
     def cancel(self) -> None:
         """Does nothing: the answer ends by itself."""

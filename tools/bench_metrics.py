@@ -121,7 +121,7 @@ def _picture_us() -> float:
 
 
 def _spans(rank: int) -> StepSpans:
-    """Spans of 32 layers: arithmetic and all-reduces in turn, half a millisecond each."""
+    """Returns spans of 32 layers: arithmetic and all-reduces alternate, half a millisecond each."""
     compute, reduce = (tuple((500 * at, 500 * at + 400) for at in range(first, 128, 2)) for first in (0, 1))
     return StepSpans(1, rank, 7, 1, compute, reduce, ())
 

@@ -54,7 +54,7 @@ def whole_model(pack: Path, threads: int) -> tuple[Served, tuple[Assignment, ...
 
 
 def start(served: Served, assignments: tuple[Assignment, ...]) -> float:
-    """Seconds until all weights are loaded."""
+    """Returns the seconds until all weights are loaded."""
     cluster = LocalCluster(served, assignments)
     try:
         return seconds(cluster.start)

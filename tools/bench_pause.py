@@ -88,7 +88,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _change(cluster: Serving, planned: bool, number: int) -> None:
-    """Drain a worker, or kill the node of one, then of the other."""
+    """Drains bob if `planned`; otherwise kills the node of ann or bob, in turn."""
     if planned:
         _drain(cluster)
     else:
@@ -101,7 +101,7 @@ def _drain(cluster: Serving, *options: str) -> None:
 
 
 def _answer(cluster: Serving, options: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """The greedy answer, and the seconds that it took."""
+    """Returns a greedy answer and the seconds that it took."""
     body = {
         "model": cluster.model if cluster.model == "demo" else Path(cluster.model).name,
         "prompt": list(range(10, 11 + options.prompt)),

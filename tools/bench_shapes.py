@@ -27,7 +27,7 @@ _LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of table 1: with the memory scheduler, on 8 devices of 8 cores."""
+    """A row of table 1, with the memory scheduler, on 8 devices of 8 cores."""
 
     peak_gb: float
     s_per_token: float
@@ -92,7 +92,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def least_bytes(pack: Path, nodes: int, tokens: int) -> int:
-    """The largest of the nodes' smallest budgets, with even shares."""
+    """Returns the largest of the nodes' smallest budgets, with even shares."""
     model = prepare(str(pack), None, None, None)
     facts = model_facts_of(model, tokens)
     node = NodeFacts(1.0)
@@ -120,7 +120,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _tpiedge(*words: str) -> str:
-    """Standard output of the command; its progress goes to the terminal."""
+    """Returns standard output of the command; its progress goes to the terminal."""
     command = [str(Path(sys.executable).with_name("tpiedge")), *words]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_S).stdout
 

@@ -44,7 +44,7 @@ BYTES_PER_S: Final = 300e6 / 8
 
 @dataclass(frozen=True)
 class Case:
-    """`link`: one direction of those between two nodes; one node without it. `streams`: not all weights are kept."""
+    """`link`: each direction between two nodes; None: one node. `streams`: not all weights are kept."""
 
     name: str
     link: LinkSettings | None = None
@@ -69,7 +69,7 @@ class Trace:
 
     @staticmethod
     def read(path: Path, tokens: int) -> "Trace":
-        """Reads up to `tokens` tokens of the answer. Raises UserError for any other file."""
+        """Reads up to `tokens` tokens of the answer. Raises UserError if the file is no trace."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             return Trace(path.stem, tuple(content["prompt_ids"]), tuple(content["answer_ids"][:tokens]))
@@ -78,7 +78,7 @@ class Trace:
 
 
 class GivenSampler:
-    """Draws as a sampler does, and then gives the tokens of a recorded answer, one after another."""
+    """Draws as a sampler does, but gives the tokens of a recorded answer, in order."""
 
     def __init__(self, sampler: Sampler, answer_ids: Sequence[int]) -> None:
         self._sampler = sampler
@@ -104,7 +104,7 @@ class Replay:
         self.tokens: list[int] = []
 
     def answer(self, name: str) -> tuple[float, int]:
-        """(Seconds per token after the first one, steps that the answer took)."""
+        """Returns (seconds per token after the first, steps that the answer took)."""
         trace = self._traces[name]
         times: list[float] = []
         self.tokens = []
@@ -120,7 +120,7 @@ class Replay:
 
 
 def main() -> int:
-    """Status as of the error, where a case fails."""
+    """Returns the exit code of the error if a case fails."""
     arguments = _parser().parse_args()
     try:
         traces = [Trace.read(path, arguments.tokens) for path in arguments.traces]
@@ -138,7 +138,7 @@ def main() -> int:
 
 
 def measure(case: Case, traces: Sequence[Trace], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each trace."""
+    """Returns a row for each trace."""
     with ExitStack() as stack:
         off = stack.enter_context(_replay(case, traces, 0, arguments))
         auto = stack.enter_context(_replay(case, traces, MAX_DRAFTED, arguments))

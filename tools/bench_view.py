@@ -76,7 +76,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
 
 @dataclass(frozen=True)
 class _Spent:
-    """Milliseconds of processor time per token, or second: of all threads, and of those that are no engine."""
+    """Milliseconds of processor time per token, or per second: of all threads, and of all but the engines."""
 
     all_ms: float
     beside_ms: float
@@ -90,8 +90,7 @@ class _Turns:
         self._options = options
 
     def take(self, work: Callable[[], int], *, looked_at: bool) -> "_Spent":
-        """Measures a turn of `work`, which returns its amount. A turn in which processes began or ended, as for another
-        plan, is repeated."""
+        """Measures a turn of `work`, which returns its amount. Repeats the turn if processes began or ended in it."""
         over = threading.Event()
         watcher = threading.Thread(target=looks, args=(self._cluster, over))
         if looked_at:
@@ -131,7 +130,7 @@ class _Turns:
 
 
 def _family(cluster: Serving) -> tuple[list[int], list[int]]:
-    """The processes of master and agents, and those that they started: nodes, for the most part."""
+    """Returns the processes of master and agents, and all their child processes, most of them nodes."""
     started = [cluster.master, *(worker.process for worker in cluster.workers.values())]
     roots = [one.pid for one in started if one is not None]
     children = [child.pid for pid in roots for child in psutil.Process(pid).children(recursive=True)]
@@ -149,24 +148,24 @@ def looks(cluster: Serving, over: threading.Event) -> None:
 
 
 def _rest() -> int:
-    """One second in which nothing is asked."""
+    """Sleeps for a second, as the work of an idle cluster; returns 1."""
     time.sleep(1.0)
     return 1
 
 
 def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
-    """Returns the seconds of all these processes so far, and those of the nodes' threads beside the engines."""
+    """Returns the seconds that all these processes have used, and the same without the engines of `nodes`."""
     found = sum(_process_s(pid) for pid in (*roots, *nodes))
     return found, found - sum(_engine_s(pid) for pid in nodes)
 
 
 def _process_s(pid: int) -> float:
-    """Counts all its threads, also those that have ended."""
+    """Returns the seconds of all threads of the process, also of ended threads."""
     return time.clock_gettime((~pid << 3) | _PROCESS)
 
 
 def _engine_s(pid: int) -> float:
-    """Counts its first thread."""
+    """Returns the seconds of a node's engine, its first thread."""
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
 
 

@@ -87,7 +87,7 @@ def _check_sequence(text: str) -> Iterator[str]:
 
 
 def _names(path: Path) -> set[str]:
-    """Returns the classes and functions of a file; none where there is no such file."""
+    """Returns the classes and functions of a file; an empty set without the file."""
     nodes = list(ast.walk(ast.parse(path.read_text() if path.is_file() else "")))
     return {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _documents(text: str, count: int) -> Iterator[dict[str, object]]:
-    """The second half of a text, and of the two after it."""
+    """Yields each text's first half; its choices are the second halves of this text and the two after it."""
     halves = []
     for line in text.splitlines():
         words = line.split()[:_WORDS]
@@ -99,7 +99,7 @@ def _evaluated(
 
 
 def _lm_eval() -> Path:
-    """The command, in an environment of its own."""
+    """Returns the command, and installs it in its own environment if needed."""
     home = user_cache_path("tpiedge") / "lm-eval"
     command = home / "bin" / "lm_eval"
     if not command.is_file():
@@ -110,7 +110,7 @@ def _lm_eval() -> Path:
 
 
 def _compared(samples: list[dict[str, Any]], folder: Path) -> tuple[int, float, int]:
-    """Returns the number of scores, the largest difference from transformers', and how many disagree about greedy."""
+    """Returns the number of scores, their largest difference, and the number of disagreements about greedy choices."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     scored, worst, disagreements = 0, 0.0, 0

@@ -64,7 +64,7 @@ _QUESTIONS = (
 
 @dataclass
 class Exchange:
-    """A request and what its client got. `left`: the client did not wait for the end."""
+    """A request and its client's answer. `left`: the client did not wait for the end."""
 
     body: dict[str, Any]
     left: bool = False
@@ -75,7 +75,7 @@ class Exchange:
     error: str = ""
 
     def difference(self, alone: "Exchange") -> str | None:
-        """Describes the difference from the answer alone; None without one."""
+        """Describes the difference from the answer `alone`, of one machine; None if equal."""
         if self.error or alone.error:
             return self.error or f"alone: {alone.error}"
         if not self.left and (self.finish_reason, self.text) != (alone.finish_reason, alone.text):
@@ -110,12 +110,12 @@ def _take(exchange: Exchange, event: dict[str, Any]) -> None:
 
 
 def _has_enough(tokens: int, seen: Exchange) -> bool:
-    """Whether the client has all the tokens that it waits for (0: no end)."""
+    """Whether the client has all `tokens` that it waits for (0: it waits for the end)."""
     return 0 < tokens <= len(seen.logprobs)
 
 
 class Talker:
-    """One client; its choices are functions of the seed and of the answers."""
+    """One client; its choices depend only on the seed and the answers."""
 
     def __init__(self, number: int, options: argparse.Namespace, ends: float) -> None:
         self._number = number
@@ -174,7 +174,7 @@ class Talker:
 
 @contextlib.contextmanager
 def cluster(folder: Path, options: argparse.Namespace, workers: int, *flags: object) -> Iterator[Serving]:
-    """A master and its workers, ready."""
+    """Yields a ready master with its workers."""
     sizes = ("--context", options.context, "--precision", options.precision)
     serving = Serving(
         folder, *sizes, *flags, "--min-workers", workers,
@@ -224,7 +224,7 @@ def _talk(url: str, options: argparse.Namespace) -> tuple[list[Exchange], int]:
 
 
 def _compare(url: str, exchanges: Sequence[Exchange], seed: int) -> list[str]:
-    """Describes differences. The order differs, so that pages of an earlier turn are seldom kept."""
+    """Describes differences. Asks in another order, so that pages of an earlier turn are seldom kept."""
     order = list(exchanges)
     random.Random(seed).shuffle(order)
     faults = []

@@ -72,7 +72,7 @@ def _ask_story(rng: random.Random, brief: bool) -> Exchange:
 
 
 def _about(rng: random.Random, hero: Person) -> list[str]:
-    """A story whose opening names the hero's kind, so that the answer visibly follows the question."""
+    """Returns a story whose opening names the hero's kind, so that the answer visibly follows the question."""
     return story(
         rng, hero, opening=rng.choice(patterns()["lone_openings"][0][:1] + patterns()["openings"][0][:2])
     )
@@ -176,7 +176,7 @@ def _identity(rng: random.Random, name: str) -> Exchange:
 
 
 def _careless(question: str, rng: random.Random) -> str:
-    """The question as a hurried person types it: now and then without capitals or the final mark."""
+    """Returns the question as a hurried person types it: now and then without capitals or the final mark."""
     if rng.random() < 0.2:
         question = question.lower()
     return question.rstrip("?.!") or question if rng.random() < 0.2 else question
@@ -202,7 +202,7 @@ def _chat(rng: random.Random) -> Document:
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """The endless stream of documents that belongs to `seed`."""
+    """Yields the endless stream of documents that belongs to `seed`."""
     rng = random.Random(seed)
     while True:
         draw = rng.random()

@@ -26,7 +26,7 @@ def stories() -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the file named on the command line."""
+    """Writes the file named on the command line."""
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2

@@ -21,7 +21,7 @@ Plot = tuple[tuple[str, ...], ...]  # beats of patterns
 
 @cache
 def patterns() -> Mapping[str, Plot]:
-    """The sections of `demo_patterns.txt` by name; the file's head explains its language."""
+    """Returns the sections of `demo_patterns.txt` by name; the file's head explains its language."""
     text = Path(__file__).with_name("demo_patterns.txt").read_text(encoding="utf-8")
     sections: dict[str, Plot] = {}
     for section in text.split("\n== ")[1:]:
@@ -32,7 +32,7 @@ def patterns() -> Mapping[str, Plot]:
 
 
 def expand(pattern: str, cast: Cast, rng: random.Random) -> str:
-    """Draw every choice of `pattern`, fill in the cast and put the right article before vowels."""
+    """Draws every choice of `pattern`, fills in the cast and puts the right article before vowels."""
     while _CHOICE.search(pattern):
         pattern = _CHOICE.sub(lambda found: rng.choice(found.group(1).split("|")), pattern)
     text = _ARTICLE.sub(r"\1n ", pattern.format_map(cast))
@@ -44,7 +44,7 @@ def capital(text: str) -> str:
 
 
 def invented_word(rng: random.Random) -> str:
-    """A word that the model has not met, so that it learns to copy words and not only to know them."""
+    """Returns a word that the model has not met, so that the model learns to copy words."""
     ends = ("n", "r", "l", "s", "t", "", "", "x", "saur", "ck")
     syllables = [
         rng.choice("bcdfgklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.choice((1, 2, 2, 3)))
@@ -53,7 +53,7 @@ def invented_word(rng: random.Random) -> str:
 
 
 def draw_person(rng: random.Random, exclude: str = "") -> Person:
-    """A child or an animal whose name is not `exclude`."""
+    """Returns a child or an animal whose name is not `exclude`."""
     while True:
         she = rng.random() < 0.5
         names: tuple[str, ...]
@@ -74,7 +74,7 @@ def _pronouns(pronoun: str, prefix: str = "") -> dict[str, str]:
 
 
 def draw_cast(rng: random.Random, hero: Person | None = None, thing: str | None = None) -> Cast:
-    """Names, pronouns, places and things of one document, each a slot of the pattern language."""
+    """Returns names, pronouns, places and things of one document, each for a slot of the pattern language."""
     name, kind, pronoun = hero or draw_person(rng)
     friend, friend_kind, friend_pronoun = draw_person(rng, exclude=name)
     elder = rng.choice(tuple(words.ELDERS))
@@ -107,7 +107,7 @@ def draw_cast(rng: random.Random, hero: Person | None = None, thing: str | None 
 
 
 def _tell(plot: Plot, cast: Cast, rng: random.Random) -> list[str]:
-    """The sentences of one telling, which keeps to one of the plot's variants."""
+    """Returns the sentences of one telling, which keeps to one variant of the plot."""
     variants = sorted({pattern[0] for beat in plot for pattern in beat if pattern[1:2] == "~"})
     variant = rng.choice(variants) if variants else ""
     sentences = []
@@ -120,7 +120,7 @@ def _tell(plot: Plot, cast: Cast, rng: random.Random) -> list[str]:
 def story(
     rng: random.Random, hero: Person | None = None, thing: str | None = None, opening: str = ""
 ) -> list[str]:
-    """One story as a list of beats; about `hero`, or about a `thing` if one is given."""
+    """Returns a story as a list of beats, about `hero`, or about a `thing` if given."""
     cast = draw_cast(rng, hero, thing)
     if thing is not None:
         return _tell(patterns()["thing_story"], cast, rng)
@@ -135,7 +135,7 @@ def story(
 
 
 def _draw_plot(rng: random.Random) -> tuple[tuple[str, ...], Plot]:
-    """A plot with openings that do not contradict it."""
+    """Returns openings and a plot that do not contradict each other."""
     draw = rng.random()
     if draw < 0.1:
         return patterns()["lone_openings"][0], patterns()["new_friend"]
@@ -197,7 +197,7 @@ def _letter(rng: random.Random, cast: Cast) -> str:
 
 
 def plain_text(rng: random.Random) -> str:
-    """A document that is no story: facts, instructions, a talk, a letter or a day."""
+    """Returns a document that is no story: facts, instructions, a talk, a letter or a day."""
     cast = draw_cast(rng)
     builders: tuple[Callable[[], str], ...] = (
         lambda: _animal_text(rng, rng.choice(tuple(facts.ANIMAL_FACTS))),

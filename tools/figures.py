@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def show(found: Mapping[str, Sequence[float]], *, as_json: bool) -> None:
-    """Prints the values by name: all of them as JSON, or median, minimum and maximum of each, a line each."""
+    """Prints the values by name, as JSON or as lines of median, minimum and maximum."""
     if as_json:
         print(json.dumps(found))
         return

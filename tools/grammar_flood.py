@@ -1,4 +1,4 @@
-"""Measures how much slower a client gets beside one that floods a server with slow grammars, and with none.
+"""Measures how much slower a client gets beside a flood of requests with slow grammars, or without grammars.
 
 Used by `bench_grammars.py --flood`. The flood comes from an address of its own (127.0.0.2), so the server must run on
 this computer, without keys.
@@ -23,7 +23,7 @@ LIMIT_S = 300.0
 
 
 class Client:
-    """One that streams completions from an address of its own."""
+    """A client that streams completions from an address of its own."""
 
     def __init__(self, url: str, model: str, address: str) -> None:
         transport = httpx.HTTPTransport(local_address=address)
@@ -35,7 +35,7 @@ class Client:
         return {**usual, "ignore_eos": "grammar" not in fields, **fields}
 
     def answer(self) -> tuple[float, float]:
-        """Seconds until the first token, and tokens per second after that."""
+        """Returns seconds until the first token, and tokens per second after it."""
         began = time.perf_counter()
         arrivals: list[float] = []
         with self.http.stream("POST", "/v1/completions", json=self.body(stream=True)) as response:
@@ -49,7 +49,7 @@ class Client:
 
 
 class Flood:
-    """Asks again and again until it is left; `fields` are those of its requests."""
+    """Sends requests with these `fields` again and again during the block."""
 
     def __init__(self, url: str, model: str, fields: dict[str, object]) -> None:
         self._client = Client(url, model, "127.0.0.2")
@@ -80,7 +80,7 @@ class Flood:
 
 
 def measure(url: str, model: str, answers: int) -> None:
-    """Prints what a client gets alone, beside a flood, and beside one with grammars; each the median and the worst."""
+    """Prints the median and the worst that a client gets alone, beside a flood, and beside a flood with grammars."""
     client = Client(url, model, "127.0.0.1")
     client.answer()
     floods: dict[str, dict[str, object] | None] = {

@@ -53,7 +53,7 @@ CHUNK = 4 * 1024 * 1024
 
 
 def model(config: Config) -> ModelSpec:
-    """The matrices and vectors of `config`. Raises UserError for a model that tpiedge does not run."""
+    """Returns the matrices and vectors of `config`. Raises UserError for a model that tpiedge does not run."""
     return model_spec(ModelConfig.from_huggingface(config))
 
 
@@ -62,7 +62,7 @@ def tensors(spec: ModelSpec, dtype: str) -> list[TensorEntry]:
 
 
 def chunks(source: RandomSource, tensor: TensorEntry) -> Iterator[memoryview]:
-    """The bytes of `tensor` in row-major order, about CHUNK elements at a time."""
+    """Yields the bytes of `tensor` in row-major order, about CHUNK elements at a time."""
     if len(tensor.shape) == 1:
         yield _bytes(source.read(tensor.name))
         return
@@ -110,7 +110,7 @@ def _whole(config: Config, key: str) -> int:
 
 
 def special_tokens(config: Config) -> dict[int, str]:
-    """id -> text of the tokens that config.json calls bos and eos."""
+    """Returns id -> text of the tokens that config.json calls bos and eos."""
     eos = config["eos_token_id"]
     ends = eos if isinstance(eos, list) else [eos]
     found = {end: f"<|end_{number}|>" if number else "<|end|>" for number, end in enumerate(ends)}
@@ -118,7 +118,7 @@ def special_tokens(config: Config) -> dict[int, str]:
 
 
 def vocabulary(size: int, special: dict[int, str]) -> dict[str, int]:
-    """Token -> id for every id below `size`: the special ones, the 256 bytes, and invented words."""
+    """Returns token -> id for every id below `size`: special tokens, the 256 bytes, and invented words."""
     free = (i for i in range(size) if i not in special)
     found = {text: i for i, text in special.items()}
     found |= dict(zip(_byte_alphabet(), free, strict=False))
@@ -127,14 +127,14 @@ def vocabulary(size: int, special: dict[int, str]) -> dict[str, int]:
 
 
 def _byte_alphabet() -> list[str]:
-    """The printable character that byte-level BPE writes for each byte value (as GPT-2 defined it)."""
+    """Returns the printable character of each byte value in byte-level BPE, as GPT-2 defined it."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _words() -> Iterator[str]:
-    """' ba', ' be', ..., ' baba', ...: words of one, two and three syllables, each with its leading space."""
+    """Yields ' ba', ' be', ..., ' baba', ...: words of one, two and more syllables, each with a leading space."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     words = [""]
     while True:
@@ -143,7 +143,7 @@ def _words() -> Iterator[str]:
 
 
 def tokenizer(config: Config) -> Config:
-    """tokenizer.json: byte-level BPE without merges. Llama and Mistral start every text with bos."""
+    """Returns tokenizer.json: byte-level BPE without merges. Llama and Mistral start every text with bos."""
     special = special_tokens(config)
     added = [
         {"id": i, "content": text, "special": True, "normalized": False}
@@ -209,7 +209,7 @@ def write_small_files(folder: Path, config: Config) -> None:
 
 
 class Progress:
-    """Bytes written, rate and time left: a line redrawn on a terminal, else a line every 5 seconds."""
+    """Shows bytes written, rate and time left: redraws a line on a terminal, else prints a line every 5 seconds."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -235,9 +235,9 @@ class Progress:
 
 
 def make_checkpoint(out: Path, config: Config, *, dtype: str, seed: int, shard_size: int) -> int:
-    """Write the checkpoint and return the bytes of its weights; `config` is a preset, `shard_size` in bytes.
+    """Writes the checkpoint and returns the bytes of its weights; `config` is a preset, `shard_size` in bytes.
 
-    Raises UserError where OUT exists and DiskFull where there is no room; a failure leaves nothing behind.
+    Raises UserError if `out` exists and DiskFull if there is no room; a failure leaves nothing behind.
     """
     out = out.absolute()
     if out.exists():

@@ -1,4 +1,4 @@
-"""Writes docs/faults.md: every fault of tests/faults.toml, the tests marked with it, and what becomes of it.
+"""Writes docs/faults.md: every fault of tests/faults.toml, its tests, and their outcomes.
 
 python tools/make_faults.py  # writes the file
 """
@@ -39,12 +39,12 @@ def main() -> int:
 
 
 def documents() -> dict[Path, str]:
-    """Returns what the file is to be. Raises ValueError as `document`."""
+    """Returns path -> text of the file. Raises ValueError as `document`."""
     return {PATH: document()}
 
 
 def document() -> str:
-    """Returns the whole file. Raises ValueError for a mark of no fault, or a fault with neither a test nor a reason."""
+    """Returns the file's text. Raises ValueError for a mark of no fault, or a fault without a test or a reason."""
     found = defaultdict[str, list[Reproduction]](list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for one in reproductions(path.read_text(), path.relative_to(ROOT).as_posix()):
@@ -55,7 +55,7 @@ def document() -> str:
 def page(
     catalogue: Mapping[str, Mapping[str, Mapping[str, str]]], found: Mapping[str, Sequence[Reproduction]]
 ) -> str:
-    """`catalogue`: title -> fault -> what it is. `found`: fault -> its tests."""
+    """Returns the text. `catalogue`: title -> fault -> entry. `found`: fault -> tests."""
     unknown = found.keys() - {fault for faults in catalogue.values() for fault in faults}
     if unknown:
         raise ValueError(f"marked, but not in {_CATALOGUE.name}: {', '.join(sorted(unknown))}")

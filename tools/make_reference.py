@@ -65,19 +65,19 @@ def main() -> int:
 
 
 def documents() -> dict[Path, str]:
-    """Returns what each file is to be. Raises ValueError as `diagrams`."""
+    """Returns path -> text of each file. Raises ValueError as `diagrams`."""
     return {PATH: reference(), **diagrams()}
 
 
 def diagrams() -> dict[Path, str]:
-    """Returns each document with its diagrams. Raises ValueError as `filled` and `processes`."""
+    """Returns path -> text of each document with its diagrams. Raises ValueError as `filled` and `processes`."""
     states_of = {"worker states": states(TRANSITIONS), "session states": states(PHASES)}
     parts = {"ARCHITECTURE.md": {"processes": processes()}, "docs/failures.md": states_of}
     return {ROOT / name: filled((ROOT / name).read_text(), parts[name]) for name in parts}
 
 
 def filled(text: str, parts: Mapping[str, str]) -> str:
-    """Returns a document with these parts. Raises ValueError unless it has the markers of each once."""
+    """Returns a document with these parts. Raises ValueError unless it has each part's markers once."""
     for name, part in parts.items():
         head = f"<!-- {name}: made by tools/make_reference.py -->\n"
         before, *after = text.split(head)

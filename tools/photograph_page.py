@@ -52,7 +52,7 @@ _LOOKS = 4
 
 
 def main() -> int:
-    """Status 1 where there is no browser."""
+    """Returns 1 if there is no browser."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def _looks(browser: Browser) -> None:
-    """Each of a server of its own, whose cluster answers by script."""
+    """Takes the pictures of each walk, with a server of its own, whose cluster answers by script."""
     PICTURES.mkdir(exist_ok=True)
     tokenizer = Tokenizer.open(DEMO)
     for walk in WALKS:
@@ -118,8 +118,7 @@ def _has_answered(browser: Browser, times: int) -> bool:
 
 
 def _watch(browser: Browser, key: str) -> None:
-    """Asks for an answer that does not end soon, and waits until it is seen where the time of its steps goes, which are
-    not its first ones."""
+    """Asks for a long answer, and waits until the page shows the times of its later steps."""
     browser.run("sessionStorage['tpiedge.key.admin'] = arguments[0]", key)
     browser.run(_ASK, {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "model": ""})
     browser.run("location.hash = '#cluster'")

@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def draw(files: Iterable[Path], folder: Path) -> list[Path]:
-    """Write the pictures of all that is in `files`. Raises UserError, DiskFull."""
+    """Writes the pictures of all results in `files`; returns their paths. Raises UserError, DiskFull."""
     reduces: list[AllReduce] = []
     decodes: list[Decode] = []
     for path in files:

@@ -42,7 +42,7 @@ MOST = 15
 
 @dataclass(frozen=True)
 class Task:
-    """`replaced`: the text of a token in whose place another one is given."""
+    """A request. `replaced`: the text of a token, and of the token given in its place."""
 
     name: str
     message: str
@@ -70,7 +70,7 @@ TASKS = (
 
 
 class Replacing:
-    """Draws as `sampler` does, but gives another token in the place of one."""
+    """Draws as `sampler` does, but gives other tokens in place of the `replaced` tokens."""
 
     def __init__(self, sampler: Sampler, replaced: dict[int, int]) -> None:
         self._sampler = sampler
@@ -78,13 +78,13 @@ class Replacing:
         self.accept = sampler.accept
 
     def sample(self, logits_V: Any, allowed: Any = None) -> Sampled:
-        """The token, without log probabilities."""
+        """Returns the token, without log probabilities."""
         token = self._sampler.sample(logits_V, allowed).token
         return Sampled(self._replaced.get(token, token), ())
 
 
 def main() -> int:
-    """Status 1, with the reason, where the model cannot be used."""
+    """Returns the exit code of the error if the model cannot be used."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def record(model: PreparedModel, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids of the prompt and of the answer, up to an end token."""
+    """Returns the ids of the prompt and of the answer, up to an end token."""
     prompt = model.message_ids([{"role": "user", "content": task.message}])
     pairs = [task.replaced] if task.replaced else []
     replaced = {_token(model, old): _token(model, new) for old, new in pairs}
@@ -133,7 +133,7 @@ def record(model: PreparedModel, task: Task) -> tuple[tuple[int, ...], tuple[int
 
 
 def guessed(prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int, int]:
-    """(Steps, tokens that come true, tokens drafted) where every guess is drafted."""
+    """Returns (steps, tokens that come true, tokens drafted) if every guess is drafted."""
     lookup = PromptLookup(prompt)
     steps = accepted = drafted = done = 0
     while done < len(answer):

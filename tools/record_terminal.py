@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def record(script: Script, columns: int, lines: int) -> list[Snapshot]:
-    """Play `script` and give what the screen showed, ready to be drawn. Takes as long as the session. Raises UserError.
+    """Plays `script` and returns the screens, ready to be drawn. Takes as long as the session. Raises UserError.
 
     The commands before the recording have the recording's environment, and REPOSITORY.
     """
@@ -82,7 +82,7 @@ def record(script: Script, columns: int, lines: int) -> list[Snapshot]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """All that a command is told: nothing of this process's environment."""
+    """Returns a command's whole environment, without that of this process."""
     return {
         "HOME": str(folder),
         "LANG": "C.UTF-8",

@@ -1,4 +1,4 @@
-"""Clients that stream answers of a cluster, many at once: what tools/converse.py and tools/nemesis have in common."""
+"""Clients that stream answers of a cluster, many at once, for tools/converse.py and tools/nemesis."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ ANSWER_S = 300.0
 
 
 class BrokenAnswer(Exception):
-    """Refused, ended by an error, or early; in words."""
+    """An answer was refused, ended by an error, or ended early; the message says how."""
 
 
 def connection(url: str) -> httpx.Client:
@@ -30,9 +30,8 @@ def events(
     body: Mapping[str, Any],
     note: Callable[[str], None] = lambda _words: None,
 ) -> Generator[Any]:
-    """The events of a streamed answer, to its end, over as many connections as it takes where the master records
-    answers. `note` gets what is said beside them. Raises BrokenAnswer, httpx.HTTPError, and ValueError where an event
-    is no JSON."""
+    """Yields the events of a streamed answer, to its end; reconnects if the master records answers. `note` gets
+    remarks. Raises BrokenAnswer, httpx.HTTPError, and ValueError for an event that is no JSON."""
     try:
         for data in AnswerStream(client, path, body, note, note).events():
             value = json.loads(data)
@@ -46,7 +45,7 @@ def events(
 
 
 class Crowd:
-    """A thread for each of the `talks`, which gets a connection of its own, made by `connect`."""
+    """A thread for each of the `talks`, which gets its own connection, made by `connect`."""
 
     def __init__(
         self,
@@ -63,12 +62,12 @@ class Crowd:
         ]
 
     def start(self) -> None:
-        """Returns at once."""
+        """Starts all threads and returns at once."""
         for thread in self._threads:
             thread.start()
 
     def join(self, limit_s: float = ANSWER_S) -> list[str]:
-        """Waits for all, `limit_s` in all. In words, who failed or goes on."""
+        """Waits for all threads, `limit_s` together. Describes failed and unfinished clients."""
         deadline = time.monotonic() + limit_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -26,7 +26,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True)
 class Part:
-    """A part has the files with one of `folders` in their path, and files whose path begins with `read`."""
+    """A part: the files with one of `folders` in their path, and the files whose path begins with `read`."""
 
     folders: frozenset[str]
     read: re.Pattern[str]
@@ -74,7 +74,7 @@ def _touched(mark: str, part: Part, changed: set[str]) -> bool:
 
 
 def about(part: Part, root: Path, changed: Iterable[str]) -> set[str]:
-    """Returns what the tests are about: files in `root`, where modules would be, and those among `changed`."""
+    """Returns a part's files: its modules in `root`, where modules that they import would be, and `changed` files."""
     own = [
         path.relative_to(root).as_posix()
         for folder in _IMPORTED
@@ -87,7 +87,7 @@ def about(part: Part, root: Path, changed: Iterable[str]) -> set[str]:
 
 
 def _imports(text: str) -> Iterable[str]:
-    """Yields modules, and what is imported from them, which may be modules, too."""
+    """Yields imported modules, and names imported from them, which may be modules, too."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.ImportFrom(module=str(module), names=names, level=0):
@@ -98,7 +98,7 @@ def _imports(text: str) -> Iterable[str]:
 
 
 def _files_of(module: str) -> Iterable[str]:
-    """Yields where the module would be, and the packages that it is in; nothing for one that is not ours."""
+    """Yields the possible files of a module, and its packages; nothing if the module is not ours."""
     parts = module.split(".")
     if parts[0] in _IMPORTED:
         yield "/".join(parts) + ".py"
@@ -106,7 +106,7 @@ def _files_of(module: str) -> Iterable[str]:
 
 
 def _changed_since_passed() -> set[str] | None:
-    """Returns names of files, those that are not committed yet, too; None where that commit is not known."""
+    """Returns names of changed files, also uncommitted ones; None if the commit in PASSED is not known."""
     try:
         commit = (ROOT / PASSED).read_text("ascii").strip()
         there = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")

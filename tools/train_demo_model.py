@@ -85,7 +85,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def train_tokenizer(seed: int, count: int = 12_000) -> Tokenizer:
-    """Byte-level BPE over `count` documents; it holds all 256 bytes, so any text makes the round trip."""
+    """Returns byte-level BPE trained on `count` documents; it holds all 256 bytes, so any text makes the round trip."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,7 +111,7 @@ def train_tokenizer(seed: int, count: int = 12_000) -> Tokenizer:
 
 
 def encode(document: Document, tokenizer: Tokenizer) -> Sample:
-    """Plain text is learned whole; in a chat only the assistant's words and their end are."""
+    """Returns a sample. Plain text is learned whole; in a chat only the assistant's words and end tokens are."""
     if not document.messages:
         ids = [*tokenizer.encode(document.text).ids, token_id(tokenizer, EOS)]
         return Sample(ids, [True] * len(ids))
@@ -125,7 +125,7 @@ def encode(document: Document, tokenizer: Tokenizer) -> Sample:
 
 
 def batches(tokenizer: Tokenizer, seed: int, batch_tokens: int) -> Iterator[Batch]:
-    """Endless batches of at most `batch_tokens` tokens; documents of like length share one."""
+    """Yields endless batches of at most `batch_tokens` tokens; documents of like length share a batch."""
     rng = random.Random(seed)
     stream = documents(seed)
     while True:
@@ -181,7 +181,7 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over the first twentieth, then a cosine down to a hundredth of the peak."""
+    """Returns a linear warm-up over the first twentieth, then a cosine down to a hundredth of `peak`."""
     warm = max(1, steps // 20)
     if step < warm:
         return peak * (step + 1) / warm
@@ -189,7 +189,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 def make_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
-    """AdamW; the norms are not decayed."""
+    """Returns AdamW, without weight decay for the norms."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
@@ -198,7 +198,7 @@ def make_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
 
 
 def train(model: LlamaForCausalLM, tokenizer: Tokenizer, args: argparse.Namespace) -> int:
-    """Train in place and print the progress; returns the number of tokens seen, padding not counted."""
+    """Trains in place and prints the progress; returns the number of tokens seen, padding not counted."""
     optimizer = make_optimizer(model)
     tokens, smooth, started = 0, math.log(VOCABULARY), time.monotonic()
     stream = batches(tokenizer, args.seed + 1, args.batch_tokens)
@@ -222,13 +222,13 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, args: argparse.Namespac
 
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int) -> float:
-    """Mean over a few batches of documents from a stream that was not trained on."""
+    """Returns the mean loss over some batches of documents from a stream that was not trained on."""
     losses = [loss_of(model, batch).item() for batch in itertools.islice(batches(tokenizer, seed, 2048), 20)]
     return sum(losses) / len(losses)
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, readme: str, out: Path) -> None:
-    """Write an ordinary Hugging Face folder, the weights rounded to bf16."""
+    """Writes an ordinary Hugging Face folder, with weights rounded to bf16."""
     out.mkdir(parents=True, exist_ok=True)
     eos = [token_id(tokenizer, EOS), token_id(tokenizer, END)]
     model.generation_config = GenerationConfig(
@@ -250,7 +250,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, readme: str, out: Path) 
 
 @torch.no_grad()
 def greedy(model: LlamaForCausalLM, ids: list[int], stop: set[int], limit: int) -> list[int]:
-    """The greedy continuation of `ids`, its end token included if one came within `limit` tokens."""
+    """Returns the greedy continuation of `ids`, up to an end token or `limit` tokens."""
     made = list[int]()
     while len(made) < limit and not (made and made[-1] in stop):
         logits_V = model(input_ids=torch.tensor([ids + made]), use_cache=False).logits[0, -1]
@@ -259,7 +259,7 @@ def greedy(model: LlamaForCausalLM, ids: list[int], stop: set[int], limit: int) 
 
 
 def show_samples(out: Path, limit: int) -> None:
-    """Print what the saved checkpoint says, its bf16 weights computed in f32."""
+    """Prints answers of the saved checkpoint, whose bf16 weights are computed in f32."""
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     model = LlamaForCausalLM.from_pretrained(out, dtype=torch.float32)
     model.train(False)

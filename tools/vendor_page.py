@@ -23,7 +23,7 @@ _LIMIT_S = 120
 
 
 def main() -> int:
-    """Status 1 where something differs or npm fails."""
+    """Returns 1 if something differs or npm fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _compare(folder: Path, write: bool) -> list[str]:
-    """The files that differ; written, none does. Raises OSError, SubprocessError, KeyError for a file npm lacks."""
+    """Returns the files that differ; `write` replaces them first. Raises OSError, SubprocessError, KeyError."""
     libraries = json.loads((folder / MANIFEST).read_text())
     differing = []
     for library in libraries:
@@ -59,7 +59,7 @@ def _compare(folder: Path, write: bool) -> list[str]:
 
 
 def _same(folder: Path, file: dict[str, Any], content: bytes, write: bool) -> bool:
-    """Whether the file has that content, and the manifest its hash."""
+    """Whether the file has `content`, and the manifest its hash; with `write`, makes both so first."""
     path = folder / file["path"]
     digest = hashlib.sha256(content).hexdigest()
     if write:

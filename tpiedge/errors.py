@@ -40,7 +40,7 @@ class GrammarRefused(UserError):
 
 
 class ContextFull(UserError):
-    """A conversation does not fit into the context; a shorter one would."""
+    """A conversation does not fit into the context."""
 
 
 class UnknownWorker(UserError):
@@ -93,7 +93,7 @@ class DiskFull(ResourceError):
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
-        """Returns the error if there is no space for `path`: no bytes, or no inodes."""
+        """Returns the error if there is no space for `path`: no bytes or no inodes."""
         return cls.of_inodes(path) or cls(f"no space left for {path}: free some")
 
     @classmethod

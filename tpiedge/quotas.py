@@ -18,8 +18,8 @@ def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
 
 
 def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
-    """Yields indexes of `held` (client, amount; oldest first) to drop: each is the oldest one of the client that holds
-    most, until the law holds."""
+    """Yields indexes of `held` (client, amount; oldest first) to drop until the law holds: each the oldest of the
+    client that then holds most."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)

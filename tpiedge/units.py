@@ -101,5 +101,5 @@ def format_age(seconds: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Returns '1 node' or '3 nodes'; `plural`: if not noun + s."""
+    """Returns '1 node' or '3 nodes'; `plural`: if not `noun` + s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

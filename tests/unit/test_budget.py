@@ -79,12 +79,13 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
 
 #: Anything else.
 COUNTS: Final[Mapping[str, int]] = {
-    "numbered laws": 73,
+    "numbered laws": 72,
     "numbers that modules name": 506,
     "functions with more than 5 parameters": 40,
     "classes with more than 8 attributes": 88,
     "private names of libraries": 0,
-    "words of docstrings": 48275,
+    # Raised for nouns and verbs that fragments lacked.
+    "words of docstrings": 48522,
 }
 
 

@@ -1,13 +1,13 @@
 """The log of one answer's events.
 
 Laws:
-1. An event is recorded, while record and disk have room, before it enters the log, and stays: each reader gets the
-   whole answer. A new reader replaces the one before.
-2. Without a reader an answer ends after LEFT_S, or after BRIEFLY_S if unfinished and without a record. A recorded one
-   that was collected as a whole waits UNFINISHED_S before its end, COLLECTED_WITHIN_S after it; so does an earlier
-   master's that is no stream. Its streams wait `grace_s`.
-3. An error of one choice before its end fails all.
-4. A record lasts until its answer is ended, or fails while the master runs, or its client got an error.
+1. An event is recorded, while record and disk have room, before it enters the log. The log keeps all events: each
+   reader gets the whole answer. A new reader replaces the previous one.
+2. Without a reader an answer is deleted after LEFT_S, or after BRIEFLY_S if unfinished and unrecorded. If it is
+   recorded and a GET collects it whole, UNFINISHED_S and COLLECTED_WITHIN_S apply before and after its end, as for an
+   earlier master's whole answers. An earlier master's stream waits `grace_s`.
+3. An unfinished choice's error fails all choices.
+4. A record is deleted when its answer is ended or fails while the master runs, or its client got an error.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ Choices: TypeAlias = tuple[Mapping[int, PendingAnswer], Mapping[int, GenerationR
 
 
 class Queue(Protocol):
-    """Takes requests, like RequestQueue. Thread-safe; nothing blocks."""
+    """Takes requests, like RequestQueue. Thread-safe; no method blocks."""
 
     def submit(self, request: GenerationRequest, client: str, *, has_reader: bool = True) -> PendingAnswer:
         """Raises QueueFull, NotServing, or UserError."""
 
     def postpone(self, count: int, client: str) -> None:
-        """Raises QueueFull."""
+        """Counts requests that the client will submit later; a negative `count` takes some back. Raises QueueFull."""
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Raises NotServing."""
+        """Resumes a request after the parts `said`. Raises NotServing."""
 
 
 class Superseded(TpiedgeError):
@@ -129,7 +129,7 @@ class AnswerLog:
 
     @property
     def waited_s(self) -> float | None:
-        """The time limit without a reader, if it is exceeded; else None."""
+        """The limit on the time without a reader if that time exceeds it; else None."""
         with self._lock:
             if self._reader is not None:
                 return None
@@ -137,7 +137,7 @@ class AnswerLog:
             return limit_s if self._now() - self._unread_since > limit_s else None
 
     def follow(self, choices: Choices, queue: Queue) -> None:
-        """Starts threads that append the events of submitted choices, then of choices that `queue` takes later. Call it
+        """Starts threads that append the events of submitted choices, then submit further choices to `queue`. Call it
         once. Raises RuntimeError if the system has no thread left."""
         with self._lock:
             self._queue, self._generations, self._left = queue, dict(choices[0]), deque(choices[1].items())
@@ -149,7 +149,7 @@ class AnswerLog:
             self.threads.append(thread)
 
     def read(self, *, collects: bool = False) -> "AnswerReader":
-        """Makes a reader, which replaces the one before."""
+        """Makes a reader, which replaces the previous reader."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
             before, self._reader = self._reader, reader
@@ -228,7 +228,7 @@ class AnswerLog:
             self._fail(error)
 
     def _next(self) -> tuple[int, PendingAnswer] | None:
-        """Submits a further choice, if any; retries while the queue is full or nothing serves. Raises UserError."""
+        """Submits a further choice, if any; retries while the queue is full or no model serves. Raises UserError."""
         again_s = 0.0
         while not self._stopped.wait(again_s):
             with self._lock:
@@ -250,7 +250,7 @@ class AnswerLog:
         return None
 
     def _say(self, choice: int, event: AnswerEvent) -> bool:
-        """Handles an event; returns whether its choice has ended."""
+        """Records and appends an event; returns whether its choice has ended."""
         with self._order:
             if self.over or choice not in self._lacking:
                 return True

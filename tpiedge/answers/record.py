@@ -1,5 +1,5 @@
 """The request of an answer, and the file that records its events. Each line is one write into the page cache: a killed
-master loses nothing, a power cut about half a minute."""
+master loses nothing; a power cut loses about half a minute."""
 
 import errno
 import json
@@ -30,8 +30,8 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request. `name` is the answer's id. `requests` has an entry for each choice, as has `stops`, unless
-    empty. `nbytes` estimates its memory. `about` is its owner's data."""
+    """An accepted request. `name` is the answer's id. `requests` has an entry for each choice; so has `stops`, or it is
+    empty. `nbytes` estimates the memory of the request. `about` is the caller's data."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -42,8 +42,8 @@ class Question:
 
 
 class RecordFile:
-    """A file of one answer's lines. Thread-safe. Lines that cannot be written wait for the next write, with a warning;
-    until then the file holds an earlier state."""
+    """The file of one answer's lines. Thread-safe. If writing fails, it logs a warning and keeps the lines for the next
+    write; until then the file holds an earlier state."""
 
     def __init__(
         self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
@@ -63,7 +63,7 @@ class RecordFile:
         return not self._doomed
 
     def write(self, lines: bytes) -> bool:
-        """Writes the lines that wait, then `lines`. Returns whether all are written."""
+        """Writes the lines that wait, then `lines`. Returns whether all lines are written."""
         with self._lock:
             if self._fd is None or self._doomed:
                 return False
@@ -80,7 +80,7 @@ class RecordFile:
             return not self._unwritten
 
     def finish(self) -> None:
-        """Closes the file, which stays. Idempotent."""
+        """Closes the file without deleting it. Idempotent."""
         with self._lock:
             if self._unwritten:
                 self.write(b"")
@@ -128,7 +128,7 @@ class FoundAnswer:
 
 
 def event_bytes(event: AnswerEvent) -> int:
-    """Estimates the event's memory, rather too high, by its objects, pairs of number and float, and numbers."""
+    """Estimates the event's memory, rather too high."""
     pairs = numbers = 0
     match event:
         case Token(logprobs=logprobs):
@@ -141,8 +141,8 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def event_line(choice: int, event: AnswerEvent) -> bytes:
-    """Returns the event's line: a token's id alone for choice 0 without scores, else a list that begins with the
-    choice. Empty if a later master does not need the event; it continues a cancelled choice."""
+    """Returns the event's line. A token of choice 0 without scores is its id; other events are lists that begin with
+    the choice. Returns b"" for events that a later master ignores; it resumes cancelled choices."""
     match event:
         case Finished(reason="cancel"):
             return b""

@@ -1,8 +1,8 @@
 """All answers, and their bounds.
 
 An answer that waits too long for a reader is cancelled (`log.py`). Waiting answers take at most LEFT_BYTES of memory,
-half of it for one client; above that the largest client's oldest answers are cancelled. MOST_RECOVERED of the previous
-master's answers go on, unfinished ones first, then the latest."""
+half of it for one client; above that the oldest answers of the largest client are cancelled. MOST_RECOVERED answers of
+the previous master go on: unfinished answers first, then the latest."""
 
 import logging
 import threading
@@ -39,8 +39,8 @@ class AnswerShelf:
         self._aborted = False
 
     def recover(self, found: Sequence[FoundAnswer]) -> int:
-        """Resumes answers of the previous master, before anything is accepted. Returns their number. Raises UserError
-        if the system has too few threads: the answers stay recorded."""
+        """Resumes answers of the previous master; returns their number. Call it before `accept`. Raises UserError if
+        the system has too few threads; then the answers stay recorded."""
         answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
         first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
         for number in first[MOST_RECOVERED:]:
@@ -70,7 +70,7 @@ class AnswerShelf:
         return len(resumed)
 
     def accept(self, question: Question, client: str, make: Callable[[], RecordFile | None]) -> AnswerReader:
-        """Submits a request; `make` creates its record. Raises as Queue.submit, or RuntimeError without a thread."""
+        """Submits a request; `make` creates its record. Raises like Queue.submit; RuntimeError without a thread."""
         choices = _first(question.requests, client, self._queue)
         answer = AnswerLog(question, make(), self._now, client)
         reader = answer.read()
@@ -107,7 +107,7 @@ class AnswerShelf:
             waiting[number].end()
 
     def abort(self) -> None:
-        """Tells all readers, later ones included, that the server ends."""
+        """Tells all present and later readers that the server ends."""
         self._aborted = True
         for answer in self._all():
             answer.interrupt(ServerEnds())
@@ -121,7 +121,7 @@ class AnswerShelf:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> Choices:
-        """Resumes the lacking choices that had begun or are among the first `at_once`. Returns them and the others."""
+        """Resumes unfinished choices, if begun or among the first `at_once`. Returns resumed and remaining ones."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:
             if not isinstance(event, Finished):
@@ -142,7 +142,7 @@ class AnswerShelf:
 
 
 def _first(requests: Sequence[GenerationRequest], client: str, queue: Queue) -> Choices:
-    """Submits the first choices while the queue has room. Raises as Queue.submit, or QueueFull if too many are left."""
+    """Submits choices while the queue has room; returns submitted and remaining ones. Raises like Queue.submit."""
     generations: dict[int, PendingAnswer] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):

@@ -1,13 +1,13 @@
-"""One accepted request: the events of its choices become the answer, streamed or whole.
+"""Turns the events of a request's choices into its answer, streamed or whole.
 
 Laws:
 
-1. A stream that fails ends with an error event and an unfinished body, so that no client takes a part for the whole. An
-   error of one choice fails all.
+1. A stream that fails ends with an error event and an unfinished body, so that no client takes a part for the whole.
+   One choice's error fails all.
 2. A stream begins with its first event or, after `_OPEN_S`, with a ping; a slow whole answer begins with blank lines.
-   Earlier failures have their own status.
+   Failures before that have their own HTTP status.
 3. A client whose headers name its read timeout gets a byte in half that time.
-4. Events of a resumable answer are numbered from 1 and depend on its tokens alone. If the server ends first, a recorded
+4. Events of a resumable answer are numbered from 1 and depend on its tokens alone. If the server ends, a recorded
    answer breaks off without an error.
 """
 
@@ -121,8 +121,8 @@ class Answering:
         self._reader.end(why)
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
-        """Yields pieces of the answer with the numbers of their choices, and None where a sign of life is due: after
-        `quiet_s`, then every `ping_s`, and in a stream when a pause begins or more of the prompt is read."""
+        """Yields each piece with its choice's number. Yields None when a sign of life is due: after `quiet_s`, then
+        every `ping_s`; in a stream also when a pause begins or more of the prompt is read."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         open_choices, stream = set(range(len(self._form.transcripts))), self._form.reply.stream
@@ -175,7 +175,7 @@ class Answering:
         await self._write(send, body, more=False)
 
     async def _stream(self, send: Send) -> None:
-        """Sends the events after the client's last one, and signs of life."""
+        """Sends signs of life, and the events after the client's last event."""
         now, number, after = asyncio.get_running_loop().time, 0, self._work.after or 0
         quiet_s = min(_OPEN_S, self._limits.ping_s)
         due = now() + quiet_s
@@ -203,7 +203,7 @@ class Answering:
         await self._write(send, b"", more=False)
 
     async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
-        """Yields the whole stream's events, those of each piece together, and None where `_pieces` does."""
+        """Yields the events of the whole stream, grouped by piece, and None for each sign of life."""
         opened = False
         async for found in self._pieces(quiet_s):
             if not opened:
@@ -225,7 +225,7 @@ class Answering:
 
 
 def _with_client_timeout(limits: Limits, headers: Headers) -> Limits:
-    """Returns lower limits for a client whose headers name its timeout."""
+    """Returns `limits`, with earlier signs of life if the client's headers name its timeout."""
     for name in _TIMEOUT_HEADERS:
         with contextlib.suppress(ValueError):
             wait_s = float(headers.get(name, ""))

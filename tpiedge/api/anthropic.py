@@ -129,7 +129,7 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
-    """Joins neighbouring messages of one role into one, after their tool results. `begun`: the answer continues it."""
+    """Joins a role's neighbouring messages into one, after their tool results. `begun`: the answer continues it."""
     texts: list[str] = []
     reasoning, calls, results = "", list[Json](), list[Json]()
     for message in messages:
@@ -175,7 +175,7 @@ _EMPTY: Final[dict[str, Json]] = {
 
 
 class AnthropicFormat(AnswerFormat):
-    """Writes one choice. Neighbouring texts of a kind are one block."""
+    """Writes one choice. Neighbouring texts of the same kind are one block."""
 
     error_event = b"event: error\n"
     failure = staticmethod(anthropic_error)
@@ -244,7 +244,7 @@ class AnthropicFormat(AnswerFormat):
         return [typed_event("content_block_stop", index=len(self.items) - 1)] if kind else []
 
     def _ended(self) -> tuple[Json, Json]:
-        """Returns ending and usage, with cached tokens apart unless a stop string ended the answer."""
+        """Returns stop reason and usage, with cached tokens apart unless a stop string ended the answer."""
         only, tokens = self.transcripts[0], self.prompt_tokens
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": only.count, "input_tokens": tokens}
         reason = None

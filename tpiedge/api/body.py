@@ -1,7 +1,7 @@
 """The body of a request: its bytes and the JSON in it, both bounded.
 
-JSON has a bounded depth and number of values: a few megabytes of brackets would take hundreds in memory. Keys are
-unique within an object and numbers are finite, so that the value does not depend on the parser.
+JSON has a bounded depth and number of values: a few megabytes of brackets would take hundreds of megabytes of memory.
+Keys are unique within an object and numbers are finite, so that the value does not depend on the parser.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ class Disconnected(Exception):
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Returns the body; `reserve` may refuse each part. Raises ApiError 413 above `limit` bytes (without reading if so
-    many are announced), ApiError 408 after `limit_s`, and Disconnected."""
+    """Returns the body; `reserve` gets the size of each part and may raise. Raises ApiError 413 above `limit` bytes
+    (without reading if `announced` is more), ApiError 408 after `limit_s`, and Disconnected."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -54,7 +54,7 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Drops what still arrives for `limit_s`: unread bytes would reset the connection before its answer is read."""
+    """Drops what still arrives for `limit_s`: unread bytes would reset the connection before the answer is read."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -77,7 +77,7 @@ def _too_large(size: str, limit: int) -> ApiError:
 
 
 class Excessive(Exception):
-    """The JSON has too many values, or is too deep; the message says which."""
+    """The JSON has too many values, or is too deep, as the message says."""
 
 
 def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
@@ -106,8 +106,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Reads JSON; also returns `before` plus its commas and opening brackets, about as many as its values. `hooks` are
-    those of json.loads. Raises Excessive (above `most`, or too deep), ValueError for other text."""
+    """Reads JSON; also returns `before` plus the number of its commas and opening brackets, about that of its values.
+    `hooks` go to json.loads. Raises Excessive (more than `most`, or too deep), ValueError for other text."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

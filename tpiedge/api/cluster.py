@@ -27,7 +27,7 @@ _JsonObject: TypeAlias = dict[str, object]
 
 
 class ClusterPicture:
-    """Remembers the last looks, for one thread. `sender` describes the client of a request."""
+    """Makes the picture, and remembers the last looks. Not thread-safe. `sender` describes the client of a request."""
 
     def __init__(self, service: Service, sender: Callable[[str], Mapping[str, str] | None]) -> None:
         self._service = service
@@ -41,7 +41,7 @@ class ClusterPicture:
     def of(
         self, status: ClusterStatus, waiting: Sequence[object], timeline: Mapping[str, Any] | None, now: float
     ) -> _JsonObject:
-        """Returns the picture at `now`, seconds on a monotonic clock. `timeline`: from shown_step."""
+        """Returns the picture at `now`, seconds on a monotonic clock. `timeline` is shown_step's result."""
         model, requests, events = self._service.model(), self._service.request_lines(), self._service.events()
         tokens_per_s = self._tokens_per_s(status, now)
         means = {} if timeline is None else self._means(timeline)
@@ -181,7 +181,7 @@ def _memory(node: NodeStatus) -> _JsonObject:
 
 
 def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping[str, float] | None:
-    """Returns the parts of a step's time on the machine; None while it computes no steps."""
+    """Returns the parts of a step's time on the node; None if it computes no steps."""
     counted = node.counted
     if node.rank is None or counted is None or counted.latest.steps <= counted.first.steps:
         return None
@@ -189,7 +189,7 @@ def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping
 
 
 def _request(line: RequestLine, sender: Mapping[str, str] | None) -> _JsonObject:
-    """Rounds times, so that an idle picture stays the same; leaves out `client`, from which keys could be guessed."""
+    """Rounds times, so that an idle picture stays the same; leaves out `client`, which would help to guess keys."""
     shown, reading = asdict(line), line.reading
     del shown["client"]
     if reading is not None:

@@ -58,7 +58,7 @@ class Answers:
         return found
 
     def accept(self, form_name: FormatName, values: dict[str, object], sender: Request) -> Work:
-        """Checks, tokenizes and submits a request; for a thread. In Azure's paths the deployment is the model."""
+        """Checks, tokenizes and submits a request. Blocks. In Azure's paths the deployment names the model."""
         if _DEPLOYMENT_KEY in sender.scope:
             values["model"] = sender.scope[_DEPLOYMENT_KEY]
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
@@ -106,8 +106,8 @@ class Answers:
 
 
 def _last_event(request: Request) -> int | None:
-    """Returns the number of the client's last event, 0 before the first; None if it wants the whole answer. Raises
-    ApiError 400."""
+    """Returns the number of the client's last event, 0 before the first; None if the client wants the whole answer.
+    Raises ApiError 400."""
     given, name, first = request.headers.get("last-event-id"), "the header Last-Event-ID", 1
     if given is None:
         if request.query_params.get("stream") != "true":
@@ -121,7 +121,7 @@ def _last_event(request: Request) -> int | None:
 
 
 def name_usual_path(scope: MutableMapping[str, Any]) -> None:
-    """Rewrites a path of Azure's OpenAI (/openai/v1/..., or older with the name of a deployment) to the usual one."""
+    """Rewrites a path of Azure's OpenAI (/openai/v1/..., or older with a deployment's name) to the usual path."""
     path = scope["path"]
     if path.startswith("/openai/v1/"):
         scope["path"] = path.removeprefix("/openai")

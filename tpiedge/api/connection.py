@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 class HttpListener(socket.socket):
     """A listening socket for `limit` connections, with a quota per address. A further connection is closed at once,
-    after a 503 if it is `plain` HTTP. For one event loop, which accepts until BlockingIOError. Raises UserError."""
+    after a 503 if it is `plain` HTTP. For one event loop, which must accept until BlockingIOError. Raises UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
@@ -83,7 +83,7 @@ class _Accepted(socket.socket):
 
 
 def _refuse(connection: socket.socket, plain: bool) -> None:
-    """Closes the connection, after a refusal unless the client expects TLS: a handshake would take time."""
+    """Closes the connection; if `plain`, sends a refusal first. With TLS the handshake would take time."""
     error = ApiError(503, "too many connections are open: try again later", "too_many_connections")
     with connection, contextlib.suppress(OSError):
         connection.setblocking(False)
@@ -94,7 +94,7 @@ def _refuse(connection: socket.socket, plain: bool) -> None:
 
 
 def _response(status: str, error: ApiError) -> bytes:
-    """Returns a last answer, made without the application."""
+    """Returns a connection's last response, made without the application."""
     body = json.dumps(error.body())
     head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}"
     return f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}".encode("ascii")
@@ -108,7 +108,7 @@ class RoundRobin:
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
     def ask(self, client: str, act: Callable[[], None]) -> None:
-        """Calls `act`, at once if it is the client's first in this iteration."""
+        """Calls `act`: at once if it is the client's first act in this iteration, else in a later one."""
         if client in self._waiting:
             self._waiting[client].append(act)
             return
@@ -214,7 +214,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP request, or too many; during an answer, only closes."""
+        """Refuses bytes that are no HTTP request, or too many. During an answer it only closes the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # the application's answer would come too late
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -223,7 +223,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.close()
 
     def _look(self) -> None:
-        """Aborts the connection if the server waits for its client, which has read nothing since the last look."""
+        """Aborts the connection if the server waits for a client that has read nothing since the last look."""
         waiting = self.flow.write_paused or self.transport.is_closing()
         left = self.transport.get_write_buffer_size() if waiting else None
         if left and self._left is not None and left >= self._left:

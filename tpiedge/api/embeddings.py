@@ -1,4 +1,4 @@
-"""Reads /v1/embeddings and writes vectors as JSON, each as soon as all before it have come."""
+"""Reads /v1/embeddings and writes vectors as JSON, each vector as soon as all earlier vectors have come."""
 
 import base64
 import math
@@ -105,7 +105,7 @@ class VectorFormat(AnswerFormat):
 
 
 def unit_vector(values: Sequence[float]) -> list[float]:
-    """Normalises a vector for clients that compare by dot products. Nine digits tell every f32 from its neighbours."""
+    """Normalises a vector for clients that compare by dot products, to nine digits, enough for every f32."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
     return [float(f"{value / length:.9g}") for value in values]
 

@@ -47,7 +47,7 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error as an answer. `param`: the request's field at fault; `details`: for Anthropic's clients."""
+    """An error that is sent as an answer. `param`: the request's field at fault; `details`: for Anthropic's clients."""
 
     status: int
     message: str
@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 class PromptTooLong(ApiError):
     """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
-    `size`: words for the message; `tokens`: a lower bound; `text`: the prompt, if its tokens are not counted yet."""
+    `size` begins the message. `tokens` is a lower bound; `text` is the prompt if its tokens are not counted yet."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         message = f"{size}: this model's maximum context length is {maximum} tokens"
@@ -80,7 +80,7 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError of any error. For a defect, clients get its type and the log its place. `grammar`: the
+    """Makes an ApiError of any error. Clients get the type of a defect; the log gets its place. `grammar`: the
     request's field that restricts the answer."""
     if isinstance(error, ApiError):
         return error
@@ -102,7 +102,7 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
 
 
 def is_anthropic(headers: Headers) -> bool:
-    """Whether Anthropic's client sent the headers: some of its paths are OpenAI's, too."""
+    """Whether Anthropic's client sent the headers. Some paths are in both APIs."""
     return "anthropic-version" in headers
 
 

@@ -1,6 +1,6 @@
-"""Reads clients' JSON objects by tables in JSON Schema, which `openapi` shows. Modules with tables call this one `t`.
+"""Reads clients' JSON objects by tables in JSON Schema, which `openapi` shows. Modules with tables import it as `t`.
 
-A null field counts as missing. Unknown fields are reported as ignored, as other servers have more. A name one edit away
+A null field counts as missing. Unknown fields are reported as ignored, as other servers know more. A name one edit away
 from a known field is refused, as a misspelt limit must not be ignored.
 """
 
@@ -35,7 +35,7 @@ _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an
 
 
 class Unsupported(JsonSchema):
-    """The schema of a field that is refused unless its value is harmless. `details` go into the error."""
+    """The schema of a field that is refused unless its value is harmless. `details` are added to the error."""
 
     details: Mapping[str, object] = {}
 
@@ -46,7 +46,7 @@ def unsupported(*harmless: object, why: str = "") -> Unsupported:
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    """Makes the schema of an object. Fields that are TEXT are required, too."""
+    """Makes the schema of an object. Fields whose schema is TEXT are required, like `needed`."""
     texts = [name for name, schema in fields.items() if schema is TEXT and name not in needed]
     return {"type": "object", "properties": fields, "required": [*needed, *texts]}
 
@@ -56,7 +56,7 @@ def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
-    """Makes tables of the objects that one place may have, keyed by the value of their field `tag`."""
+    """Makes tables of the objects that one place accepts, by the value of their field `tag`."""
     return {
         name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
@@ -68,7 +68,7 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
-    """Makes the schema of a text or an array of objects of `forms`. `more`: other types."""
+    """Makes the schema of a text or an array of objects of `forms`. `more` names other types."""
     return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
@@ -173,7 +173,7 @@ class BodyFields:
     def kind(
         self, value: object, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
     ) -> "tuple[str, BodyFields]":
-        """Reads an object whose field `tag` names its form. Returns that name and its fields. Raises ApiError."""
+        """Reads an object whose field `tag` names its form. Returns the form's name and the fields. Raises ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
         found = value.get(tag) or usual
@@ -217,7 +217,7 @@ class BodyFields:
         return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
     def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
-        """Checks type and limits, but no items. Returns the value, a number in the schema's type. Raises ApiError."""
+        """Checks type and limits, but no items. Returns the value, numbers in the schema's type. Raises ApiError."""
         if "enum" in schema and value not in schema["enum"]:
             if not isinstance(schema, Unsupported):
                 raise self.wrong(key, f"must be {_listed(one for one in schema['enum'] if one is not None)}")

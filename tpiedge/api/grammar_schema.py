@@ -1,9 +1,9 @@
 """Rewrites a client's JSON schema into one that a grammar can hold. Pure.
 
-An object has only declared properties, unless its schema allows others. All parts that apply to one object declare them
-together (`allOf`, references, conditions); each part of a choice adds its own. Keywords that a grammar cannot hold are
-left out and reported; annotations and unknown formats are left out. `oneOf` is read as `anyOf`: types and tags nearly
-always exclude each other.
+An object has only declared properties, unless its schema allows others. All parts that apply to one object (`allOf`,
+references, conditions) declare properties together; each part of a choice adds its own. Keywords that a grammar cannot
+hold are left out and reported; annotations and unknown formats are left out. `oneOf` is read as `anyOf`: types and tags
+nearly always exclude each other.
 """
 
 import math
@@ -61,7 +61,7 @@ def is_held(pattern: str) -> bool:
 
 class GrammarSchema:
     """A client's schema, rewritten to `schema`, which refers only to its `$defs`. `left_out` has the places of keywords
-    that it lacks. Methods get `around`, what other parts of the same object declare; None allows all names."""
+    that were left out. In methods, `around` is what other parts of the same object declare; None allows all names."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
         """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
@@ -94,7 +94,7 @@ class GrammarSchema:
             self._leave_out(path, word)
 
     def _declared(self, schema: object, words: Sequence[str], around: _Declared) -> _Declared:
-        """Returns `around` with what a schema, its references and the parts of its `words` declare."""
+        """Returns `around` plus the names that a schema, its references and the parts under its `words` declare."""
         if around is None:
             return None
         found, left = {word: {**names} for word, names in around.items()}, [(schema, self._root)]
@@ -151,7 +151,7 @@ class GrammarSchema:
         return found
 
     def _join(self, schema: dict[str, Any], path: str, found: dict[str, Any], around: _Declared) -> None:
-        """Adds the parts of `allOf` and choices; closes an object to names that none of its parts declares."""
+        """Adds the parts of `allOf` and of choices; forbids names that no part of the object declares."""
         own = self._declared(schema, _JOINED, around)
         self._choices(schema, path, found, own)
         kinds = _kinds(schema)
@@ -262,14 +262,14 @@ class GrammarSchema:
 
 
 def _is_exact(value: object) -> bool:
-    """Whether doubles, with which llguidance counts, hold all integers of a constant."""
+    """Whether all integers of a constant are exact as doubles, which llguidance uses."""
     if isinstance(value, dict | list):
         return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or abs(value) <= _EXACT
 
 
 def _within(bound: object, word: str, whole: bool) -> object:
-    """Moves a bound inwards to a double, as llguidance reads it; a bound of `whole` numbers also into 64 bits."""
+    """Moves a bound inwards to a double, which llguidance uses; a bound of `whole` numbers also into 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
     upwards = word in ("minimum", "exclusiveMinimum")
@@ -282,7 +282,7 @@ def _within(bound: object, word: str, whole: bool) -> object:
 
 
 def _document(schema: Mapping[str, Any], outer: object) -> object:
-    """Returns the document that pointers in a schema refer to: itself if its `$id` has an address, else `outer`."""
+    """Returns the document that pointers in a schema refer to: `schema` if its `$id` has an address, else `outer`."""
     identity = schema.get("$id")
     return schema if isinstance(identity, str) and not identity.startswith("#") else outer
 
@@ -312,7 +312,7 @@ def _inner(path: str, *keys: str) -> str:
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    """Returns the types in lower case (Gemini's clients write capitals); "" for anything else."""
+    """Returns the types in lower case (Gemini's clients write capitals); "" for a type that is no text."""
     given = schema.get("type")
     kinds = given if isinstance(given, list) else [given]
     return [kind.lower() if isinstance(kind, str) else "" for kind in kinds]

@@ -1,11 +1,11 @@
 """Admits requests and tells whose they are. Only /health, /ready and the page's files are open to all.
 
-Without API keys all who reach the port may use the model. So it is a loopback port unless the user insists, and web
-pages are refused, as browsers reach it. The Host header shows a page whose name resolves to this machine: it must be an
-IP address, localhost or an own name. Origin and Sec-Fetch-Site show other pages. Pages that the user named pass.
+Without API keys all who reach the port may use the model. So it must be a loopback port unless the user insists, and
+web pages are refused. The Host header must be an IP address, localhost or an own name: a page whose name resolves to
+this machine has another Host. Origin and Sec-Fetch-Site show other pages. Pages that the user named pass.
 
 A request belongs to its API key or, without keys, to its address. X-Forwarded-For counts only on connections of named
-proxies: its last address that is not theirs, as a named proxy wrote it.
+proxies: the client is its last address that is no named proxy's.
 """
 
 import hashlib
@@ -87,9 +87,9 @@ def is_admin(path: str) -> bool:
 
 class Guard:
     """Checks the head of every request before all else. Without keys, Host headers may have `public_names` and, if
-    others reach the machine, its own names. Pages of `origins` may use the API. `share_prefixes` gives all clients one
+    others reach this machine, its own names. Pages of `origins` may use the API. `share_prefixes` gives all clients one
     scope. Raises UserError if a network (unless `insecure`) or all web pages would be served without a key, for
-    malformed text, and for an admin secret that is empty or an API key."""
+    malformed text, and for an admin secret that is empty or equals an API key."""
 
     def __init__(
         self,
@@ -154,18 +154,18 @@ class Guard:
             raise ApiError(401, why, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def key(self, request: Request) -> bytes:
-        """Returns the API key; empty if none is needed."""
+        """Returns the request's API key; empty if no key is needed."""
         return key_of(request.headers) if self._keys.needed else b""
 
     def client(self, request: Request) -> str:
-        """Names the client by the digest of its API key, else its address, or the proxy's if the client is unknown."""
+        """Names the client: the digest of its API key, else its address, or the proxy's if that is unknown."""
         if self._keys.needed:
             return hashlib.sha256(key_of(request.headers)).hexdigest()
         return self._address(request) or _host(request).removeprefix("::ffff:")
 
     def scope(self, request: Request) -> str:
-        """Returns the `scope` of GenerationRequest, which reveals neither key nor address: one for each client, a new
-        one if the client is unknown."""
+        """Returns the `scope` of GenerationRequest, which reveals neither key nor address. Each client has its own
+        scope; an unknown client always gets a new scope."""
         if self._share_prefixes:
             return ""
         if not self._keys.needed and self._address(request) is None:
@@ -177,7 +177,7 @@ class Guard:
         return client_address(request.headers, _host(request), self._proxies)
 
     def sender(self, client: str) -> dict[str, str] | None:
-        """Describes to an administrator the client with this name: by its key's name or its address. None if empty."""
+        """Describes a client to an administrator, by its key's name or its address. Returns None if `client` is ""."""
         if not client:
             return None
         if not self._keys.needed:
@@ -240,7 +240,7 @@ def _without_port(name: str) -> str:
 
 
 def key_of(headers: Headers) -> bytes:
-    """Returns the bearer token, else X-Api-Key, else Azure's Api-Key; empty without one, or if it comes twice."""
+    """Returns the bearer token, else X-Api-Key, else Azure's Api-Key; empty if no header has a single key."""
     scheme, _, key = _only_value(headers, "authorization").partition(" ")
     if scheme.lower() != "bearer":
         key = _only_value(headers, "x-api-key") or _only_value(headers, "api-key")
@@ -248,6 +248,6 @@ def key_of(headers: Headers) -> bytes:
 
 
 def _only_value(headers: Headers, wanted: str) -> str:
-    """Returns the header's value; empty without one, or with several."""
+    """Returns the header's value; empty if it has none or several."""
     values = headers.getlist(wanted)
     return values[0] if len(values) == 1 else ""

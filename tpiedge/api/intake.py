@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Intake:
-    """Parses, renders and tokenizes in threads, for one loop. No client gets over half of places, bytes or threads."""
+    """Parses, renders and tokenizes in threads, for one loop. A client gets at most half of places, bytes, threads."""
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self.limits = limits
@@ -40,8 +40,8 @@ class Intake:
         work: Callable[[dict[str, object]], _T],
         undo: Callable[[_T], None] | None = None,
     ) -> _T:
-        """Returns what `work` makes of the request's JSON object in a thread; `undo` as in `run`. Raises ApiError,
-        QueueFull, and Disconnected if the client leaves first."""
+        """Calls `work` with the request's JSON object in a thread; returns its result. `undo` as in `run`. Raises
+        ApiError, QueueFull, and Disconnected if the client leaves first."""
         client, limits, held = self.client(request), self.limits, 0
         if not self._places.acquire(client):
             own = self._places.used_by(client)
@@ -77,7 +77,7 @@ class Intake:
             self._bytes.release(client, held)
 
     async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """Runs `work` in a thread of `client`; returns its result or, if cancelled meanwhile, gives it to `undo`."""
+        """Runs `work` in a thread of `client`; returns its result. If cancelled, `undo` gets the result."""
         slots = self._slots.setdefault(client, asyncio.Semaphore(_AT_ONCE))
         async with slots:
             begun = self._threads.submit(work)
@@ -92,5 +92,5 @@ class Intake:
                 raise
 
     def close(self) -> None:
-        """Drops work that has not begun. Call it after the event loop."""
+        """Drops work that has not begun. Call it after the event loop has ended."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -49,7 +49,7 @@ class ApiKeys:
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
-        """Returns the name of the key with this SHA-256, or ""; None for a former key."""
+        """Returns the name of the key with this SHA-256, "" if it has no name, None for a former key."""
         return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:

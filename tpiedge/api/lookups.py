@@ -1,4 +1,4 @@
-"""Routes that answer without the cluster: cards of the model, tokens of texts, versions, as several APIs have them."""
+"""Routes of several APIs that need no cluster: they return facts about the model, tokens of texts and versions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final

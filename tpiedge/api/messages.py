@@ -66,7 +66,7 @@ SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.t
 
 def read_messages(fields: t.BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
     """Returns messages for `chat_prompt`, with "role", "content" and, if given, "name", "reasoning_content",
-    "tool_calls" and "tool_call_id". `goes_on`: the answer continues the last one. Raises ApiError."""
+    "tool_calls" and "tool_call_id". `goes_on`: the answer continues the last message. Raises ApiError."""
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
         raise fields.wrong("messages", "is empty: give at least one message")
@@ -164,8 +164,8 @@ def _call(call: t.BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls and results without one. A result without an id belongs to the first open call (of its tool,
-    if named)."""
+    """Gives ids to calls and results that lack an id. A result without an id belongs to the first call without a result
+    (of the same tool, if named)."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

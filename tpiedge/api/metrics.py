@@ -1,10 +1,10 @@
 """`GET /metrics` shows the cluster's state and counters in Prometheus's text format.
 
-API keys count here, too (Prometheus: `authorization: credentials`). Nodes are labelled by rank and by the name that the
-master gave them; only the administrator sees hosts and addresses. No label has a value that clients choose.
+API keys are needed here, too (Prometheus: `authorization: credentials`). Nodes are labelled by rank and by the name
+that the master gave them; only the administrator sees hosts and addresses. No label has a value that clients choose.
 
-Counters of nodes come from the last heartbeat, are missing on the first look, and restart at zero with every plan. What
-vLLM measures too is also shown by its names, for dashboards and autoscalers.
+Counters of nodes come from the last heartbeat, are missing on the first look, and restart at zero with every plan.
+Metrics that vLLM has are also shown under vLLM's names, for dashboards and autoscalers.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""GET /openapi.json describes the routes: requests by the tables that read them, answers by their types alone."""
+"""GET /openapi.json describes the routes: the tables that read requests, and only the types of answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

@@ -45,7 +45,7 @@ def is_page(path: str) -> bool:
 
 
 def page_files() -> tuple[str, dict[str, bytes]]:
-    """Reads the page's files; also returns the digest of all."""
+    """Returns the digest of all files of the page, and the files."""
     folder = Path(__file__).parents[1] / "page"
     files = {
         path.relative_to(folder).as_posix(): path.read_bytes()

@@ -44,9 +44,9 @@ class Reply:
     """The form in which the answer is written; a part of a record on disk.
 
     `logprobs`: how many alternatives are reported per token; None reports no scores. `namespaces` maps names of tools
-    to theirs. `grammar`: the request's field that restricts the answer. `functions`: calls as OpenAI's
-    `function_call`. `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: the text continues the
-    prompt's.
+    to their namespaces. `grammar`: the request's field that restricts the answer. `functions`: calls are written as
+    OpenAI's `function_call`. `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: the text
+    continues the prompt.
     """
 
     format: FormatName
@@ -84,7 +84,7 @@ class ParsedRequest:
 
 @dataclass(eq=False)
 class AnsweredAtOnce(Exception):
-    """Raised in place of a ParsedRequest if the model has nothing to do: the client gets `body`."""
+    """Raised if the model has nothing to do for a request: the client gets `body`."""
 
     body: dict[str, object]
     ignored: tuple[str, ...]
@@ -167,7 +167,7 @@ def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Re
 
 
 def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
-    """Reads a limit of the answer's tokens: at least `low`, or -1 for all that fit. Raises ApiError."""
+    """Reads a limit of the answer's tokens, at least `low`; -1 means all that fit. Raises ApiError."""
     value: int | None = fields.get(key)
     if value == _ROOM:
         return MAX_TOKENS
@@ -231,7 +231,7 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Returns a limit of tokens that fits the context and can be resumed. `prompt` names a field. Raises ApiError."""
+    """Returns a token limit that fits the context and can be resumed. `prompt`: the prompt's field. Raises ApiError."""
     if not prompt_tokens:
         raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"

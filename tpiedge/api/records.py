@@ -4,8 +4,8 @@ Line 1 has the version and the id of the weights, line 2 the request. Each furth
 scores of the prompt, a choice's end), or says that a later master resumed the answer. The newest MOST_OTHERS files that
 cannot be resumed are kept.
 
-Law: a record that a kill cut short reads as an earlier state of it, or as none. So each line has a checksum and an end:
-a line without an end does not count, and any other damage is found.
+Law: a record that a kill cut short reads as an earlier state of itself, or as no record. So each line has a checksum
+and an end: a line without an end does not count, and any other damage is found.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ ANSWER_BYTES: Final = 16 * KIB
 
 
 class DamagedRecord(Exception):
-    """A whole line differs from what was written; the message says which one and why."""
+    """A whole line differs from the written line; the message says which line and why."""
 
 
 class UnknownRecordVersion(Exception):
@@ -64,12 +64,12 @@ class UnknownRecordVersion(Exception):
 
 
 class OtherModel(Exception):
-    """The record belongs to other weights, whose master reads it."""
+    """The record belongs to other weights; only their master reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request as accepted. `name`: the answer's id; `prompts`: the first choice of each; `each`: choices per prompt;
+    """An accepted request. `name`: the answer's id; `prompts`: one choice per prompt; `each`: choices per prompt;
     `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its API key, or ""."""
 
     name: Name
@@ -83,8 +83,8 @@ class AcceptedRequest:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All choices: each prompt's choice is repeated, with an id made of the answer's. Repetitions have consecutive
-        seeds: a seed gives the same answers again, but not `each` equal ones."""
+        """All choices. Each prompt's choice is repeated `each` times, with ids made from the answer's id, and
+        consecutive seeds: a request's seed gives the same answers again, which differ from each other."""
         found: list[Choice] = []
         for choice in self.prompts:
             request = choice.request
@@ -108,7 +108,7 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """The content of a file. `size`: bytes of whole lines; `resubmissions`: by masters since the last event."""
+    """The content of a file. `size`: bytes of whole lines; `resubmissions`: number since the last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]
@@ -117,7 +117,7 @@ class AnswerRecord:
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates the memory, rather too high, by numbers, pairs, choices and characters."""
+    """Estimates the memory of a request, rather too high."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -127,7 +127,7 @@ def request_bytes(accepted: AcceptedRequest) -> int:
 
 
 def key_mark(key: bytes, salt: bytes | None = None) -> str:
-    """Returns a salted digest of `key`; empty for an empty one."""
+    """Returns a salted digest of `key`; empty for an empty key."""
     if not key:
         return ""
     salt = salt or secrets.token_bytes(_SALT_BYTES)
@@ -218,7 +218,7 @@ def _value(line: bytes) -> Any:
 
 
 class RecordFolder:
-    """Records of one master, whose weights have the id `pack`. For any thread. Raises UserError for a bad folder."""
+    """Records of one master, whose weights have the id `pack`. Thread-safe. Raises UserError for a bad folder."""
 
     def __init__(self, folder: Path, pack: str) -> None:
         self.pack = pack
@@ -243,7 +243,7 @@ class RecordFolder:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Runs a chore in a thread that may wait for the disk; in this one after `close` or without a thread."""
+        """Runs a chore in a thread that may wait for the disk; after `close`, or without a thread, at once."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._chores is not None:
                 if self._thread.ident is None:
@@ -289,14 +289,14 @@ class RecordFolder:
         return found
 
     def ended_in_order(self) -> None:
-        """Drops this master's RESUBMIT lines that no event followed."""
+        """Drops this master's RESUBMIT lines that no event followed. Call it only if the master ends in order."""
         for path, size in self._found.items():
             with contextlib.suppress(OSError):  # it was deleted, or the disk fails and the line stays
                 if path.read_bytes()[size:] == record.line(record.RESUBMIT):
                     os.truncate(path, size)
 
     def create(self, accepted: AcceptedRequest) -> record.RecordFile:
-        """Creates a record with the request; only warns on a full disk."""
+        """Creates a record with the request. On a full disk it only warns."""
         with self._lock:
             path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
             self._next += 1
@@ -317,7 +317,7 @@ def _work(chores: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def records_in(folder: Path, suffix: str = _SUFFIX) -> list[Path]:
-    """Returns files of records by their number; none without the folder."""
+    """Returns the files of records in the order of their numbers."""
     found = (path for path in folder.glob(f"*{suffix}") if re.match("[0-9]{12,}-", path.name))
     return sorted(found, key=_number_of)
 

@@ -133,7 +133,7 @@ def _read_response(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
 
 
 def _full_name(namespace: str | None, name: str) -> str:
-    """Returns the name after its namespace (an MCP server's, of Codex), or alone if that is too long."""
+    """Returns the name after its namespace (in Codex, an MCP server), or alone if both are too long."""
     full = f"{_prefix(namespace)}{name}"
     return full if len(full) <= p.MAX_TOOL_NAME else name
 
@@ -201,7 +201,7 @@ _BEGUN: Final[Mapping[str, Json]] = {
 
 
 class ResponsesFormat(AnswerFormat):
-    """Writes one choice. Neighbouring texts of a kind are one item."""
+    """Writes one choice. Neighbouring texts of the same kind are one item."""
 
     always_bytes = True
     _number = 0

@@ -125,12 +125,12 @@ class Api:
             await response(scope, receive, send)
 
     def sweep(self) -> None:
-        """Drops answers that wait too long for a client, every second, on the event loop."""
+        """Drops answers that wait too long for a client. Runs every second on the event loop."""
         asyncio.get_running_loop().call_later(1.0, self.sweep)
         self._shelf.sweep()
 
     def close(self, limit_s: float) -> None:
-        """Leaves recorded answers to the next server; waits for threads, `limit_s` each. Call it after the loop."""
+        """Leaves recorded answers to the next server. Waits at most twice `limit_s`. Call it after the loop ends."""
         self._shelf.close(limit_s)
         if self._records is not None:
             self._records.close(limit_s)
@@ -138,7 +138,7 @@ class Api:
         self._admin_intake.close()
 
     async def _ready(self, _request: Request) -> Response:
-        """Returns no names of machines, as no key is needed."""
+        """Names no machines, as the route needs no key."""
         status = self._service.status()
         if status.ready:
             return JSONResponse({"ready": True})
@@ -155,7 +155,7 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """Wraps `send`: an answer sent while the body arrives closes the connection, once it could be read."""
+    """Wraps `send`: an answer sent while the body arrives closes the connection, after time to read the answer."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
@@ -270,7 +270,7 @@ class ApiServer:
         await serving
 
     def _drop_connections(self) -> None:
-        """Ends all connections, and the server at once."""
+        """Closes all connections, and ends the server at once."""
         self._server.force_exit = True
         for connection in tuple(self._server.server_state.connections):
             connection.transport.abort()

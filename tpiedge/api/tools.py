@@ -52,8 +52,8 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParsedTools:
-    """The tools that the model may call. `shown` is for its template; the answer must call one of `required` and may
-    make `several` calls; `field` is the name of the request's field."""
+    """The tools that the model may call. `shown` is for its template. The answer must call one of `required`, if any;
+    `several` allows many calls. `field` is the name of the request's field."""
 
     shown: tuple[Mapping[str, Any], ...] = ()
     required: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def _shown(function: BodyFields) -> dict[str, Any]:
 
 
 def _choice(fields: BodyFields, key: str, names: _Names, tools: str) -> tuple[_Names, _Names]:
-    """Returns the names that may be called, and the names of which one must be."""
+    """Returns the tools that may be called, and the tools of which one must be called."""
     value = fields.get(key)
     if value in (None, "auto"):
         return names, ()

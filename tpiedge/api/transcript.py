@@ -69,7 +69,7 @@ class Transcript:
         echo: EchoedPrompt | None = None,
         prompt_ids: Sequence[int] = (),
     ) -> None:
-        """`echo`: the prompt, if the answer begins with it; it is not searched for stop strings."""
+        """`echo`: the prompt, if the answer begins with it. The prompt is not searched for stop strings."""
         self.first_s: float | None = None
         self.writer = writer
         self._tokenizer = tokenizer
@@ -90,8 +90,8 @@ class Transcript:
         """Seconds of pauses that are over."""
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
-        """Yields the echoed prompt before the first token or the end, in short pieces. A token has the scores of the
-        likeliest tokens, then its own."""
+        """Yields the echoed prompt before the first token or the end, in short pieces. Each token has the scores of the
+        likeliest tokens, then its own score."""
         if self._echo is None or not isinstance(event, Token | Finished):
             return
         (echo, ids), self._echo = (self._echo, self._echoed_ids), None
@@ -169,8 +169,8 @@ def joined(parts: Sequence[OutputPart], *, reasoning: bool) -> str:
 
 
 class TokenScores:
-    """Writes the scores of one answer, with those of the `logprobs` likeliest tokens; None writes no scores. A token
-    without bytes has `without_bytes`."""
+    """Writes the scores of one answer's tokens, and of the `logprobs` likeliest tokens; no scores if it is None. A
+    token without bytes gets `without_bytes`."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None
@@ -203,7 +203,7 @@ class TokenScores:
         return next((score for other, score in token.logprobs if other == token.token), None)
 
     def text(self, token: int) -> str:
-        """Returns the token's text, or as OpenAI does the bytes of an unfinished character: bytes:\\xe4\\xbd."""
+        """Returns the token's text or, as OpenAI does, the bytes of an unfinished character: bytes:\\xe4\\xbd."""
         data = self._bytes(token)
         if data is None:
             return f"token_id:{token}"

@@ -47,7 +47,7 @@ Settings = Mapping[str, float]
 
 @dataclass
 class ChatAnswer:
-    """An answer. While `thinking`, the text shown last is reasoning, which is not part of the answer."""
+    """An answer. `thinking`: the text shown last is reasoning, which is not part of the answer."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -98,7 +98,7 @@ class Conversation:
     _settings: dict[str, float] = field(default_factory=dict)
 
     def handle(self, text: str) -> bool:
-        """Handles a message or a command; returns False if it ends the conversation."""
+        """Handles a message or a command; returns False if the command ends the conversation."""
         command = re.fullmatch(r"/([a-z?]+)(?:\s+(.*))?", text.strip(), re.DOTALL | re.IGNORECASE)
         if command is None:
             if text.strip():
@@ -280,7 +280,7 @@ class Pipe:
 
 
 class Terminal:
-    """Reads lines with editing and history; pasted text is one message. The library takes 0.1 s to import."""
+    """Reads lines with editing and history; pasted text is one message. Its library takes 0.1 s to import."""
 
     interactive = True
 
@@ -315,7 +315,7 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """Returns the next message; None after Ctrl-D, or a second Ctrl-C: the first may have been for an answer."""
+        """Returns the next message; None after Ctrl-D or two Ctrl-C: a single one may be meant for an answer."""
         interrupts = 0
         while True:
             try:

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def open_standard_files() -> None:
-    """Opens /dev/null for closed standard files; else children would take other files for theirs."""
+    """Opens /dev/null for closed standard files; else children would use other files as standard files."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -42,7 +42,7 @@ _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raises interrupts again that Python drops in finalisers and weakref callbacks (each import has one)."""
+    """Raises interrupts again that Python drops in finalisers and weakref callbacks (each import has a callback)."""
     number = _SIGNALS.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)
@@ -53,7 +53,7 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def honour_signals() -> None:
-    """Makes SIGTERM and SIGHUP raise Terminated, so that commands end their children. For the main thread."""
+    """Makes SIGTERM and SIGHUP raise Terminated, so that commands end their children. Call it in the main thread."""
 
     def terminate(_signal: int, _frame: object) -> None:
         raise Terminated

@@ -26,7 +26,7 @@ _COUNTERS = (
 
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
-    """Returns positions of prompt and answer, within --context and the model's limit. Raises UserError."""
+    """Counts the positions of prompt and answer, within --context and the model's limit. Raises UserError."""
     limit = model.context_tokens if context is None else check_context(model, context)
     tokens = len(prompt_ids)
     if not tokens:

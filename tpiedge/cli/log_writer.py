@@ -16,7 +16,7 @@ _MOST_WAITING: Final = 1000
 
 
 def _write(text: str) -> None:
-    """Bypasses `sys.stderr`, whose lock a blocked thread would hold at the end of the process."""
+    """Writes without `sys.stderr`, whose lock a blocked thread would hold at the end of the process."""
     data = text.encode("utf-8", "backslashreplace")
     while data:
         data = data[os.write(2, data) :]
@@ -49,7 +49,7 @@ class LogWriter(logging.Handler):
             self.say(line)
 
     def finish(self, limit_s: float = 1.0) -> None:
-        """Waits until all lines are written, or `limit_s` is over. Call nothing afterwards."""
+        """Waits until all lines are written, or `limit_s` is over. Do not use the writer afterwards."""
         self._lines.put(None)
         self._thread.join(limit_s)
 

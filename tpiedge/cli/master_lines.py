@@ -53,7 +53,7 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Writes a token for any workers into the file, or says one worker's command. The token is void afterwards."""
+    """Writes a token for any workers into `token_file`, or says one worker's command. Tokens are void afterwards."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -117,7 +117,7 @@ def watch(
     pending: Callable[[], Sequence[Pending]],
     say: Callable[[str], None],
 ) -> None:
-    """Says changes and waiting workers until the user ends it. Raises the failure of another thread."""
+    """Says changes and waiting workers until interrupted. Raises the failure of another thread."""
     show, callers, freed = Changes(say), Callers(say), FreedMemory()
     while running.failed is None:
         supervisor.check()
@@ -130,7 +130,7 @@ def watch(
 
 @dataclass(eq=False)
 class Callers:
-    """Announces each worker that shows a code, at most one in ten seconds."""
+    """Announces each worker that shows a code, at most one every ten seconds."""
 
     _say: Callable[[str], None]
     _known: frozenset[str] = frozenset()

@@ -60,7 +60,7 @@ ANYWHERE = "0.0.0.0"
 
 @contextmanager
 def only_master(folder: Path) -> Iterator[None]:
-    """Locks the master's `folder`. Raises UserError if another master runs with it."""
+    """Locks the master's `folder`. Raises UserError if another master uses the folder."""
     with FileLock(private_folder(folder) / ".master.lock") as lock:
         try:
             alone = lock.try_alone()
@@ -76,7 +76,7 @@ def only_master(folder: Path) -> Iterator[None]:
 
 
 def check_ports(listen: Address, http: Address) -> None:
-    """Raises UserError if a port is taken. Called before the model is prepared, which takes long."""
+    """Raises UserError if a port is taken. Call it before the model is prepared, which takes long."""
     ports = [("--listen", resolve(listen).beside(offset), purpose) for offset, purpose in PURPOSES.items()]
     for flag, address, purpose in [*ports, ("--http", resolve(http), "the API")]:
         if port_state(address.port, address.host) == "in use":

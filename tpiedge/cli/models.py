@@ -35,7 +35,7 @@ _usual_options = together(json_option, cache_option)
 
 
 def _card(name: str, cache: Path | None) -> dict[str, Any]:
-    """Returns facts of a model as JSON values; `path` is None for an alias that is not here. Raises UserError."""
+    """Returns facts of a model as JSON values; `path` is None for an alias without files here. Raises UserError."""
     hub_name = parse_hub_name(name)
     known = [one for one in aliases().values() if hub_name and one.repo == hub_name.repo]
     alias = aliases().get(name) or next(iter(known), None)
@@ -118,7 +118,7 @@ def _numbers(blob: BlobSpec) -> int:
 
 
 def _nbytes(blob: BlobSpec, precision: Precision) -> int:
-    """Returns bytes of numbers and scales, without padding."""
+    """Returns the bytes of numbers and scales, without padding."""
     vectors = sum(vector.length for vector in blob.vectors)
     weights = _numbers(blob) - vectors
     scales = weights // GROUP * 16 if precision.quantised else 0

@@ -69,8 +69,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Finds the master to join, and its key if known. `known` has keys by address, the best first; they win. Without
-    them a worker joins the only announced master, or asks the user. Raises UserError, PeerError."""
+    """Finds the master to join, and its key if known. `known` has keys by address, the best first; known masters win.
+    If none is known, the only announced master is joined; otherwise the user is asked. Raises UserError, PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the known master at {found[0]}; --connect HOST names another one")
         return found
@@ -110,7 +110,7 @@ def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "
 
 
 def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
-    """Returns the first address where the master with that key answers, else the first where anything does."""
+    """Returns the first address where the master with that key answers, else the first where any program answers."""
     may_be, threads = None, ThreadPoolExecutor(8)
     try:
         answers = threads.map(lambda one: who_is_at(*one), tries)

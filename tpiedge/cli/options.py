@@ -40,14 +40,14 @@ def option(
     name: str | None = None,
     **more: Any,
 ) -> Decorator[Any]:
-    """Makes click's option, which shows its default, if any. `name` is the parameter's."""
+    """Makes a click option, which shows its default, if any. `name` is the parameter's name."""
     if default is not None:
         more |= {"default": default, "show_default": True}
     return click.option(flag, *([] if name is None else [name]), type=kind, help=says, **more)
 
 
 class Location(click.Path):
-    """A path. The empty one, which would mean the current folder, is refused."""
+    """A path. The empty path, which would mean the current folder, is refused."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)
@@ -69,7 +69,7 @@ class Number(click.FloatRange):
 
 
 class CompletedName(click.types.StringParamType):
-    """A name or path. A shell completes names of `sources` and paths. A failing source has no names."""
+    """A name or path. A shell completes it with names of `sources` and with paths. A source that fails has no names."""
 
     def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
         self.sources = sources
@@ -121,7 +121,7 @@ def _window(text: str) -> tuple[int, int]:
 
 
 def _speculate(text: str) -> int:
-    """Reads `Assign.speculate`. With the token before them, 15 drafts fill a small batch of the kernels."""
+    """Reads `Assign.speculate`. 15 drafts and the token before them fill a small batch of the kernels."""
     words = {"auto": SPECULATE_AUTO, "off": 0} | {str(number): number for number in range(1, 16)}
     if text not in words:
         raise UserError(f"{text[:20]!r} is none of 'auto', 'off' or a number from 1 to 15")
@@ -165,7 +165,7 @@ def is_default(name: str) -> bool:
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """Makes an option for a folder, refused if other users may change `within` it; `usual` is its default."""
+    """Makes an option for a folder, by default `usual`. Refuses a folder if other users may change `within` in it."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion

@@ -1,5 +1,5 @@
-"""HTTP client of a running master. Streams of a master with `--journal` are numbered: a broken connection is made anew
-for RECOVERY_GRACE_S, and no event is lost or repeated. A reader that stops deletes the answer there."""
+"""HTTP client of a running master. Streams of a master with `--journal` are numbered: a broken connection is retried
+for RECOVERY_GRACE_S, and no event is lost or repeated. Ctrl-C deletes the answer on the master."""
 
 import contextlib
 import hmac
@@ -38,14 +38,14 @@ class HttpRefusal(Exception):
 
     @property
     def starting(self) -> bool:
-        """Whether a later request may succeed: the master ends or has too many connections."""
+        """Whether a later request may succeed: the master is ending, or has too many requests or connections."""
         soon = b'"shutting_down"' in self.data or b'"too_many_connections"' in self.data
         return self.status == 429 or (self.status == 503 and soon)
 
 
 @dataclass(eq=False)
 class AnswerStream:
-    """An answer to `body`. `note` gets pauses and broken connections, `progress` the prompt's reading."""
+    """An answer to `_body`. `_note` tells of pauses and broken connections, `_progress` how far the prompt is read."""
 
     _http: httpx.Client
     _path: str
@@ -58,7 +58,7 @@ class AnswerStream:
     _deadline: float | None = None  # while the connection is broken, and nothing has come since
 
     def events(self) -> Generator[str, None, None]:
-        """Yields events without [DONE]. Raises HttpRefusal, PeerError, and httpx's errors."""
+        """Yields the data of events, without [DONE]. Raises HttpRefusal, PeerError, and httpx's errors."""
         try:
             while True:
                 try:
@@ -136,12 +136,12 @@ class AnswerStream:
 
 
 class MasterClient:
-    """Requests with one key. A context manager. Its errors are TpiedgeErrors of one line."""
+    """Sends requests with one key. A context manager. Its errors are TpiedgeErrors of one line."""
 
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust` is None for this computer's CAs. With `own` a ResourceError of the master is this computer's."""
+        """`trust` is None for this computer's CAs. `own`: the master's ResourceErrors are this computer's."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
@@ -236,7 +236,7 @@ class MasterClient:
 def master_at(
     url: str | None, state: Path | None, key: str | None, trust: ssl.SSLContext | None
 ) -> MasterClient:
-    """Finds the API at --url, else of this computer's master, else at the default. Raises UserError."""
+    """Makes a client of --url, else of this computer's master, else of the default address. Raises UserError."""
     if url is None:
         own, _, certificate = _read_admin(state) or (_DEFAULT_URL, "", None)
         return MasterClient(own, key, trust or certificate)
@@ -246,7 +246,7 @@ def master_at(
 
 
 def admin_of(state: Path | None) -> MasterClient:
-    """Finds the administration of this computer's master. Raises UserError if none runs."""
+    """Makes a client for the admin routes of this computer's master. Raises UserError if none runs."""
     admin = _read_admin(state)
     if admin is None:
         raise UserError(
@@ -273,7 +273,7 @@ class _Pinned(ssl.SSLContext):
 
 
 class _PinnedSocket(ssl.SSLSocket):
-    """Refuses another certificate in the handshake, before a byte of the request is sent."""
+    """Refuses all but one certificate in the handshake, before a byte of the request is sent."""
 
     def do_handshake(self, block: bool = False) -> None:
         super().do_handshake(block)
@@ -297,7 +297,7 @@ def _by_fingerprint(text: str) -> ssl.SSLContext:
 
 
 def trust_of(ca: Path | None, fingerprint: str | None) -> ssl.SSLContext | None:
-    """Returns the context for --tls-ca or --tls-fingerprint; None without both. Raises UserError."""
+    """Returns the context for --tls-ca or --tls-fingerprint; None if neither is given. Raises UserError."""
     if ca is not None and fingerprint is not None:
         raise UserError("give either --tls-ca or --tls-fingerprint")
     if fingerprint is not None:

@@ -183,7 +183,7 @@ def _emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Yields trace files by rank and joins them at the end. An error of the block wins over UserError, DiskFull."""
+    """Yields trace files by rank and joins them at the end. Raises the block's error, else UserError, DiskFull."""
     if path is None:
         yield ()
         return

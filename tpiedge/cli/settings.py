@@ -1,7 +1,7 @@
 """Settings: variables and a TOML file set every flag of every verb.
 
 A setting is a text in click's map of defaults: the command line wins, and the verb's own types check it. A variable
-counts before the file, and a verb's own setting before the common one. A verb's table is named like "bench.decode".
+wins over the file, and a verb's own setting over the common setting. A verb's table is named like "bench.decode".
 """
 
 import difflib
@@ -44,14 +44,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """`tables`: "run" or "bench.decode" -> key -> TOML's value; table "" has the keys before the first table."""
+    """`tables` has TOML's values by table, like "bench.decode", and key; "" has the keys before the first table."""
 
     path: Path
     tables: Mapping[str, Mapping[str, object]]
     text: str
 
     def place(self, table: str, key: str = "") -> str:
-        """Returns '/etc/tpiedge.toml:3', without the line if it is not found."""
+        """Returns a place like '/etc/tpiedge.toml:3', without the line if it is not found."""
         here, wanted = "", _bare(table, key)
         for number, line in enumerate(self.text.splitlines(), 1):
             name = line.partition("=")[0]
@@ -76,7 +76,7 @@ class ConfiguredGroup(ListingGroup):
     """Imports a verb when it runs, adds --config and --log-level, and tells the origin of refused values."""
 
     def add_lazy(self, name: str, path: str, line: str) -> None:
-        """Adds the command at MODULE:COMMAND; `line` is its short help, and its help if it has none."""
+        """Adds the command at `path` (MODULE:COMMAND); `line` is its short help, and its help if it has no other."""
         super().add_command(_LazyCommand(name, path, line))
 
     def load(self, *names: str) -> None:
@@ -176,7 +176,7 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """Returns the commands that can be set, by table: the root's `names`; None imports all."""
+    """Returns by table the commands that can be set, of the root's `names`; None imports and returns all."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))
@@ -219,7 +219,7 @@ def _variable(*words: str) -> str:
 
 
 def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
-    """Finds variables that look like a verb's but set nothing, with the most similar real one, or ""."""
+    """Returns variables that look like a verb's but set nothing, with the most similar real variable, or ""."""
     known = [
         name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
     ]
@@ -264,7 +264,7 @@ def _listed(name: str, text: str) -> list[str]:
 def effective(
     root: click.Command, table: str, command: click.Command, given: Path | None
 ) -> dict[str, Setting]:
-    """Returns the checked settings of a command by key. Raises UserError with the first bad one's origin."""
+    """Returns the checked settings of a command by key. Raises UserError with the origin of the first bad setting."""
     file = find_settings(given, os.environ)
     if file is not None:
         named = {name.partition(".")[0] for name in (table, *file.tables)}
@@ -277,8 +277,8 @@ def effective(
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
-    """Reads the file of --config, of TPIEDGE_CONFIG or the user's own; None without one. A file in the current folder
-    never counts: a download must not change what a command does. Raises UserError."""
+    """Reads the file of --config, of TPIEDGE_CONFIG or the user's own; None if there is no file. A file in the current
+    folder never counts: a download must not change what a command does. Raises UserError."""
     if given is not None:
         return read_settings(given)
     if named := environment.get("TPIEDGE_CONFIG"):
@@ -312,7 +312,7 @@ def read_settings(path: Path) -> SettingsFile:
 
 
 def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """Yields (table, key, value); an empty table has one row without a key."""
+    """Yields (table, key, value); an empty table has one row, with key "" and value None."""
     if table and not content:
         yield table, "", None
     for key, value in content.items():

@@ -101,7 +101,7 @@ def _when(seconds: float) -> str:
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Keeps a token for any number of workers in `path`, for its owner alone. Raises UserError."""
+    """Keeps a token for any number of workers in `path`, which only its owner can read. Raises UserError."""
     with invitation(folder, 30 * DAY_S, None) as secret:
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -121,7 +121,7 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
 
 @contextmanager
 def invitation(folder: Path, expires_s: float = DAY_S, uses: int | None = 1) -> Iterator[str]:
-    """Yields the secret of a new token, void afterwards; after a crash the next master withdraws it."""
+    """Yields the secret of a new token, which is void afterwards; after a crash the next master withdraws it."""
     _withdraw(folder)
     record, secret = TokenStore(folder).create(expires_s, uses)
     try:

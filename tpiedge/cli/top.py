@@ -76,7 +76,7 @@ def top(once: bool, as_json: bool, state: Path | None) -> None:
 
 
 def _look(state: Path | None) -> PictureJson:
-    """Asks the current master; a restarted one has another address and secret."""
+    """Asks the current master; a restarted master has another address and secret."""
     with admin_of(state) as master:
         return master.get("/admin/cluster")
 
@@ -122,7 +122,7 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """Returns lines for a terminal of `size` (columns, lines), one fewer. `problem` says why the picture is old."""
+    """Returns one line fewer than a terminal of `size` (columns, lines) has. `problem` says why the picture is old."""
     width, height = size
     first, *others = picture_lines(picture, date.today())
     lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
@@ -219,7 +219,7 @@ def timeline_lines(timeline: PictureJson) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """Draws `width` letters of equal time: the longest part of each, blank for idle."""
+    """Draws `width` letters of equal time. A letter names the part that took longest in it; blank means idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:

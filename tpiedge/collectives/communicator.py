@@ -57,8 +57,8 @@ class Liveness(Protocol):
 
 
 class Communicator:
-    """The connection of one rank to the others; this class is a lone node's. Blocking. PeerLost and ProtocolError
-    (naming the rank) end a wait; after an error a new epoch needs a new communicator."""
+    """The connection of one rank to the others; this class serves a lone node. Calls block, and raise PeerLost and
+    ProtocolError; after an error a new epoch needs a new communicator."""
 
     rank = 0
     size = 1
@@ -79,10 +79,10 @@ class Communicator:
         raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:
-        """Takes in what peers send while no step runs, on rank 0, and notices broken connections."""
+        """Receives on rank 0 what peers send while no step runs, and notices broken connections."""
 
     def request_cancel(self, step: int) -> None:
-        """Has the next all-reduce of that step carry the cancel flag. Rank 0, any thread."""
+        """Sends the cancel flag with the next all-reduce of `step`. For rank 0, any thread."""
         self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Communicator:
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
-        """Returns the sum begun with `tag`, the caller's own. Sets `cancelled`."""
+        """Returns the sum begun with `tag`, in memory of its own. Sets `cancelled`."""
         self.cancelled = self._cancelled_step == tag.step
         return self._begun.pop(tag)
 
@@ -106,12 +106,12 @@ class Communicator:
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Returns at rank 0 the part (f32, 2-D) that `rank`, not 0, gave; None elsewhere. Rank 0's part only gives the
-        shape. A rank may not be ahead by more than PeerChannel holds."""
+        """Sends the part (f32, 2-D) of `rank`, not 0, to rank 0; returns it there, None elsewhere. Rank 0's own part
+        only gives the shape. A rank must not be ahead by more than PeerChannel holds."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Returns at `rank`, not 0, the part that rank 0 gave; None elsewhere. The tag's block does not count."""
+        """Sends rank 0's part to `rank`, not 0; returns it there, None elsewhere. The tag's block has no effect."""
         raise InternalError(f"there is no rank {rank}")
 
 

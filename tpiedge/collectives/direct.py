@@ -25,8 +25,8 @@ class AllReduce:
     """One all-reduce under way. All ranks call the same methods in the same order; each raises PeerLost, ProtocolError.
 
     `own`: this rank's part, not rounded, None without one; it must not change meanwhile. `cancel`: on rank 0 whether to
-    send the flag, elsewhere whether it was sent. `sent`: how many peers, in order, have this rank's first message
-    (a star's root: its answer, `total`). `total`: the sum as far as it is known.
+    send the flag, elsewhere whether it was sent. `sent`: how many peers, in order, have this rank's first message (from
+    a star's root: the sum). `total`: the sum as far as it is known.
     """
 
     channel: PeerChannel
@@ -48,7 +48,7 @@ class AllReduce:
         raise NotImplementedError
 
     def advance(self) -> None:
-        """Waits, on the first call, for the messages of the others' `start`, and sends the next ones."""
+        """Waits, on the first call, for the messages that others sent in `start`, and sends its next ones."""
         if not self.advanced:
             self._advance()
             self.advanced = True
@@ -64,7 +64,7 @@ class AllReduce:
         return np.empty(self.shape, np.int32 if self.wire == "i32" else np.float32)
 
     def _send(self, part: Summable | None, to: Sequence[int], hop: int | None = None) -> Buffer:
-        """Sends this rank's part (None without one), or a slice in its hop. Returns its bytes."""
+        """Sends this rank's part, or a slice in its `hop`; no tensor if None. Returns the encoded bytes."""
         header = None if part is None else header_of(self.wire, part.shape, part.itemsize)
         encoded = None if part is None else encode_array(self.wire, part)
         rank, place = self.channel.rank, (self.channel.epoch, *self.tag, CANCEL if self.cancel else 0)
@@ -75,8 +75,8 @@ class AllReduce:
     def _sum(
         self, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Sums all parts, in `out` unless too narrow. `blames`: whether an error may name the rank that sent a wrong
-        value; None: the sum is not checked. Sets `cancel`."""
+        """Sums all parts, in `out` unless that is too narrow. `blames`: whether an error may name the rank that sent a
+        wrong value; None: the sum is not checked. Sets `cancel`."""
         channel, what = self.channel, self.what
         parts = {channel.rank: own}
         for rank, part, message in channel.collect(kind, self.tag, channel.peers, what, out.shape, self.wire):
@@ -135,8 +135,8 @@ class Mesh(AllReduce):
 
 
 def cut(array: Summable, count: int) -> list[Summable]:
-    """Returns views of `count` nearly equal runs of units, some perhaps empty. A unit is a group where groups fill the
-    rows, else a row: so a cut changes no rounding."""
+    """Returns views of `count` nearly equal runs of units, some perhaps empty. A unit is a group if whole groups fill a
+    row, else a row, so cuts change no rounding."""
     rows, columns = array.shape
     unit = columns if columns % INT8_GROUP else INT8_GROUP
     units = rows * columns // unit

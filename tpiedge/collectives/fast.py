@@ -28,8 +28,8 @@ _Byte = ctypes.c_char
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A native call. Per kind of block (even: attention, odd: FFN; a rank may lack a share of one): how many calls in a
-    row have `left_off`, and how many all-reduces go step by step (`pause`) before the next call."""
+    """A native call, and counts per kind of block (even: attention, odd: FFN; a rank may lack a share of one): calls in
+    a row that stopped early (`left_off`), all-reduces to do step by step before the next call (`pause`)."""
 
     reduce: Reduce
     #: The sum, once a star's root has begun to send it.
@@ -48,8 +48,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Returns (0, `own` with the sum) if all is done; else how many peers got this rank's first message, and None,
-        or the unrounded sum if a star's root has sent it to some."""
+        """Tries to sum in `own`; returns (0, `own`) if done. Else returns how many peers have this rank's first
+        message, and None; but at a star's root that sent the sum to some, the unrounded sum."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, wire, own.shape)

@@ -1,6 +1,6 @@
 """Sorts one rank's messages of the tensor plane: awaited now, too early (held up to a limit), too late (dropped).
 
-A message that speaks for another rank, or that its rank never sends, ends the wait. Liveness is asked every 50 ms.
+A message that speaks for another rank, or that its rank may not send, raises Misconduct. Liveness is asked every 50 ms.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set
@@ -42,7 +42,7 @@ def node_name(rank: int) -> str:
 
 
 class PeerChannel:
-    """One rank of `size` in one epoch. The caller closes `endpoint`."""
+    """The messages of one rank of `size` in one epoch. The caller closes `endpoint`."""
 
     def __init__(self, endpoint: Endpoint, liveness: Liveness, *, epoch: int, rank: int, size: int) -> None:
         self.rank: Final = rank
@@ -113,7 +113,7 @@ class PeerChannel:
                     self._liveness.check(rank, str(what))
 
     def next_plan(self) -> StepPlan | SavePages:
-        """Waits for rank 0's next plan, however long it is idle."""
+        """Waits for the next plan, however long rank 0 is idle."""
         what = f"the plan of the step after {self._step}"
         while True:
             plans = [key for key in self._held if key[0] in (StepPlan, SavePages) and key[1] > self._step]
@@ -135,7 +135,7 @@ class PeerChannel:
     def _receive(
         self, what: object, awaited: Container[_Key] = (), timeout_s: float = _SLICE_S
     ) -> bool | None:
-        """Holds one message. Returns False if it is late, None without one or if a link broke that no step needs."""
+        """Receives and holds one message. False if it is late; None if none came or a link broke that no step needs."""
         try:
             envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:

@@ -45,7 +45,7 @@ def widened(total: Summable, values: Summable) -> Summable:
 
 
 def is_finite(array: Summable, *, part: bool = False) -> bool:
-    """Whether all values are finite. Integers are a `part`, or a sum whose parts were marked."""
+    """Whether all values are finite. Integers are one rank's part if `part`, else a sum."""
     if array.dtype.kind == "f":
         # A sum is cheaper than testing every element; if it overflows the elements decide.
         return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
@@ -78,8 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises Misconduct for a rank that sent a non-finite part, if the sum is not finite. Raises ProtocolError if all
-    ranks sent one, if none did (an overflow), or if the rank `adds`, which is no witness, adds it up."""
+    """Raises Misconduct, if the sum is not finite, for the first rank with a non-finite part; ProtocolError if all
+    parts are non-finite, if none is (an overflow), or if `adds` names the adding rank, which may not blame."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

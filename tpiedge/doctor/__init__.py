@@ -1,4 +1,4 @@
-"""`tpiedge doctor`: problems of this computer and its network. Looks only; changes nothing.
+"""`tpiedge doctor`: looks for problems of this computer and its network; changes nothing.
 
 `computer` has findings and the checks of the machine and its software, `network` the checks of the network and of a
 master.

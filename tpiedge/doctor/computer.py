@@ -1,4 +1,4 @@
-"""Findings, checks run in parallel within a deadline, and the checks of machine and software."""
+"""Defines findings, runs checks in parallel within a deadline, and checks machine and software."""
 
 import errno
 import json

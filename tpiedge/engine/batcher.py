@@ -1,10 +1,10 @@
 """Plans steps: which tokens of which sequences. Pure: without tensors, sockets or clock.
 
-1. Sequences begin in order of arrival, when a slot and pages for all their tokens are free. A sequence is
-   passed over while another computes the next page that it can share.
-2. If no page is free, the youngest sequence is preempted: it waits in front, and its lost pages are computed anew.
-3. Prompts may make a decode step `_MAX_SLOWDOWN` times as long; prompts alone may take `_STEP_S`, or twice the least
-   step. The oldest prompt gets a share, prompts nearest to their first tokens the rest.
+1. Sequences begin in order of arrival, when a slot and pages for all their tokens are free. A sequence waits while
+   another computes a page for both.
+2. If no page is free, the youngest sequence is preempted: it waits in front; lost pages are computed anew.
+3. A step that decodes may take `_MAX_SLOWDOWN` times as long with prompts; a step of prompts alone may take `_STEP_S`,
+   or twice the least step's time. The oldest prompt gets a share; prompts nearest to their first tokens get the rest.
 4. A page is published when all its tokens are decided and computed.
 """
 
@@ -39,7 +39,7 @@ _MOST_PAGES: Final = MAX_PAGES // 2
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Pieces of answers come first; `decode_tokens` counts their tokens."""
+    """One step. Decoding pieces, whose tokens `decode_tokens` counts, come before prompts."""
 
     pieces: tuple[StepPiece, ...]
     tables: tuple[TableChange, ...]
@@ -57,8 +57,8 @@ class Batch:
 
 
 class Batcher:
-    """Plans steps of `step_tokens` tokens, `sequences` sequences and `speculate` guesses for each, at most. The caller
-    measures `cost`."""
+    """Plans steps of at most `step_tokens` tokens, `sequences` sequences and `speculate` guesses for each. Add measured
+    times to `cost`."""
 
     def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
         self._pool, self.cost = pool, StepCost()
@@ -95,7 +95,7 @@ class Batcher:
         return sequence
 
     def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
-        """Returns at most `most_pages` pages of running sequences, oldest first, and the sequences. Skips scanned
+        """Returns pages of running sequences, oldest first and at most `most_pages`, and these sequences. Skips scanned
         prompts: their hidden states would be missing."""
         places: dict[int, int] = {}
         saved: list[SavedSequence] = []
@@ -112,8 +112,8 @@ class Batcher:
         return tuple(places), tuple(saved)
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first `pages` pages, restored from a snapshot, for `add` to find. `private`: other sequences must
-        not share them."""
+        """Holds the first `pages` pages, restored from a snapshot, until `add` gets their requests. `private`: other
+        sequences must not share these pages."""
         self._private = private
         self._restored = {one.request: one for one in sequences}
         allocated = [self._pool.allocate() for _ in range(pages)]
@@ -123,7 +123,7 @@ class Batcher:
         self._pool.give_back(allocated)
 
     def free_restored(self, *, claimed: bool = False) -> bool:
-        """Frees restored pages of requests that did not come or, with `claimed`, did not start. Returns whether there
+        """Frees restored pages of requests that were not added, or (`claimed`) did not begin. Returns whether there
         were any."""
         found, self._restored = list(self._restored.values()), {}
         for sequence in self._waiting if claimed else ():
@@ -157,14 +157,14 @@ class Batcher:
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
     def undrawn(self, piece: StepPiece) -> None:
-        """Notes that the piece lacks its mask: the sequence pauses until it is `decided` or preempted."""
+        """Notes that the piece's mask is missing: its sequence pauses until `decided` is called, or it is preempted."""
         sequence = piece.sequence
         sequence.undrawn = True
         sequence.done = piece.stop - piece.drafted - 1
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Notes the tokens drawn after a piece: one more than its accepted guesses; none within a prompt."""
+        """Notes the tokens drawn after a piece: one more than its right guesses; none within a prompt."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
@@ -195,7 +195,7 @@ class Batcher:
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """Finds pages with which the sequence can begin; None while another one computes the next page."""
+        """Finds pages with which the sequence can begin; None while another sequence computes the next one."""
         if sequence.restored is not None:
             return list(sequence.restored.pages)
         if not self._shares(sequence):

@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class TriggeredConstraint:
-    """A grammar that applies from a trigger token to the first place where its text may end. Elsewhere, or once the
-    grammar failed (the log says so), the answer is free."""
+    """A grammar that applies from a trigger token to the first place where its text may end. Elsewhere the answer is
+    free, and everywhere once the grammar failed (the log says so)."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         self._constraint = constraint
@@ -59,7 +59,7 @@ class TriggeredConstraint:
             self._tried(lambda: self._constraint.guess(ids), None)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
-        """Yields masks, None for free tokens. Stops after a guess that starts or ends the grammar."""
+        """Yields masks, or None where any token may come. Stops after a guess that starts or ends the grammar."""
         self._kept = 0
         if self._within:
             none: list[TokenMask] = []
@@ -152,7 +152,7 @@ def start_constraint(
 
 
 class GrammarPreparations:
-    """The constraints of an epoch's coming requests."""
+    """The constraints of an epoch's future requests."""
 
     def __init__(self, epoch: int, grammars: Grammars) -> None:
         self._epoch, self._grammars = epoch, grammars
@@ -165,20 +165,20 @@ class GrammarPreparations:
         return [one for name in self._untold if (one := self._prepared[name]) is not None]
 
     def add(self, request: GenerationRequest, group: str) -> None:
-        """Starts to compile the grammar of a coming request. Raises UserError."""
+        """Starts to compile a future request's grammar. Raises UserError."""
         self.drop([request.id])
         self._prepared[request.id] = start_constraint(self._grammars, request, group)
         self._untold.add(request.id)
 
     def claim(self, request: GenerationRequest) -> AnswerConstraint | None:
-        """Returns the constraint, ready or not, of a request that has come. Raises UserError."""
+        """Returns a request's constraint, ready or not; None if the answer is free. Raises UserError."""
         if request.id not in self._prepared:
             return start_constraint(self._grammars, request)
         self._untold.discard(request.id)
         return self._prepared.pop(request.id)
 
     def news(self) -> list[Compiled | Failed]:
-        """Lists grammars compiled, or failed, since the last call."""
+        """Lists grammars that were compiled or failed since the last call."""
         found: list[Compiled | Failed] = []
         for name in [name for name in self._prepared if name in self._untold]:
             constraint = self._prepared[name]
@@ -204,7 +204,7 @@ class GrammarPreparations:
 
 
 def end_constraint(constraint: AnswerConstraint | None) -> float:
-    """Closes the constraint. Returns its `take_spent`, or 0.0 without one."""
+    """Closes the constraint. Returns `constraint.take_spent()`, or 0.0 for None."""
     if constraint is None:
         return 0.0
     constraint.close()
@@ -216,7 +216,7 @@ def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> 
 
 
 class MaskWaits:
-    """A step's time budget for masks, shared by its answers. `wait` returns when one has news, or after a time."""
+    """A step's time for mask waits, shared by its answers. `wait` returns when an answer has news, or after a time."""
 
     def __init__(
         self,

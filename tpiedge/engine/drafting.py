@@ -1,11 +1,11 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many a step takes. Pure.
 
-1. A guess continues the longest suffix found earlier, the latest of equals. Just after a long match failed, it
-   continues near the failed place. A guess that reaches the end of the text repeats itself.
+1. A guess repeats what followed the latest of the longest earlier matches of the text's end. Just after a long match
+   failed, the guess continues near the failed place. A guess that reaches the end of the text repeats itself.
 2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
 3. A step takes the first tokens of guesses that maximise its expected tokens per second.
-4. Against a run without drafts a sequence loses at most `_RISK` of that run's time and the time of `_CREDIT` tokens,
-   by `StepCost`. Gains of up to `_GAINED` tokens' time may be lost again.
+4. Drafts cost a sequence at most `_RISK` of its time without drafts plus the time of `_CREDIT` tokens, by `StepCost`.
+   Gains of up to `_GAINED` tokens' time may be lost again.
 """
 
 from array import array
@@ -27,7 +27,7 @@ _REACH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Tokens that may come next, after `matched` equal tokens; the first `sure` are certain."""
+    """Tokens that may come next, after a match of `matched` tokens; the first `sure` are certain."""
 
     ids: tuple[int, ...] = ()
     matched: int = 0
@@ -38,8 +38,8 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
-    """Finds pairs of tokens as LZ77 does: `_heads` maps a pair's hash to the place where it last ended, `_earlier` a
-    place to the one before. A pair enters when its successor is known, so a suffix does not find itself."""
+    """Finds pairs of tokens as LZ77 does: `_heads` maps a pair's hash to its latest end, `_earlier` each end to the
+    previous one. A pair is added when its successor is known, so a suffix does not find itself."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
@@ -98,7 +98,7 @@ class PromptLookup:
             self._place, self._matched = self._beside()
 
     def _longest(self) -> tuple[int, int]:
-        """Returns the place after the longest earlier match of the text's end, and its length; or (0, 0)."""
+        """Returns the place after the longest earlier match of the text's end, and the match's length, or zeros."""
         ids, best, longest = self._ids, 0, 1
         last = len(ids) - 1
         if last < 1:
@@ -125,7 +125,7 @@ class PromptLookup:
         return length
 
     def _beside(self) -> tuple[int, int]:
-        """Continues after the same token near the failed place, or as if one token had been replaced."""
+        """Returns the place after the same token near the failed place, and 1; or after one replaced token, and 0."""
         ids, latest = self._ids, self._ids[-1]
         in_step = self._lost + self._strayed
         near = range(self._lost, min(self._lost + _REACH, len(ids) - 1))
@@ -162,7 +162,7 @@ class DraftLength:
         self._lost_s = self._plain_s = self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
-        """Estimates chances that the guess is right up to its first, second, ... token."""
+        """Estimates the chances that the guess is right up to its first, second, ... token."""
         kinds = [_kind(guess.matched + i) for i in range(guess.sure, len(guess.ids))]
         sure = [1.0] * min(guess.sure, len(guess.ids))
         return accumulate(sure + [self._right[kind] / self._seen[kind] for kind in kinds], mul)
@@ -174,13 +174,13 @@ class DraftLength:
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes the seconds that drafts add to a step, and the sequence's part of the step without them."""
+        """Notes the `seconds` that drafts add to a step, and the sequence's part of the remaining time."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
 
     def learn(self, guess: Guess, tokens: Sequence[int]) -> None:
-        """Notes the tokens, at least one, of the step that was planned with the guess."""
+        """Notes the tokens (at least one) drawn in the step with the guess."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
             if i >= guess.sure:
                 kind = _kind(guess.matched + i)
@@ -198,8 +198,8 @@ def _kind(matched: int) -> int:
 
 
 def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, most: int) -> list[int]:
-    """Decides and notes how many tokens of each guess the next step takes, at most `most` together. `bids`: all
-    decoding sequences, even without guesses. `rows`: the step's rows without drafts."""
+    """Decides and notes how many tokens of each guess the next step takes, at most `most` in all. `bids`: all decoding
+    sequences, even without guesses. `rows`: the step's rows without drafts."""
     counts = [0] * len(bids)
     plain_s = cost.seconds(rows)
     if plain_s is None:
@@ -217,7 +217,7 @@ def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, 
 def _likeliest(
     bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost
 ) -> list[tuple[float, int]]:
-    """Returns (chance, index of its bid) of affordable tokens, the likeliest first, a bid's tokens in order."""
+    """Returns (chance, index in `bids`) of affordable tokens, the likeliest first, a bid's tokens in their order."""
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))

@@ -1,4 +1,4 @@
-"""The LM head, on rank 0 only (TPI-LLM, section 3.1): hidden states to tokens, log probabilities and embeddings.
+"""The LM head, on rank 0 only (TPI-LLM, section 3.1): makes tokens, scores and embeddings of hidden states.
 
 Shapes: M positions, V vocabulary, R vocabulary rows of a tile.
 """
@@ -89,8 +89,7 @@ class Head:
 
 
 class MeanState:
-    """The mean of hidden states of `width` numbers, summed in f64 one by one: its bits do not depend on how many come
-    at a time."""
+    """The mean of hidden states of `width` numbers, summed in f64 one by one: its bits do not depend on the batches."""
 
     def __init__(self, width: int) -> None:
         self._total_H: NDArray[np.float64] = np.zeros(width)
@@ -112,8 +111,8 @@ class MeanState:
 
 @dataclass(eq=False)
 class LiveRequest:
-    """A request that has not ended. `scored`: the first position whose log probability was not sent. `deferred`: while
-    masks are missing, a piece, its logits, and whether its step was shared. `refused`: the error that ends it."""
+    """A request that has not ended. `scored`: the first position whose log probability was not sent. `deferred`: a
+    piece without its mask, its logits, and whether its step was shared. `refused`: the request's error."""
 
     sequence: RunningSequence
     sampler: Sampler
@@ -155,7 +154,7 @@ class Drawing:
         self._logits_MV = torch.empty(0, self._vocab_size)
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
-        """Draws tokens for all sequences whose last position was computed. `requests`: by their ids."""
+        """Draws tokens for all sequences whose last position was computed. `requests` are by id."""
         ends = accumulate(len(piece.ids) for piece in batch.pieces)
         pieces = list(zip(batch.pieces, ends, strict=True))
         answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
@@ -187,7 +186,7 @@ class Drawing:
                 live.deferred = piece, own_MV.clone(), shared
 
     def draw_deferred(self, requests: Iterable[LiveRequest]) -> None:
-        """Draws for answers whose masks came after their step. Preempted answers are computed anew."""
+        """Draws for answers whose masks came after their step. Drops deferred pieces of preempted answers."""
         for live in requests:
             if live.deferred is not None and not live.sequence.undrawn:
                 live.deferred = None
@@ -207,7 +206,7 @@ class Drawing:
         self._meter.accepted += max(0, len(tokens) - 1)
 
     def _room(self, rows: int) -> Tensor:
-        """Keeps memory for logits between steps: new memory costs a page fault every 4 KiB."""
+        """Returns memory for logits, kept between steps: new memory costs a page fault every 4 KiB."""
         if self._logits_MV.shape[0] >= rows:
             return self._logits_MV[:rows]
         room = torch.empty(rows, self._vocab_size)
@@ -239,7 +238,7 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Sends log probabilities of the prompt's tokens after these positions, unless sent before a preemption."""
+        """Sends log probabilities of the prompt tokens after these positions, unless sent before a preemption."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
@@ -255,7 +254,7 @@ class Drawing:
             live.scored += len(scores[part])
 
     def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """Pools hidden states not pooled before a preemption, or only the prompt's last one."""
+        """Pools hidden states not pooled before a preemption, or the prompt's last one if only that counts."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
         with self._meter.head_span:

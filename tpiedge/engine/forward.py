@@ -109,7 +109,7 @@ class Engine:
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carries `x_TH` (embeddings on rank 0, elsewhere only a shape) through all layers in place, then commits the
-        KV cache. Only wanted rows are complete. Raises PeerLost, ProtocolError, or StepCancelled (nothing is
+        KV cache. Only rows that `plan` wants are complete. Raises PeerLost, ProtocolError, or StepCancelled (nothing is
         committed)."""
         self.cache.change(plan.tables, plan.discarded)
         self.cache.truncate(plan.segments)
@@ -135,7 +135,7 @@ class Engine:
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
-        """Computes all blocks in one native call if a lone node has few tokens, all wanted. Returns whether it did."""
+        """Computes all blocks in one native call on a lone node with few tokens, all wanted. Returns whether it did."""
         if (
             self.communicator.size > 1
             or plan.tokens > NATIVE_TOKENS
@@ -172,7 +172,7 @@ class Engine:
     def _block(
         self, step: int, number: int, step_rows: Sequence[ChunkRows], parts: Sequence[_ChunkPart] = ()
     ) -> None:
-        """Computes and reduces a block. `parts`: the chunks of `step_rows`, which attention needs."""
+        """Computes and reduces a block. Attention also needs `parts`, one for each chunk of `step_rows`."""
         layer, is_ffn = divmod(number, 2)
         with self.weights.resident(self._order[number]) as weights:
             bias_H = weights.vectors.get("down_bias" if is_ffn else "o_bias")
@@ -191,7 +191,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Takes rank 0's embeddings of one chunk. All-reduces slow rank 0 down: few messages wait for a slow node."""
+        """Takes rank 0's embeddings of a chunk. All-reduces hold up rank 0: few messages wait for a slow node."""
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
@@ -263,8 +263,8 @@ class Engine:
 
     @cached_property
     def _layers(self) -> FusedLayers | None:
-        """All layers as one native call. None if a layer cannot be fused, weights are streamed, or o or down has a
-        bias, which is added after the all-reduce."""
+        """Returns all layers as one native call; None if some cannot be fused, weights are streamed, or matrix o or
+        down has a bias, to be added after the all-reduce."""
         kept = self.weights.kept()
         if self.linear.pool is None or kept is None:
             return None

@@ -1,13 +1,13 @@
 """Compiles grammars and follows answers, in a process per grammar, without torch.
 
-A grammar is hostile, so each child has limits and two sockets: one carries frames; shutting the other one ends the
-child, and its `FATE` is sent there.
+A grammar may be hostile, so each child has limits. One of its two sockets carries frames; shutting the other one ends
+the child, and brings its `FATE`.
 
 Frames are as in `text_child.py`, with u32 numbers and an answer's number, 0 for the grammar:
 - received: `g` JSON, `a` drawn tokens, `d` guessed tokens, `b` restart and tokens, `x` end;
 - sent: `r` pid, `y` compiled (microseconds), `e` error;
-- after `g`, `a`, `b`: `f` (count of the grammar's tokens in `b`, forced tokens), `m` mask; after `d`: `d` masks.
-Microseconds precede masks. A mask is a byte (may the answer end?) and a bit per token.
+- sent after `g`, `a`, `b`: `f` (count of the grammar's tokens in `b`, forced tokens), `m` mask; after `d`: `d` masks.
+  Microseconds precede masks. A mask is a byte (may the answer end?) and a bit per token.
 """
 
 import array
@@ -111,7 +111,7 @@ class _Nursery:
         return bool(data)
 
     def _leave(self, session: socket.socket, parent: int) -> NoReturn:
-        """Runs the child, and exits whatever happens: nothing of its parent may run in it."""
+        """Runs the child, and exits whatever happens: no code of its parent may run in it."""
         try:
             die_with_parent()
             if os.getppid() == parent:
@@ -144,7 +144,7 @@ class _TokenizerWrapper:
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
-    """Returns the vocabulary, or an error. A model may have more or fewer rows than its tokenizer has tokens."""
+    """Returns the vocabulary, or an error's text. A model may have more or fewer rows than its tokenizer has tokens."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
@@ -279,7 +279,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
 
 
 def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
-    """Returns the next token's mask. If the grammar forces tokens, the first of them alone is allowed."""
+    """Returns the next token's mask. If the grammar forces tokens, only the first of them is allowed."""
     mask = matcher.compute_bitmask()
     _check(matcher)
     if forced:

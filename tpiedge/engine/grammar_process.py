@@ -69,7 +69,7 @@ class GrammarLink:
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
-        """Sends a frame. Bytes without room are sent later, as the child may not have begun."""
+        """Sends a frame. Keeps bytes that find no room for later, as the child may not read yet."""
         self._unsent += HEAD.pack(len(body), letter, number) + body
         self._flush()
 
@@ -147,7 +147,7 @@ def _processor_s(pid: int) -> float:
 
 
 class GrammarProcess:
-    """One grammar for one or several numbered answers. Methods raise GrammarRefused and ChildLost."""
+    """A grammar's process, for one or several numbered answers. Methods raise GrammarRefused and ChildLost."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class GrammarProcess:
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """Numbers a new answer. `hear` gets its frames (letter, body) whenever any answer calls `ready`."""
+        """Numbers a new answer. `hear` gets the answer's frames (letter, body) whenever any answer calls `ready`."""
         number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number

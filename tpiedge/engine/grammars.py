@@ -1,7 +1,7 @@
 """Gets masks of allowed tokens from processes beside rank 0 (`grammar_child.py`) while steps are computed.
 
-1. An answer that ends by itself is a text of its grammar; any other is the beginning of one. Masks depend on grammar
-   and tokens alone, so another epoch can continue an answer.
+1. An answer that ends by itself is a text of its grammar; other answers begin such a text. Masks depend on grammar and
+   tokens alone, so another epoch can continue an answer.
 2. A wrong or too expensive grammar is refused, and hurts only requests that share its process.
 3. No process outlives its requests or its parent.
 """
@@ -146,7 +146,7 @@ class Constraint:
         return self._mask is not None
 
     def known(self) -> bool:
-        """Whether `masks` would not wait."""
+        """Whether `masks` can yield without waiting."""
         return self.ready() and self._following is not None
 
     def forced(self) -> Sequence[int] | None:
@@ -161,7 +161,7 @@ class Constraint:
             self._ask(b"d", ids)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """Yields the next token's mask, then one after each guess, up to one not allowed. `shared`: other answers
+        """Yields masks for the next token and after each guess, up to a guess not allowed. `shared`: other answers
         wait, too."""
         while not self.known():
             await_any([self], _ANSWER_S)
@@ -184,7 +184,7 @@ class Constraint:
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Restarts the grammar with tokens of an earlier epoch, once the last mask has come; sets `kept`."""
+        """Restarts the grammar with an earlier epoch's tokens; sets `kept`. Call it once the last mask has come."""
         self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
@@ -193,7 +193,7 @@ class Constraint:
         self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        """Returns seconds of a processor since the last call, for all answers of the process."""
+        """Returns the processor seconds of the process, for all its answers, since the last call."""
         return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
@@ -255,7 +255,7 @@ class Constraint:
                 self._refused = refused(body)
 
     def _mask_of(self, said: TokenMask) -> TokenMask:
-        """Allows the request's own end tokens, and no others, if the answer may end."""
+        """Allows the request's own end tokens if the answer may end, and no other end tokens."""
         mask = said[1:].copy()
         for token in self._end_ids:
             if token // 8 < len(mask):

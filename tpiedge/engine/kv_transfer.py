@@ -77,7 +77,7 @@ class _Cipher:
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """The first part of a snapshot. `facts` are KVTransfer's."""
+    """The first part of a snapshot. `facts` as in KVTransfer."""
 
     facts: Sequence[str]
     heads: Sequence[int]
@@ -110,7 +110,7 @@ class SnapshotWriter:
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Deletes the file. If that fails, the next node here reports it."""
+        """Deletes the file. If that fails, the machine's next node reports that."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -170,7 +170,7 @@ class SnapshotReader:
 
 
 class KVTransfer:
-    """One node's transfers. `store` is None on a machine without a folder. Both epochs must have the same `facts`.
+    """One node's KV transfers. `store` is None on a machine without a folder. Both epochs must have the same `facts`.
     `progress` gets the bytes moved so far."""
 
     def __init__(
@@ -196,8 +196,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages that rank 0 orders. All ranks call it, rank 0 with the heads `stored` for nodes elsewhere and
-        the sequences. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages that rank 0 orders. Call it on all ranks, on rank 0 with `sequences` and the heads `stored`
+        for nodes elsewhere. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")
@@ -232,8 +232,8 @@ class KVTransfer:
             self._saved = None
 
     def restore(self, snapshot: KVSnapshot) -> tuple[Sequence[SavedSequence], int]:
-        """Fills the first pages of the cache. All ranks call it, before the first step. Returns rank 0's sequences
-        (none if anything is missing) and how many pages. Raises PeerLost, ProtocolError."""
+        """Fills the first pages of the cache. Call it on all ranks, before the first step. Returns rank 0's sequences
+        (none if anything is missing) and the number of pages. Raises PeerLost, ProtocolError."""
         self._check_moves(snapshot.scattered, "brings")
         self._number = 0
         pages = range(min(snapshot.pages, self._cache.pages))
@@ -305,7 +305,7 @@ class KVTransfer:
         step: int,
         answer: Callable[[torch.Tensor, int, Tag], torch.Tensor | None],
     ) -> Iterator[tuple[int, int, int, slice]]:
-        """Yields (rank, head, page, layers), alike on every rank. Receivers answer every _AHEAD chunks."""
+        """Yields (rank, head, page, layers), alike on every rank. A receiver answers every _AHEAD chunks."""
         size = max(1, MIB // self._part_bytes)
         chunks = itertools.product(moves, pages, range(0, self._layers, size))
         for count, ((rank, head), page, first) in enumerate(chunks, 1):

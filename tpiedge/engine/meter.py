@@ -1,4 +1,4 @@
-"""Measures a node's time: sums, and the spans of a step that rank 0's plan picks."""
+"""Measures a node's time: sums it, and records the spans of a step if rank 0's plan says so."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,8 @@ _LANES = (COMPUTE, REDUCE, WAIT)
 @dataclass
 class Meter:
     """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read. `attention_s`
-    and `ffn_s` cover arithmetic, `reduce_wait_s` the collectives, `head_s` (rank 0) embedding, LM head and sampling
-    with waits for streamed tiles."""
+    and `ffn_s` cover arithmetic, `reduce_wait_s` the collectives, `head_s` (rank 0 only) embedding, LM head and
+    sampling with waits for streamed tiles."""
 
     attention_s: float = 0.0
     ffn_s: float = 0.0
@@ -53,7 +53,7 @@ class Meter:
             self.sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
     def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
-        """Records every span in `sink`; None stops it. `traced`: layers are not fused, which would be one span."""
+        """Records every span in `sink`, or stops (None). `traced`: layers are not fused; a fused one is one span."""
         self.sink, self.traced = sink, traced
 
     def reduce_span(self, block: int) -> "_Span":

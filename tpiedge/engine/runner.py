@@ -41,7 +41,7 @@ _CLAIM_S: Final = 10.0
 @dataclass(frozen=True)
 class Serving:
     """Settings of an epoch. `context_tokens`: most positions of one sequence; `sequences` run at once; `speculate`:
-    drafts of one sequence in a step; `grain_pages`: pages that give memory back to weights at a time, 0 for never."""
+    drafts of one sequence in a step; `grain_pages`: pages whose memory goes back together, 0 for never."""
 
     epoch: int
     context_tokens: int
@@ -116,7 +116,7 @@ class Leader:
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Starts to compile the grammar of a coming request. Raises UserError."""
+        """Starts to compile a future request's grammar. Raises UserError."""
         self._preparations.add(request, group)
 
     def submit(self, request: GenerationRequest, emit: Callable[[AnswerPart], None]) -> None:
@@ -141,7 +141,7 @@ class Leader:
         return order, sequences
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first pages for the requests whose keys and values they have. Call before `submit`."""
+        """Holds the first pages for requests whose keys and values are in them. Call it before `submit`."""
         self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
@@ -285,7 +285,7 @@ class Leader:
 
 
 def follow(engine: Engine, transfer: KVTransfer, told: Callable[[StepSpans], None]) -> NoReturn:
-    """Runs a rank other than 0 until Cancelled (shutdown), PeerLost or ProtocolError."""
+    """Runs a rank other than 0 until this raises Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()

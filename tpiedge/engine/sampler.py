@@ -36,8 +36,8 @@ TokenMask = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token. `logprobs`: if asked for, (id, log probability) of the likeliest, descending, then of the drawn
-    token if it is not among them; by the model's own logits."""
+    """One drawn token. `logprobs`, if asked for: (id, log probability) of the likeliest tokens, descending, then of the
+    drawn token if it is not among them, by the model's logits."""
 
     token: int
     logprobs: tuple[tuple[int, float], ...]
@@ -45,7 +45,7 @@ class Sampled:
 
 class Sampler:
     """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A new sampler of prompt
-    and answer so far draws the same. Token ids are below `vocab_size`, `sampling` in its ranges."""
+    and answer so far draws the same tokens. Token ids must be below `vocab_size`, `sampling` in its ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()

@@ -11,7 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """A sequence in a KV snapshot: `done` positions of `tokens` (a digest) in `pages`."""
+    """A sequence in a KV snapshot. `pages` hold `done` positions; `tokens` is a digest."""
 
     request: str
     scope: str
@@ -83,7 +83,7 @@ class RunningSequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether only the latest token of its answer is not computed yet."""
+        """Whether all but the latest token of its answer is computed."""
         return self.remaining == 1 and self.answer_tokens > 0
 
 

@@ -1,10 +1,10 @@
 """The time of a step by its number of rows, learnt from measured steps. Pure.
 
-Steps between the same powers of two rows are of a kind. The median of a kind's latest `_KEPT` is a point of a curve.
+Row counts between the same powers of two are of one kind. The median of a kind's latest `_KEPT` is a point of a curve.
 
 1. More rows never take less time: contradicting measurements are averaged (isotonic regression).
 2. One slow step has no effect once its kind was measured three times.
-3. Beyond the largest measured step the curve overestimates as long as rows do not get dearer.
+3. Beyond the largest measured step the curve overestimates unless further rows cost more than earlier ones.
 """
 
 from bisect import bisect_left
@@ -74,7 +74,7 @@ class StepCost:
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """Estimates the least time, for a trial: a hardly known kind counts as the next smaller known one."""
+        """Estimates the least time, for a trial: a kind that is hardly known counts as the next smaller known kind."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:

@@ -1,5 +1,5 @@
-"""Cuts steps into chunks: every block costs a message per chunk. A chunk's sum is needed when its next block begins;
-until then it travels while this node computes other chunks."""
+"""Cuts steps into chunks: each is one message per block. A chunk's sum is needed when the next block begins; until then
+the sum travels while this node computes other chunks."""
 
 import time
 from bisect import bisect_left
@@ -68,7 +68,7 @@ def chunks(plan: StepPlan) -> list[slice]:
 
 
 def wanted_rows(plan: StepPlan) -> tuple[list[int], list[slice]]:
-    """Returns the rows whose hidden states are wanted, and chunks of them side by side. Raises ProtocolError."""
+    """Returns the rows whose hidden states are wanted, and slices that chunk this list. Raises ProtocolError."""
     rows: list[int] = []
     end = 0
     for segment in plan.segments:
@@ -137,8 +137,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """Adds the sum of all nodes' partials, and a bias once, to `rows`: at once (`wait`) or by the next `finish`.
-        Partials count steps of `grid`, which all nodes share."""
+        """Adds the sum of all nodes' partials, and a bias once, to `rows`: before it returns (`wait`), or by the next
+        `finish`. Partials count steps of `grid`, the same on all nodes."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

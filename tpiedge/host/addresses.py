@@ -1,4 +1,4 @@
-"""Addresses of masters as people write them (HOST, HOST:PORT, [IPv6]:PORT), and the holders of ports."""
+"""Addresses of masters as people write them (HOST, HOST:PORT, [IPv6]:PORT), and the programs that hold ports."""
 
 import contextlib
 import errno
@@ -115,7 +115,7 @@ def _own_address(host: str, port: int) -> tuple[Any, ...] | None:
 
 
 def own_names() -> frozenset[str]:
-    """Returns host name, mDNS name and full name in lower case. Blocks on the resolver."""
+    """Returns the own host name, mDNS name and full name in lower case. Blocks on the resolver."""
     name = socket.gethostname().lower()
     return frozenset({name, f"{name.partition('.')[0]}.local", socket.getfqdn().lower()} - {""})
 
@@ -144,8 +144,8 @@ def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
 
 
 def endpoint_at(source: str, endpoint: str) -> str:
-    """Returns `endpoint` (tcp://IP:PORT) with its IP replaced by `source`, its node's, so that no node sends others
-    elsewhere; `endpoint` itself if `source` is ""."""
+    """Returns `endpoint` (tcp://IP:PORT) with the IP `source` from which its node connects, so that no node directs
+    others elsewhere; unchanged if `source` is ""."""
     if not source:
         return endpoint
     ip = ipaddress.ip_address(source)
@@ -154,8 +154,8 @@ def endpoint_at(source: str, endpoint: str) -> str:
 
 
 def listening_address(control_address: str) -> str:
-    """Returns the address, with any port, at which a worker's node listens: its interface to the master at
-    `control_address` (tcp://IP:PORT), else loopback."""
+    """Returns the address (tcp://IP:*) at which a worker's node listens: on the route to the master at
+    `control_address` (tcp://IP:PORT), else on loopback."""
     host, _, port = control_address.removeprefix("tcp://").rpartition(":")
     own = _own_address(host.removeprefix("[").removesuffix("]"), int(port))
     if own is None:
@@ -164,7 +164,7 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Returns `endpoint` with the host (if it listens everywhere) or zone of `control_address`, for another node."""
+    """Returns `endpoint` for other nodes: with the host of `control_address` if it is any host, else its zone."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
@@ -185,7 +185,7 @@ def port_state(port: int, host: str = "0.0.0.0") -> str:
 
 
 def holder(port: int) -> str:
-    """Names the listener: 'another tpiedge master, pid 123', 'nginx, pid 123' or 'another program'."""
+    """Returns the listener's name: 'another tpiedge master, pid 123', 'nginx, pid 123' or 'another program'."""
     found = "another program"
     with contextlib.suppress(psutil.Error, OSError):  # for another user's process
         pids = {

@@ -40,7 +40,7 @@ def fingerprint_of(der: bytes) -> str:
 
 def read_certificate(cert: Path, key: Path) -> Certificate:
     """Reads a chain of certificates and the key of the first, both in PEM. Raises UserError if a file is missing or
-    damaged, they do not match, or others can read the key."""
+    damaged, the files do not match, or others can read the key."""
     try:
         with cert.open("rb") as file:
             text = file.read(1 << 20).decode("ascii", "replace")
@@ -70,8 +70,8 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
 
 
 def own_certificate(folder: Path, hosts: Iterable[str]) -> Certificate:
-    """Reads the self-signed certificate in `folder`, or makes one for these names and addresses. Only one process at a
-    time may call it. Raises UserError, also without the command `openssl`."""
+    """Reads the self-signed certificate in `folder`, or makes one for the names and addresses `hosts`. Only one process
+    at a time may call it. Raises UserError, also without the command `openssl`."""
     cert, key = folder / _CERT, folder / _KEY
     if not (cert.exists() and key.exists()):
         _make(private_folder(folder), cert, key, hosts)

@@ -25,21 +25,21 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def default_memory_bytes(available: int | None = None) -> int:
-    """Returns 80 % of the available memory, leaving at least 128 MiB and at most 2 GiB."""
+    """Returns the available memory without a fifth (at least 128 MiB, at most 2 GiB) for other uses."""
     if available is None:
         available = available_memory_bytes()
     return max(0, int(available - min(max(0.2 * available, 128 * MIB), 2 * GIB)))
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Returns the processors allowed by affinity and quota; a quota may be a fraction."""
+    """Returns how many processors affinity and quota allow; a quota may be a fraction."""
     cores = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     return min([float(cores), float(allowed), *Cgroups.own(root).cpu_quotas()])
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Returns the usable physical cores, at least one. A core has one vector unit; above a quota, threads wait."""
+    """Counts the usable physical cores, at least 1. A core has one vector unit; threads beyond a quota wait."""
     allowed = None
     if hasattr(os, "sched_getaffinity"):
         topology = root / "sys/devices/system/cpu"
@@ -66,7 +66,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 class MemoryLimits:
-    """Reads the limits of this process's groups, without a lock. A group joined later counts as empty."""
+    """The memory that this process may use. A control group that it joins later counts as empty at the start."""
 
     def __init__(self, limit_bytes: int | None = None, root: Path = Path("/")) -> None:
         """`limit_bytes` is --memory; None: the default."""
@@ -85,7 +85,7 @@ class MemoryLimits:
         return f"--memory gives {limit}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """Returns the smaller of --memory and any limit; without --memory, the default part of the room at start."""
+        """Returns the least of --memory and all limits; without --memory, the default part of the room at start."""
         with contextlib.suppress(OSError):  # no descriptor is left to read it
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}
@@ -118,7 +118,7 @@ class Cgroups:
         return {folder: limit for folder, limit in limits.items() if limit is not None}
 
     def memory_taken(self) -> dict[Path, int]:
-        """Returns folder -> bytes, without page cache, which the kernel gives back."""
+        """Returns the used bytes by folder, without page cache, which the kernel gives back."""
         used = [(folder, "memory.usage_in_bytes", "total_") for folder in self.memory_v1]
         used += [(folder, "memory.current", "") for folder in self.unified]
         return {
@@ -146,7 +146,7 @@ class Cgroups:
 
 
 def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
-    """Returns controller ("" in version 2) -> folders from the own group up to the mount."""
+    """Returns, by controller ("" in version 2), the folders from the own group up to the mount."""
     groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -163,7 +163,7 @@ def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def _up_to_mount(group: str, top: str, mount: Path) -> tuple[Path, ...]:
-    """Lists the folders from `group` up; `top` is the mounted group, in a container often the own one."""
+    """Returns the folders from `group` up to `mount`, where the group `top` is mounted."""
     inner = Path(group).relative_to(top) if Path(group).is_relative_to(top) else Path()
     return tuple([mount / part for part in (inner, *inner.parents)]) if ".." not in inner.parts else (mount,)
 

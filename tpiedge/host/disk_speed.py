@@ -22,7 +22,7 @@ class DiskSpeed:
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Writes up to `nbytes` in a third of `seconds`, then reads; a slow chunk takes longer. OSError if none fits."""
+    """Writes up to `nbytes` in a third of `seconds`, then reads; one chunk at least. Raises OSError if none fits."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:

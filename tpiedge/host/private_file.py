@@ -42,7 +42,7 @@ def private_folder(folder: Path) -> Path:
 
 def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
     """Raises UserError if others may write in `folder` (given by `flag`) or its folders `within`, or if it is a broken
-    link. A missing folder is fine, and so is one like /tmp, whose entries belong to their makers."""
+    link. A missing folder is fine; so is a `folder` like /tmp, whose entries belong to their makers."""
     if folder.is_symlink() and not folder.exists():
         raise UserError(
             f"{folder} is a link to {folder.readlink()}, which is not there: make or mount that, or give another {flag}"
@@ -84,7 +84,7 @@ def read_private(path: Path) -> dict[str, object] | None:
 
 
 def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
-    """Raises FileNotFoundError; UserError if others may read the file, it exceeds `most` or is unreadable."""
+    """Reads a file. Raises FileNotFoundError; UserError if others may read it, it exceeds `most` or is unreadable."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

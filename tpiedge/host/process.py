@@ -20,7 +20,7 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Raises the limits as far as allowed; of open files to 10,240, macOS's most: some programs close them all."""
+    """Raises the limits as far as allowed, open files up to 10,240: some programs close them all."""
     endless = resource.RLIM_INFINITY
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)
@@ -36,7 +36,7 @@ def address_limit() -> int | None:
 
 
 def address_room() -> int:
-    """Returns the bytes that a node may compute with, beside libraries and each thread's stack and heap."""
+    """Returns the bytes of address space for a node's computations, beside libraries, stacks and heaps."""
     limit = address_limit()
     return sys.maxsize if limit is None else max(0, limit - GIB)
 

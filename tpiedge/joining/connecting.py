@@ -40,8 +40,8 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """Connects to the host's first address with the master, trying each for `timeout_s`; the caller closes the link.
-    Errors name the address `shown`. A token's `secret` gives a place. UserError: trying again is futile."""
+    """Returns a link to the host's first address where the master is; tries each for `timeout_s`. Close the link.
+    Errors name the address `shown`. A token's `secret` gives a newcomer a place."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
@@ -61,7 +61,7 @@ def open_link(
 
 
 def who_is_at(address: Address, master_key: str) -> Found:
-    """Returns who is at the host's addresses, each tried for 3 s. "somebody" refused a new key."""
+    """Returns who is at the host's addresses; tries each for 3 s. "somebody" is a hub that refused a new key."""
     keys = CurveKeys.generate()  # this worker's own may still be held by a silent connection
     try:
         addresses = resolve_all(address)
@@ -84,7 +84,7 @@ def who_is_at(address: Address, master_key: str) -> Found:
 
 
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
-    """Joins with a token's `secret`, or as a member. A master with a slow card takes seconds to store a new member."""
+    """Joins with a token's `secret`, or as a member. Masters with slow SD cards may need seconds."""
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     gone = "the master went away while this worker joined: try again"

@@ -1,7 +1,7 @@
 """Decides the master's answer to a worker that wants to join, without sockets or files.
 
-Besides pairing, a key becomes a member only by an Enrol with the secret of a valid token; a member needs no secret. A
-revoked key, another protocol, other numbers or another torch are refused, even of a member, and spend no secret.
+Without pairing, a key becomes a member only by an Enrol with the secret of a valid token; a member needs no secret.
+Workers with a revoked key, another protocol, number format or torch are refused, even members, and spend no token.
 """
 
 import logging
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:
-    """Describes this machine without importing torch. Machines compute the same numbers if they agree on torch's
-    release without the build ("2.9.1", not "2.9.1+cpu"; "" for none), and on how numbers lie in memory."""
+    """Describes this machine without importing torch. `torch` is its release without the build ("2.9.1", not
+    "2.9.1+cpu"), "" for none. Machines that agree on `torch` and `numbers` compute the same."""
     try:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def introduction(host: str, secret: str = "") -> Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """The master's rules. `own`: its introduction. `quick_check(secret)` checks a token without locks or writes."""
+    """The master's rules. `own`: its own Enrol. `quick_check(secret)` checks a token without locks or writes."""
 
     cluster: str
     own: Enrol
@@ -51,8 +51,8 @@ class Enrolment:
     quick_check: Callable[[str], Redemption]
 
     def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Answers `peer`, whose connection proves `key`; or returns a newcomer's Enrol: redeem its token, then call
-        `answer` with the outcome."""
+        """Returns the answer to `peer`, whose connection proves `key`. If it returns a newcomer's Enrol, redeem the
+        token, then call `answer` with the outcome."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

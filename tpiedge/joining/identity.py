@@ -1,4 +1,4 @@
-"""A machine's identity: a CURVE key pair in a file of its owner, and the names that follow from it."""
+"""A machine's identity: a CURVE key pair in a private file, and names made from the public key."""
 
 import hashlib
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Keeps the members of the cluster and the revoked keys.
 
-A member counts once the disk has it; a revoked key is out before that. One write admits and spends a token's use.
+An admission counts once it is on disk, a revocation at once. One write admits a member and spends a token's use.
 """
 
 import threading
@@ -29,7 +29,7 @@ NEW_KEY = (
 
 @dataclass(frozen=True, slots=True)
 class _KeyHolder:
-    """A key and its computer's name."""
+    """A worker's key and its computer's name."""
 
     key: str
     host: str
@@ -41,7 +41,7 @@ class _KeyHolder:
 
 @dataclass(frozen=True, slots=True)
 class KnownWorker(_KeyHolder):
-    """An admitted worker. `joined`: seconds since 1970; `how`: token or code; `token`: the spent one's id, or ""."""
+    """An admitted worker. `joined`: seconds since 1970; `how`: token or code; `token`: the spent token's id, or ""."""
 
     joined: float
     how: str
@@ -73,7 +73,7 @@ class MemberTable:
         return Counter(one.token for one in known if one.token)
 
     def admit(self, member: KnownWorker) -> "MemberTable":
-        """Replaces the entry of the key, whose spent token is kept. Raises UserError for a revoked key."""
+        """Returns the table with `member`; a known key keeps its spent token. Raises UserError for a revoked key."""
         if self.is_revoked(member.key):
             raise UserError(f"the key of {member.name} was revoked: {NEW_KEY}")
         known = self.member(member.key)
@@ -85,8 +85,8 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """Returns the peer name that `name` means: itself, or the peer name of the only worker on a computer of this
-        name, if connected. `hosts`: computers of connected workers by peer name. Raises UserError, UnknownWorker."""
+        """Returns `name` if it is a peer name, else the peer name of the only worker on a computer called `name`, which
+        must be connected. `hosts`: computers of connected workers by peer name. Raises UserError, UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
@@ -101,7 +101,7 @@ class MemberTable:
         return found[0]
 
     def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
-        """Returns the table without the worker of that peer name, which may be revoked already. Raises UserError."""
+        """Returns the table without the worker `name`, and its new or old `Revoked`. Raises UnknownWorker."""
         for again in self.revoked:
             if again.name == name:
                 return self, again
@@ -119,8 +119,8 @@ class MemberTable:
 
 
 class MemberJournal:
-    """The table in `folder`/members.json, for any thread; follows changes by other processes. `admit`, `join` and
-    `revoke` block for the disk, and raise UserError or DiskFull for the file."""
+    """The table in `folder`/members.json, for any thread. `admit`, `join` and `revoke` take over changes by other
+    processes, block for the disk, and raise UserError or DiskFull for the file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -135,7 +135,7 @@ class MemberJournal:
     def join(
         self, member: KnownWorker, check: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Admits `member` if `check(spent uses by token)` returns "ok". Raises UserError for a revoked key."""
+        """Returns `check(spent uses by token)`; admits `member` if it is "ok". Raises UserError for a revoked key."""
         with locked(self._path):
             table = self._read()
             outcome, token = check(table.spent)
@@ -144,7 +144,7 @@ class MemberJournal:
         return outcome
 
     def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
-        """Revokes as the table does; calls `at_once` when the worker is out, before the disk has it."""
+        """Revokes as the table does; calls `at_once` when the worker is out, before the file is written."""
         with self._lock:
             self.table, gone = self.table.revoke(name, when)
         if at_once is not None:
@@ -161,7 +161,7 @@ class MemberJournal:
         return gone
 
     def _read(self) -> MemberTable:
-        """Reads the disk's table, without workers that were revoked here."""
+        """Reads the table on disk, without workers that were revoked here."""
         return read_members(self._folder).without(self.table.revoked)
 
     def _write(self, table: MemberTable) -> None:

@@ -1,9 +1,9 @@
 """Joining without a token: the worker shows a short code, which the user types into the master.
 
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
-both public keys and a fresh nonce of each side. The worker proves the code (Reveal), then the master, once the user has
-typed it (PairingResult); each proof holds for one pair of keys. So an attacker who swaps a key can make neither proof:
-with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
+both public keys and a fresh nonce of each side. The worker proves that it knows the code (Reveal); so does the master,
+once the user has typed it (PairingResult). Each proof holds for one pair of keys, so an attacker who swaps a key can
+make neither: with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
 """
 
 import base64
@@ -31,7 +31,7 @@ _MOST_WRONG = 10
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A worker that waits for its code. `name`: its peer's; `host`: its computer's."""
+    """A worker that waits for approval. `name`: its peer name; `host`: its computer."""
 
     name: str
     host: str
@@ -44,7 +44,7 @@ class Pending:
 
 
 class PairingMaster:
-    """The master's side. Times are seconds on the caller's clock; the connection proves `key`."""
+    """The master's side. Times are seconds on the caller's clock; the connection must prove `key`."""
 
     def __init__(self, master_key: str) -> None:
         self._master_key = master_key
@@ -59,7 +59,7 @@ class PairingMaster:
     def request(
         self, name: str, key: str, address: str, request: PairingRequest, now: float
     ) -> Challenge | PairingResult:
-        """Answers a request; a PairingResult refuses it: end the connection."""
+        """Answers a request. After a PairingResult, which refuses, end the connection."""
         self._expire(now)
         refusal = self._reason_against(name, address, request)
         if refusal:
@@ -70,7 +70,7 @@ class PairingMaster:
         return Challenge(self._master_key, nonce)
 
     def reveal(self, name: str, reveal: Reveal, now: float) -> PairingResult | None:
-        """Returns None if the worker now waits for the user, or a PairingResult that refuses."""
+        """Returns None if the worker now waits for the user, else a PairingResult that refuses."""
         self._expire(now)
         worker = self._workers.get(name)
         if worker is None or worker.proof or len(reveal.proof) != hashlib.sha256().digest_size:
@@ -83,7 +83,7 @@ class PairingMaster:
         self._workers.pop(name, None)
 
     def approve(self, code: str, now: float) -> tuple[Pending, PairingResult]:
-        """Returns the worker that shows `code` and the message for it, within half a second. Raises UserError."""
+        """Returns the worker that shows `code` and the answer to it, within half a second. Raises UserError."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")
@@ -134,7 +134,7 @@ class PairingWorker:
         return f"{self._secret[:4]}-{self._secret[4:]}"
 
     def prove(self, challenge: Challenge) -> Reveal:
-        """Answers a challenge. Raises ProtocolError for a bad or a second one (its answer would be a second guess)."""
+        """Answers a challenge. Raises ProtocolError for a bad one, or a second one, which would give a second guess."""
         if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
             raise ProtocolError(f"the master breaks the pairing protocol: {BY_TOKEN}")
         transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)
@@ -143,7 +143,7 @@ class PairingWorker:
         return Reveal(_proof(self._slow, "worker"))
 
     def verify(self, result: PairingResult) -> str:
-        """Returns the key of the master that was given the code. Raises UserError for a refusal or a wrong proof."""
+        """Returns the master's key if `result` proves the code. Raises UserError for a refusal or a wrong proof."""
         if not result.proof:
             raise UserError(f"the master refuses to pair: {sanitised_line(result.message)}")
         if not self._slow or not hmac.compare_digest(result.proof, _proof(self._slow, "master")):
@@ -155,7 +155,7 @@ class PairingWorker:
 
 
 def normal_code(text: str) -> str:
-    """Returns the eight letters as drawn. Raises UserError if `text` cannot be a code."""
+    """Returns the code's eight characters as drawn. Raises UserError if `text` cannot be a code."""
     letters = "".join(one for one in text.upper() if one not in "- ").translate(str.maketrans("018", "OIB"))
     if len(letters) != 8 or any(one not in "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" for one in letters):
         raise UserError("not a code: it looks like ABCD-EF23, on the worker's screen")

@@ -37,8 +37,8 @@ def introduction_keys() -> CurveKeys:
 
 
 class PairingHub:
-    """Listens on `address` (tcp://HOST:PORT) in its own thread until `close`. The approving thread calls `admit` with
-    each worker before the worker is told."""
+    """Listens on `address` (tcp://HOST:PORT) in its own thread until `close`. `approve` calls `admit` with the worker
+    before it tells the worker."""
 
     def __init__(
         self, address: str, master_key: str, admit: Callable[[KnownWorker], None], clock: Clock | None = None
@@ -120,8 +120,8 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Pairs with the master with control port `address`; returns its key once the user has typed the code there. Raises
-    UserError (refused, or not the master), PeerError (no answer, gone, or no code in time)."""
+    """Pairs with the master whose control port is `address`; returns the master's key once the user has typed the code
+    there. Raises UserError (refused, or a false master), PeerError (no answer, gone, or no code in time)."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     pairing_address, key = address.beside(PAIRING_OFFSET), introduction_keys().public

@@ -1,6 +1,6 @@
 """Admits and revokes workers at the master's hub, with its journal and tokens.
 
-The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files; a thread writes them, in the order of
+The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files; a thread writes these in the order of
 arrival. Other threads call `admit` and `revoke`, which block for the disk.
 """
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
-    """Returns how the control hub of the master with state `folder` treats unknown keys."""
+    """Returns the policy for unknown keys of the control hub of the master with state `folder`."""
     refusal = Refused("limited", "too many newcomers without a token: try again, or join with a token")
     return UnknownPeerPolicy(peer_name, accepts_ticket=TokenStore(folder).accepts_ticket, refusal=refusal)
 
@@ -78,7 +78,7 @@ class Registrar:
         return peer not in self._hub.admission.unknown_peers
 
     def handle(self, sender: str, message: Message) -> None:
-        """Answers, or lets `finish_joins` answer after the disk write; drops what the worker sends meanwhile."""
+        """Answers, or lets `finish_joins` answer after the disk write; drops the sender's messages until then."""
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self._candidates:
             return
@@ -93,7 +93,7 @@ class Registrar:
             self._answer(sender, Refused("limited", "too many workers join at once: try again in a minute"))
 
     def finish_joins(self) -> list[str]:
-        """Answers the workers whose disk write, which wakes the hub, is done. Returns the newly admitted."""
+        """Answers the workers whose disk writes are done; each wakes the hub. Returns the names of new members."""
         while self._outcomes:
             member, message, outcome = self._outcomes.popleft()
             self._candidates.discard(member.name)
@@ -106,8 +106,8 @@ class Registrar:
         self._admitted(member)
 
     def revoke(self, name: str, at_once: Callable[[str], None] | None = None) -> None:
-        """Revokes the worker of that peer name; drops what it sends from now on. `at_once` gets the name before the
-        disk has it. Raises UserError for an unknown name, and as `admit`."""
+        """Revokes the worker with that peer name; drops its messages from now on. Calls `at_once(name)` before it
+        writes the file. Raises UserError for an unknown name, and as `admit`."""
 
         def shut_out(gone: Revoked) -> None:
             self._follow_table(gone.key)
@@ -160,7 +160,7 @@ class Registrar:
         _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
 
     def _follow_table(self, key: str) -> None:
-        """Makes the hubs agree with the journal about `key`; if two threads call it, the later one is right."""
+        """Makes the hubs agree with the journal about `key`, also if two threads call it."""
         with self._admitting:
             member = self.journal.table.member(key)
             for admission in self._admissions:

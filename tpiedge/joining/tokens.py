@@ -1,9 +1,9 @@
 """Tokens that let a new worker in: their text, and the table in the master's state folder, which `tpiedge token` and a
 running master share.
 
-The table holds a hash of each secret. A token of n uses admits n workers, counted by the member table. It works from
-creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A clock before CLOCK_SET_S has not been
-set since power-on: the life of a token made then begins when the clock is set.
+The table holds a hash of each secret. A token of n uses admits n workers; the member table counts them. A token is
+valid from creation to expiry by the wall clock, which may go back by CLOCK_TOLERANCE_S. A clock before CLOCK_SET_S has
+not been set since power-on: the life of a token made then begins when the clock is set.
 """
 
 import base64
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """The master's address and key, and a secret; `text` is one word for any shell."""
+    """The master's address and key, and a secret; `text` is one word that no shell changes."""
 
     master_key: str
     secret: str = field(repr=False)
@@ -83,7 +83,7 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token at the master. Times: seconds since 1970. `left`: uses (None: unlimited); in the file, all of them."""
+    """A token at the master. Times: seconds since 1970. `left`: uses left, in the file all (None: unlimited)."""
 
     id: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
@@ -103,7 +103,7 @@ class TokenRecord:
 
 
 class TokenStore:
-    """Every call sees the file as it is now, and locks it to change it. `wall_clock`: seconds since 1970."""
+    """The tokens in `folder`. Calls read the file anew, and lock it to change it. `wall_clock`: seconds since 1970."""
 
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
@@ -153,18 +153,18 @@ class TokenStore:
             self._write(kept)
 
     def check(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Checks the secret, given each token's spent uses; also returns its token's id or "". Spends nothing."""
+        """Checks a secret, given tokens' spent uses; returns the outcome and the token's id or "". Spends nothing."""
         self.start()
         return _state_of(_less(self._read(), spent), secret, self._now())
 
     def quick_check(self, secret: str) -> Redemption:
-        """Checks the secret without a lock, for one thread; "ok" if files are unreadable: `check` raises the reason."""
+        """Checks the secret without a lock, for one thread. "ok" also if files are unreadable: `check` tells why."""
         with contextlib.suppress(TpiedgeError):
             return _state_of(self._unspent(), secret, self._now())[0]
         return "ok"
 
     def accepts_ticket(self, ticket: str, name: str) -> bool:
-        """Whether a valid token made the ticket of `name`; False if the files cannot be read. For one thread."""
+        """Whether `ticket` is of a valid token and of `name`; False if the files cannot be read. For one thread."""
         try:
             records = self._unspent()
         except TpiedgeError as error:
@@ -180,7 +180,7 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """Returns tokens less spent uses. Anyone may ask at any rate, so the files are read only when changed."""
+        """Returns tokens with their uses left. Reads files only when changed, as anyone may ask at any rate."""
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:
             self._latest = _less(self._read(), read_members(self._path.parent).spent)
@@ -214,7 +214,7 @@ def _less(records: Sequence[TokenRecord], spent: Mapping[str, int]) -> tuple[Tok
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
-    """Returns a value that differs for every file that replaces `path`; None without one."""
+    """Returns a value that changes whenever `path` is replaced; None without a file."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
@@ -222,7 +222,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def ticket_of(secret: str, name: str) -> str:
-    """Returns the ticket that the worker `name`, whose connection proves its key, shows before it sends the secret."""
+    """Returns the ticket by which the worker `name` shows that it has a token before it sends the secret."""
     return _ticket(_hash(secret), name)
 
 
@@ -238,7 +238,7 @@ def _hash(secret: str) -> str:
 
 
 def _check(master_key: str, secret: bytes, where: str) -> bytes:
-    """Returns bytes that tell a typing error from a wrong token."""
+    """Returns a checksum that tells a typing error from a wrong token."""
     return hashlib.sha256(key_bytes(master_key) + secret + where.encode()).digest()[:_CHECK_BYTES]
 
 

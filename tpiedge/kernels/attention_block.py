@@ -30,8 +30,8 @@ _LAYER = struct.Struct("=3qd")
 
 
 class FusedAttention:
-    """One block on the pages of one cache. `matrices` are q, k, v and o, which must not move; `grid` is o's; `biases`
-    are of q, k and v, `head_norms_d` of queries and keys. The first `rotated` columns of a head (default: all) are
+    """One block on the pages of one cache. `matrices` are q, k, v and o, and must not move; `grid` belongs to o,
+    `biases` to q, k and v, `head_norms_d` to queries and keys. The first `rotated` columns of a head (default: all) are
     rotated. Raises ValueError for a misfit."""
 
     def __init__(
@@ -95,7 +95,7 @@ class FusedAttention:
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
-        """Returns the grid's sums, [T, O]; appends k and v to the cache. A token's bits depend on no other token."""
+        """Appends k and v to the cache; returns the grid's sums, [T, O]. A token's bits depend on no other token."""
         self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
@@ -124,7 +124,7 @@ class FusedAttention:
 
 
 class FusedLayers:
-    """All layers as one native call, on a lone node. Raises ValueError for a misfit."""
+    """All layers as one native call, for a single node. Raises ValueError for a misfit."""
 
     def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}

@@ -1,10 +1,10 @@
 """Draws a token from scores, and ranks tokens with log probabilities. No torch.
 
-Scores: f32[V], contiguous, no NaN or +inf, one above -inf. Filters apply in this order: `top_k`, `top_p`, `min_p`. A
-mass is e**((score - largest) / temperature), rounded to the finest steps (`mass_bits`) with which all fit int64, so
-sums are exact in every order; masses below a step (2**-44 of the likeliest with 262,144 tokens) become 0.
-numpy defines the result. The native kernels (native/draw.cpp) give the same bits, on the calling thread without the
-GIL. A draw without memory raises MemoryError.
+Scores are f32[V], contiguous, without NaN and +inf, at least one above -inf. Filters apply in this order: `top_k`,
+`top_p`, `min_p`. A mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`) so fine that the sum
+just fits int64, and is exact in every order; masses below a step (2**-44 of the likeliest with 262,144 tokens) become
+zero. numpy defines the result. The native kernels (native/draw.cpp) give the same bits, on the calling thread without
+the GIL. Too little memory raises MemoryError.
 """
 
 import math
@@ -31,9 +31,9 @@ _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """`top_k` keeps the k largest scores, with ties of the last (0: all). `top_p` keeps the fewest likeliest tokens
-    whose mass reaches that part, ties by id (1: all). `min_p` keeps tokens with that part of the largest mass.
-    `temperature` is above 0."""
+    """`top_k` keeps the k largest scores and ties of the smallest (0: all). `top_p` keeps the fewest likeliest tokens
+    whose mass reaches this part of the total, ties by id (1: all). `min_p` keeps tokens with at least this part of the
+    largest mass. `temperature` is above 0."""
 
     temperature: float
     top_k: int = 0
@@ -42,7 +42,7 @@ class Filters:
 
 
 def draw(scores_V: Scores, filters: Filters, number: float) -> int:
-    """Returns the first surviving id at which the cumulated mass exceeds `number`, in [0, 1), of the total."""
+    """Returns the first surviving id at which the cumulated mass exceeds `number` (in [0, 1)) times the total."""
     library = kernel_library()
     if library is None:
         return draw_by_numpy(scores_V, filters, number)
@@ -60,8 +60,8 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
-    """Returns ids of the `count` largest scores (at least 1), descending, equals by id; and the log of the sum of
-    e**score over all tokens, to 2e-8 for vocabularies of 262,144."""
+    """Returns the ids of the `count` (at least 1) largest scores, descending, equal scores by id; and the log of the
+    sum of all e**score, to 2e-8 with 262,144 tokens."""
     count, bits = min(count, len(scores_V)), mass_bits(len(scores_V))
     library = kernel_library()
     if library is None:
@@ -101,7 +101,7 @@ def mass_bits(vocab_size: int) -> int:
 
 
 def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
-    """Returns ids that may be drawn, ascending, and their masses."""
+    """Returns the ids that pass the filters, ascending, and their masses."""
     bits = mass_bits(len(scores_V))
     ids = _top_k(scores_V, filters.top_k)
     masses = _masses(scores_V[ids], filters.temperature, bits)
@@ -111,7 +111,7 @@ def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
 
 
 def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
-    """Does the same operations as native/mass.inl."""
+    """Returns masses by the same operations as native/mass.inl."""
     with np.errstate(over="ignore", invalid="ignore"):  # a tiny temperature sends all but the best to -inf
         below = scores.astype(np.float64) - float(scores.max())
         exponents = np.maximum(np.where(below < 0, below / temperature, 0.0), _LEAST)
@@ -125,7 +125,7 @@ def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
 
 
 def _top_k(scores: Scores, k: int) -> Ids:
-    """Returns ascending indices of the k largest scores, with ties of the last. k = 0 keeps all."""
+    """Returns ascending indices of the k largest scores and ties of the smallest. k = 0 keeps all."""
     if k == 0 or k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])
@@ -137,7 +137,7 @@ def _descending(scores: Scores, k: int) -> Ids:
 
 
 def _nucleus(scores: Scores, masses: Masses, top_p: float) -> Ids:
-    """Returns ascending indices of the fewest likeliest tokens whose masses sum to `top_p` of all."""
+    """Returns ascending indices of the fewest likeliest tokens whose masses reach `top_p` of the total."""
     if top_p >= 1:
         return np.arange(len(masses))
     total = int(masses.sum())

@@ -2,7 +2,7 @@
 on other tokens.
 
 T tokens, N heads, d head width, r rotated width (less than d in partially rotating models). Sines and cosines are made
-of f64 additions and multiplications, because last bits of libraries differ between instruction sets.
+of f64 additions and multiplications, because libraries' last bits differ between instruction sets.
 """
 
 import math
@@ -45,7 +45,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) ->
 
 
 def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
-    """Rotates the first r columns of every head; the others pass through."""
+    """Rotates the first r columns of every head; other columns stay as they are."""
     tokens, _, head_width = x_TNd.shape
     width = cos_Tr.shape[-1]
     if pool is not None:
@@ -106,7 +106,7 @@ def _turned(angles: _F64) -> tuple[_F64, _F64]:
 
 
 def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float) -> None:
-    """Calls `function` for each head of each token; x may be strided."""
+    """Calls the native `function` once for all heads of all tokens; x may be strided."""
     check_f32("rows", x_TNd, x_TNd.shape[:3], contiguous=False)
     x_TNd = x_TNd if x_TNd.stride(2) == 1 else x_TNd.contiguous()
     pool.call(function, x_TNd.data_ptr(), y.data_ptr(), *x_TNd.stride()[:2], *x_TNd.shape, *arguments)

@@ -1,8 +1,8 @@
 """A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
-Many tokens pass in mini-sequences (MOM, section 3.1), so gate and up (T x F floats each) and normed rows (T x H) stay
-within SCRATCH_BYTES and NORMED_BYTES. Native products keep at most 8 MiB more when quantised, else 32 bytes per token
-and output.
+Many tokens pass in mini-sequences (MOM, section 3.1), so that gate and up (T x F floats each) stay within
+SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products keep at most 8 MiB more when quantised, else
+32 bytes per token and output.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def ffn(
 def _few(
     x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Tensor, Tensor, Tensor], linear: Linear
 ) -> Tensor | None:
-    """Computes the block in one native call; None for so many tokens that torch computes them."""
+    """Computes the block in one native call; returns None if torch must compute so many tokens."""
     pool = linear.pool_of(len(x_TH))
     if pool is None:
         return None
@@ -89,7 +89,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Returns rows of each mini-sequence, multiples of 16. bf16 products exist in both precisions for a moment."""
+    """Yields each mini-sequence's rows, in multiples of 16. bf16 products exist in both precisions for a moment."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)
@@ -97,7 +97,7 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
 
 
 class FusedFFN:
-    """A block of quantised (gate, up, down), which must not move. Raises ValueError for a misfit."""
+    """A block of quantised matrices (gate, up, down), which must not move. Raises ValueError for a misfit."""
 
     def __init__(
         self,

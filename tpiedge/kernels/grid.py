@@ -22,7 +22,7 @@ _INT32: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A matrix's grid on one node: sums count steps of 2**exponent; int32 sums are at most `most` in magnitude."""
+    """A matrix's grid on one node. Sums count steps of 2**exponent; the magnitude of int32 sums is at most `most`."""
 
     exponent: int
     most: int = _INT32
@@ -33,7 +33,7 @@ class Grid:
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """Returns the sums of `compute(sums, wide)`: int32, or int64 if it returns False for int32."""
+    """Returns sums that `compute(sums, wide)` fills: int32, or int64 (`wide`) if `compute` returns False for int32."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)
@@ -42,7 +42,7 @@ def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> 
 
 
 def widened(sums: Tensor, grid: Grid) -> Tensor:
-    """Returns sums as f32 numbers, rounded once."""
+    """Converts sums to f32 numbers, rounded once."""
     if sums.dtype is torch.int32:
         return sums.float() * 2.0**grid.exponent
     number = (sums >= -MOST) & (sums <= MOST)

@@ -1,8 +1,8 @@
 """Bytes of a KV cache's rows (the numbers of one head at one position), the same on every machine.
 
-docs/kernels.md has every bit. A number read from q8 or q4 differs from the written one by half a scale at most (and f32
-rounding), as f16 scales are rounded to the safe side. A page's part of one layer and KV head has the rows of its keys,
-the rows of its values, and padding to 4 KiB.
+docs/kernels.md has every bit. A number read from q8 or q4 differs from the written number by half a scale at most (and
+f32 rounding), as f16 scales cover all numbers. A page's part of one layer and KV head has the rows of its keys, the
+rows of its values, and padding to 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -48,14 +48,14 @@ class KVFormat:
 
     @cached_property
     def page_positions(self) -> int:
-        """The least multiple of KEYS up to 512 that pads a part by a sixteenth at most, else that pads least."""
+        """The least multiple of KEYS up to 512 that pads a part by a sixteenth at most, or else pads a part least."""
         counts = range(KEYS, 512 + 1, KEYS)
         fitting = (count for count in counts if self._padding(count) <= 1 / 16)
         return next(fitting, min(counts, key=self._padding))
 
     @cached_property
     def part_nbytes(self) -> int:
-        """Bytes of a page's part of one layer and KV head."""
+        """Bytes that one layer and KV head take of a page."""
         return whole(2 * self.page_positions * self.row_nbytes)
 
     def pages_of(self, positions: int) -> int:
@@ -71,5 +71,5 @@ def whole(nbytes: int) -> int:
 
 
 def usual_kv(compute: Compute) -> KVPrecision:
-    """Returns the default precision, no finer than the products that keys come from."""
+    """Returns the default precision of keys and values, no finer than the products that make them."""
     return "f32" if compute == "f32" else "bf16"

@@ -1,7 +1,7 @@
 """Addresses of keys and values in a KV cache's pages, and the positions of a call.
 
 A page has P positions, and a part for each layer and KV head: keys, then values. Position x is row x % P of page x //
-P. Native kernels read raw memory, so all but a table's addresses is checked here.
+P. Native kernels read raw memory, so everything is checked here except the addresses in tables.
 """
 
 import struct
@@ -59,7 +59,7 @@ class PageLayout:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes from a key to its value."""
+        """The distance in bytes from a key to its value."""
         return self.positions * self.format.row_nbytes
 
     @property
@@ -85,9 +85,9 @@ class Span:
 
 
 class Spans:
-    """A call's spans, checked and packed once for all layers; their tokens are its rows, in this order. Spans of one
-    sequence have different positions. Tables must not be written to or freed during calls. Raises ValueError for a
-    table that is too short or not contiguous int64."""
+    """A call's spans, checked and packed once for all layers; the call's rows are their tokens in this order. Spans of
+    one sequence must have different positions. Tables must not be written to or freed during calls. Raises ValueError
+    for a table that is too short or not contiguous int64."""
 
     def __init__(self, spans: Sequence[Span], positions: int) -> None:
         self.positions = positions

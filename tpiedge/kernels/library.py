@@ -1,6 +1,5 @@
-"""The native kernels' threads, and checks and packing of their arguments. Torch computes everything without a Pool;
-with one, only f32 and bf16 products of more than NATIVE_TOKENS tokens and attention with heads wider than
-MAX_HEAD_WIDTH."""
+"""Has the native kernels' threads, and checks and packs arguments. Without a Pool torch computes everything, else only
+f32 and bf16 products of over NATIVE_TOKENS tokens and attention with heads wider than MAX_HEAD_WIDTH."""
 
 import struct
 import weakref
@@ -29,7 +28,7 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads beside the caller's; calls wait for each other. Functions access raw memory: callers check."""
+    """Native threads beside the caller's; calls wait for each other. Callers must check the raw memory's addresses."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll
@@ -44,8 +43,8 @@ class Pool:
         self._finalizer()
 
     def call(self, function: str, *arguments: object) -> bool:
-        """Calls a native function. Returns False if its sums are useless, as they may exceed int32 and int64 was not
-        asked for. Raises MemoryError without memory for intermediate results."""
+        """Calls a native function. Returns False for useless sums: they may exceed int32 and int64 was not asked for.
+        Raises MemoryError without memory for intermediate results."""
         if self._handle is None:
             raise RuntimeError("the native threads were closed")
         status: int | None = getattr(self.dll, function)(self._handle, *arguments)
@@ -55,7 +54,7 @@ class Pool:
 
 
 def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool = True) -> None:
-    """Raises ValueError unless `x` is f32 of this shape in main memory, as native code reads it raw."""
+    """Raises ValueError unless `x` is f32 of this shape in main memory, as native code reads raw memory."""
     if (
         x.shape != shape
         or x.dtype is not torch.float32
@@ -69,15 +68,15 @@ def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool 
 
 
 def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
-    """Packs an f32 or bf16 matrix; `y` is the address of its products, `rows` counts its rows."""
+    """Packs an f32 or bf16 matrix of `rows` rows; `y` is the address of its products."""
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """Packs a column-parallel matrix. `y` is the products' address, unless the call has it, with rows `y_stride` floats
-    apart. `bias_R`, contiguous f32, is added and must not move."""
+    """Packs a column-parallel matrix. `y` is the products' address (0: the call gives it); their rows are `y_stride`
+    floats apart. `bias_R`, contiguous f32, is added and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

@@ -27,7 +27,7 @@ from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
 class Arithmetic(StrEnum):
     """Arithmetic of activations with weights. F32 widens bf16 weights exactly. BF16 rounds activations to bf16; sums
-    are f32. INT8 quantises activations for quantised weights, and is F32 for others."""
+    are f32. INT8 quantises activations for quantised weights, and is F32 for plain weights."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -35,8 +35,8 @@ class Arithmetic(StrEnum):
 
 
 class Linear:
-    """Computes with `threads` native threads, the caller's included; calls of several threads wait for each other.
-    Raises MemoryError for intermediates. Without `library` torch computes; quantised matrices raise ValueError."""
+    """Multiplies with `threads` native threads, the caller's included; concurrent calls wait for each other. May raise
+    MemoryError. Without `library` torch computes, and quantised matrices raise ValueError."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
@@ -48,19 +48,19 @@ class Linear:
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
-        """Uses the native kernels if they are built and not switched off (TPIEDGE_NATIVE=0)."""
+        """Makes a Linear with the native kernels, if they are built and not switched off (TPIEDGE_NATIVE=0)."""
         return cls(arithmetic, threads, kernel_library())
 
     def pool_of(self, tokens: int) -> Pool | None:
-        """Returns the native kernels if they multiply so many tokens with f32 and bf16 matrices."""
+        """Returns the native threads if they multiply `tokens` tokens with f32 and bf16 matrices, else None."""
         return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
-        """Returns x @ w.T, contiguous f32 [T, R]; column-parallel, w has a row per output feature."""
+        """Returns x @ w.T, contiguous f32 [T, R]. w is column-parallel: a row per output feature."""
         return self.project_many(x_TI, (w_RI,))[0]
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
-        """Projects into f32 rows, which may be strided."""
+        """Writes x @ w.T to `y_TR`, f32 with maybe strided rows."""
         if self.pool is None or isinstance(w_RI, Tensor):
             y_TR.copy_(self.project(x_TI, w_RI))
             return
@@ -95,7 +95,7 @@ class Linear:
         return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
-        """Returns x @ w, w with a row per input feature: contiguous [T, O], f32 or quantised sums of `grid`."""
+        """Returns x @ w, contiguous [T, O]: f32, or sums of `grid` if w is quantised. w has a row per input feature."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):

@@ -17,7 +17,7 @@ _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16):
 
 
 class CannotQuantise(ValueError):
-    """Output number `output` (from 0) has a NaN or infinite weight, or one too large for a scale."""
+    """Output number `output` (from 0) has a weight that is NaN, infinite or too large for a scale."""
 
     def __init__(self, output: int, reason: str) -> None:
         super().__init__(f"output {output} {reason}")
@@ -27,7 +27,7 @@ class CannotQuantise(ValueError):
 
 @dataclass(frozen=True)
 class QuantisationError:
-    """Sums of squares of the weights and of the errors."""
+    """Sums of squares: of the weights (`signal`) and of the errors (`noise`)."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -37,7 +37,7 @@ class QuantisationError:
 
     @property
     def sqnr_db(self) -> float:
-        """Infinite without noise."""
+        """Signal to noise; infinite without noise."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -46,9 +46,9 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """Quantises a unit, or some of its panels; returns bytes and error. Releases the GIL. `values_OI` are f32, f16 or
-    bf16's bits as uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise,
-    UserError without native kernels."""
+    """Quantises panels of a unit; returns (bytes, error). Releases the GIL. `values_OI` are f32, f16 or bf16's bits as
+    uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise, UserError without
+    native kernels."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"
@@ -75,7 +75,7 @@ def dequantise_unit(data: Array, shape: PanelShape) -> Array:
 
 
 def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
-    """Returns f32 [inputs]: one of a panel's 16 outputs, without computing the others."""
+    """Returns f32 [inputs] of output `output` of a panel, without computing the other 15."""
     row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
     return row
 

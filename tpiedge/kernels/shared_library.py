@@ -72,8 +72,8 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """Returns this CPU's kernels; None, with one log line, if they are not built or switched off. TPIEDGE_NATIVE=0
-    switches them off; the name of an instruction set (of ISAS) picks it."""
+    """Returns this CPU's kernels. If they are not built or switched off, logs one line and returns None.
+    TPIEDGE_NATIVE=0 switches them off; TPIEDGE_NATIVE=NAME picks an instruction set of ISAS."""
     found = _find()
     if isinstance(found, KernelLibrary):
         return found
@@ -85,7 +85,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Returns why native kernels are missing, and a remedy; "" if there are kernels."""
+    """Returns why native kernels are missing, and a remedy; "" if they are loaded."""
     return "" if kernel_library() is not None else str(_find())
 
 
@@ -103,12 +103,12 @@ def _find() -> KernelLibrary | str:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads the kernels. Raises OSError."""
+    """Loads the kernels from `path`. Raises OSError."""
     return load_library(path, "tpiedge_abi", ABI, SIGNATURES)
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
-    """Returns the CRC-32 of contiguous bytes after bytes with the CRC `before`. Releases the GIL."""
+    """Returns the CRC-32 of contiguous bytes that follow bytes with the CRC `before`. Releases the GIL."""
     library = kernel_library()
     if library is None:
         return zlib.crc32(data, before)

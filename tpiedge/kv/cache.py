@@ -14,8 +14,8 @@ from tpiedge.wire.data import Segment, TableChange
 
 
 class KVCache:
-    """Up to `slots` sequences in pages for `capacity` tokens together. A page is [layer, KV head, part] (`KVFormat`).
-    Raises OutOfMemory if the system refuses the address space."""
+    """Keys and values of up to `slots` sequences, with `capacity` tokens together. A page is [layer, KV head, part]
+    (`KVFormat`). Raises OutOfMemory if the system refuses the address space."""
 
     def __init__(
         self, num_layers: int, kv_heads: int, stored: KVFormat, *, slots: int, capacity: int
@@ -97,7 +97,7 @@ class KVCache:
             self._lengths[segment.slot] = segment.start
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Adds positions to their sequences, once every layer has appended them."""
+        """Adds positions to their sequences. Call it once every layer has appended them."""
         for segment in segments:
             self._lengths[segment.slot] = segment.start + segment.length
 

@@ -24,8 +24,8 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, whose nodes compute
-    other bits. Memory comes and goes by `grain` pages (0: never)."""
+    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, as its nodes compute
+    other bits. Memory is given and taken by `grain` pages (0: never)."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
@@ -94,7 +94,7 @@ class PagePool:
         return self._hashed(b"page", before + array("I", tokens).tobytes())
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Publishes a full page and returns its name; an earlier page of the name keeps it."""
+        """Publishes a full page and returns its name; a page that has the name already keeps it."""
         name = self.name_of(before, tokens)
         if name not in self._named and page not in self._published:
             self._named[name] = page
@@ -102,12 +102,12 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """Finds the scope's published pages for the beginning of `ids`, without its last position. Shares none."""
+        """Returns the scope's published pages for the beginning of `ids`, without the last id. Holds none."""
         known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         return [self._named[name] for name in known]
 
     def names(self, ids: Sequence[int], scope: str = "") -> Iterator[bytes]:
-        """Names the full pages of `ids`, published or not."""
+        """Yields names of the full pages of `ids`, published or not."""
         before = self.scope_name(scope)
         for start in range(0, len(ids) - self.positions + 1, self.positions):
             before = self.name_of(before, ids[start : start + self.positions])
@@ -121,12 +121,12 @@ class PagePool:
         return self._bound
 
     def fit(self, lengths: Iterable[int]) -> None:
-        """Takes memory from pages that sequences with these `lengths` leave spare."""
+        """Takes memory from pages that sequences of such `lengths` do not need."""
         if self._grain:
             self.shrink(self.bound(sum(map(self.pages_of, lengths))))
 
     def shrink(self, most: int) -> None:
-        """Takes memory from pages that are not held until `most` have any."""
+        """Takes memory from pages that are not held until `most` pages have memory."""
         while self.in_memory > most and (self._blank or self._idle):
             if self._blank:
                 page = max(self._blank)
@@ -138,7 +138,7 @@ class PagePool:
             self._discarded[page] = None
 
     def discarded(self, most: int) -> tuple[int, ...]:
-        """Lists pages, at most `most`, whose memory is to go back now; each once."""
+        """Returns at most `most` pages whose memory must go back now. No page is returned twice."""
         told = list(self._discarded)[:most]
         for page in told:
             del self._discarded[page]
@@ -154,5 +154,5 @@ class PagePool:
 
 
 def usual_grain(pages: int, page_bytes: int) -> int:
-    """Returns a sixteenth of the cache, or 4 MiB where that is more, in pages."""
+    """Returns the pages of a sixteenth of the cache, or of 4 MiB if these are more."""
     return max(1, pages // 16, (4 << 20) // max(1, page_bytes))

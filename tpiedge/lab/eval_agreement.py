@@ -46,7 +46,7 @@ class WindowRows:
         self._step = 0
 
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """Yields [R, V] f32 of the window's positions in order, each tensor valid until the next."""
+        """Yields logits [R, V] f32 of all positions in order, each valid until the next."""
         for start in range(0, len(ids), self._limits.step_tokens):
             x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
             for row in range(0, x_TH.shape[0], ROWS):
@@ -92,8 +92,8 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs rows of two models, which come in pieces of different sizes, fetched when needed. Raises ValueError for
-    different numbers of rows."""
+    """Yields pairs of equally long pieces of two models' rows, fetched when needed. Raises ValueError if the numbers of
+    rows differ."""
     a_RV, b_RV = next(one, None), next(other, None)
     while a_RV is not None and b_RV is not None:
         rows = min(len(a_RV), len(b_RV))
@@ -105,7 +105,7 @@ def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[t
 
 
 class Comparison:
-    """Accumulates figures; keeps one or two numbers per position."""
+    """Accumulates figures; keeps one number per position."""
 
     def __init__(self) -> None:
         self.positions = 0
@@ -114,7 +114,7 @@ class Comparison:
         self._divergences: list[Tensor] = []
 
     def add(self, reference_RV: Tensor, model_RV: Tensor, following: Sequence[int]) -> None:
-        """Adds logits of R positions and the next tokens. Raises UserError for NaN."""
+        """Adds logits of R positions and their next tokens. Raises UserError for NaN."""
         logs_RV = reference_RV.double().log_softmax(-1), model_RV.double().log_softmax(-1)
         ids_R1 = torch.tensor(following)[:, None]
         for place, log_RV in enumerate(logs_RV):
@@ -135,7 +135,7 @@ class Comparison:
         return self._agreeing / self.positions
 
     def divergence(self) -> dict[str, float | None]:
-        """Returns mean, 95 % quantile and maximum of KL(reference || model) in nats; None if infinite."""
+        """Returns mean, 95 % quantile and maximum of KL(reference || model) in nats; None for an infinite figure."""
         every = torch.cat(self._divergences)
         # Not torch's quantile, which takes 16 million numbers at most.
         place = max(0, math.ceil(0.95 * len(every)) - 1)
@@ -146,7 +146,7 @@ class Comparison:
         }
 
     def perplexities(self) -> tuple[float | None, float | None]:
-        """Returns (the model's, the reference's); None on overflow."""
+        """Returns (the model's perplexity, the reference's); None for an overflow."""
         reference, model = (_exp(nats / self.positions) for nats in self._nats)
         return model, reference
 
@@ -189,7 +189,7 @@ def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: Ev
 
 
 def compare_window(engines: list[WindowRows], window: Window, found: Comparison) -> None:
-    """Adds a window of (reference, model) to `found`: position t predicts token t + 1."""
+    """Adds a window's logits by `engines`, (reference, model), to `found`: position t predicts token t + 1."""
     row = 0
     for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
         first = max(0, window.first - 1 - row)

@@ -1,8 +1,8 @@
 """A text for evaluation, its windows, and its likelihood under a model.
 
-A form feed ends a document. A document longer than the context is read in windows; each scores the tokens that earlier
-windows have not. So every token but a document's first is scored once, after at least `context` - `stride` tokens in
-later windows.
+A form feed ends a document. A document longer than the context is read in windows; each scores the tokens that no
+earlier window scored. So every token but a document's first is scored once; in a later window it follows at least
+`context` - `stride` tokens.
 """
 
 import math
@@ -78,7 +78,7 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Reads windows of a file's documents that fit the model and the `reference`; default: documents held out from the
+    """Reads documents as windows that fit the model and the `reference`; without `path`, the text held out from the
     demo model's training. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
@@ -111,7 +111,7 @@ def read_text(
 
 
 def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Window]:
-    """Yields the windows of a document of at least two tokens; `stride` is less than `context`."""
+    """Yields the windows of a document with the tokens `ids`; `stride` must be less than `context`."""
     start, scored = 0, 1
     while scored < len(ids):
         stop = min(start + context, len(ids))
@@ -149,7 +149,7 @@ def _read(path: Path) -> str:
 
 
 def _unscored_bytes(tokenizer: Tokenizer, first: int) -> int:
-    """Returns bytes of a document's first token: 0 for a BOS token."""
+    """Returns the UTF-8 length of `first`, a document's first token; 0 for a special token."""
     return 0 if first in tokenizer.special_ids else len(tokenizer.decode([first]).encode())
 
 
@@ -160,8 +160,8 @@ def _check_ids(model: PreparedModel, windows: list[Window]) -> None:
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
-    """Raises UserError if an id has different tokens in the two. Ids known to one only are ignored: GGUF files name
-    every row of the embedding."""
+    """Raises UserError if the vocabularies differ in size, or an id stands for different tokens. Ids that one tokenizer
+    lacks are ignored: GGUF files name every row of the embedding."""
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "
@@ -183,7 +183,7 @@ def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> N
 
 
 def likelihood_of(cluster: LocalCluster, text: EvalText) -> dict[str, float]:
-    """Returns the text's likelihood as JSON figures, by one request per window. Raises UserError for NaN."""
+    """Returns the text's likelihood as JSON figures, by one request per window. Raises UserError if infinite or NaN."""
     progress = ByteProgress("scoring")
     nats, done = 0.0, 0
     try:

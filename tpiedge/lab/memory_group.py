@@ -1,6 +1,6 @@
-"""A control group with a memory limit that counts the page cache. Linux, root; version 1 or 2.
+"""A control group (version 1 or 2) with a memory limit that counts the page cache. Needs Linux and root.
 
-A page counts for the group that first touched it: to count all, drop the caches first (`echo 1 >
+A page counts for the group that first touched it. To count all pages, drop the caches first (`echo 1 >
 /proc/sys/vm/drop_caches`).
 """
 
@@ -62,7 +62,7 @@ class MemoryGroup:
 
     @property
     def members_file(self) -> Path:
-        """A process joins the group, with its children, by writing its id here."""
+        """A process that writes its id here joins the group, with later children."""
         return self.folder / "cgroup.procs"
 
     @property
@@ -72,7 +72,7 @@ class MemoryGroup:
 
     @property
     def counts(self) -> bool:
-        """Whether the kernel reports the peak: version 2 does from Linux 5.19 on."""
+        """Whether the kernel reports peak memory. Version 2 reports it from Linux 5.19 on."""
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
@@ -117,12 +117,12 @@ class MemoryGroup:
         return self.used_bytes - files
 
     def counter(self, *names: str) -> int:
-        """Returns the group's statistic by the first of the names that exists."""
+        """Returns the group's statistic with the first of `names` that exists."""
         found = _fields((self.folder / "memory.stat").read_text())
         return next(found[name] for name in names if name in found)
 
     def kill(self) -> None:
-        """Kills all members but this process. Raises ResourceError if one remains after 20 s."""
+        """Kills all members but this process. Raises ResourceError if a member remains after 20 s."""
         deadline = time.monotonic() + 20.0
         while members := self.members - {os.getpid()}:
             for member in members:
@@ -133,7 +133,7 @@ class MemoryGroup:
             time.sleep(0.01)
 
     def remove(self) -> None:
-        """Kills its processes and removes the group. Raises ResourceError, OSError."""
+        """Kills the members and removes the group. Raises ResourceError, OSError."""
         self.kill()
         self.folder.rmdir()
 
@@ -144,7 +144,7 @@ class MemoryGroup:
 
 @contextlib.contextmanager
 def memory_group(limit_bytes: int, root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """Makes a new group with that limit; its members end with the block. Raises UserError."""
+    """Makes a group with this limit for the block, then kills its members. Raises UserError, ResourceError, OSError."""
     group = _made(Cgroups.own(root))
     try:
         group.limit(limit_bytes)
@@ -176,6 +176,5 @@ def _made(own: Cgroups) -> MemoryGroup:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """Parses lines "name number"."""
     pairs = (line.partition(" ") for line in text.splitlines())
     return {name: int(number) for name, _, number in pairs if number.isdecimal()}

@@ -117,7 +117,7 @@ _COLOURS = {
 
 
 def draw_timeline(trace: Trace, part: Excerpt, path: Path) -> None:
-    """Writes a PNG: the time of every step, and all nodes' lanes in the part. Raises UserError, DiskFull."""
+    """Writes a PNG with the time of every step, and with all nodes' lanes during `part`. Raises UserError, DiskFull."""
     lanes = len(LANES) * len(trace.nodes) + _GAP * (len(trace.nodes) - 1)
     strip_bottom = _BOTTOM_INCHES + _LANE_INCHES * lanes + _TOP_INCHES + _BELOW_STRIP_INCHES
     top = (
@@ -157,7 +157,7 @@ def _draw_node(axes: Axes, rank: int, events: Sequence[TraceEvent], top: float, 
 
 
 def _draw_lane(axes: Axes, events: Sequence[TraceEvent], top: float, window: Interval) -> None:
-    """Draws a lane, whose height concurrent events share."""
+    """Draws a lane. Concurrent events share its height."""
     placed = list(zip(events, rows(event.span for event in events), strict=True))
     height = _BAR / (1 + max((row for _, row in placed), default=0))
     for (row, colour), found in groupby(sorted(placed, key=_look), key=_look):
@@ -188,7 +188,7 @@ def _look(placed: tuple[TraceEvent, int]) -> tuple[int, str]:
 def _draw_bars(
     axes: Axes, spans: Iterable[Interval], bottom: float, height: float, colour: str, window: Interval
 ) -> None:
-    """Merges bars narrower than some pixels with their neighbours, as a trace has thousands."""
+    """Draws bars; merges neighbours that are narrower than some pixels, as a trace has thousands."""
     pixel_s = (window[1] - window[0]) / (_WIDTH_INCHES * _DPI)
     wide: list[Interval] = []
     narrow: list[Interval] = []
@@ -235,7 +235,7 @@ def _frame(axes: Axes, nodes: int, lanes: float, window: Interval) -> None:
 
 
 def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
-    """Draws a line at each step's start, with its name where there is room, unless there are too many."""
+    """Draws a line at each step's start, and the step's name where there is room. Draws nothing for too many steps."""
     if len(part.steps) > _STEPS:
         return
     letter_s = _LETTER * (part.end_s - part.start_s)

@@ -97,7 +97,7 @@ def random_rows(
 
 
 def random_vector(seed: int, name: str, length: int, dtype: SourceDtype) -> Array:
-    """Returns numbers near 0 if the name contains "bias", else (a norm's weight) near 1."""
+    """Returns numbers near 0 if `name` contains "bias", and near 1, as weights of a norm, otherwise."""
     generator = np.random.Generator(np.random.PCG64(_key(seed, name)))
     noise = generator.standard_normal(length, dtype=np.float32) * np.float32(STD)
     return _as(noise if "bias" in name else noise + np.float32(1), dtype)
@@ -127,7 +127,7 @@ def _as(values: Array, dtype: SourceDtype) -> Array:
 
 
 def _key(seed: int, name: str) -> int:
-    """Returns 62 bits, so that adding a row number does not overflow int64."""
+    """Returns 62 bits: adding a row number does not overflow int64."""
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2
 

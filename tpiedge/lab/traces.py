@@ -1,7 +1,7 @@
-"""Reads a trace of `tpiedge run --trace` and sums up a part of it: given steps, or typical ones.
+"""Reads a trace of `tpiedge run --trace` and sums up given or typical steps of it.
 
-A decode step computes the token that the previous step's head has drawn; other steps compute the prompt. The prompt of
-a later request also follows such a step and counts as a decode step.
+A decode step is a step after a step whose head drew a token; other steps compute the prompt. So the first step of a
+later request's prompt counts as a decode step, too.
 """
 
 import json
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Events by rank, sorted by start, in seconds since the first; `dropped` counts lost ones."""
+    """Each rank's events by start, in seconds since the start of the trace; `dropped` counts lost events."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
@@ -35,7 +35,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """The time of each step, on any node, without steps of no duration."""
+        """Each step's first start and last end on any node, without steps of no duration."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
@@ -110,7 +110,7 @@ def _no_trace(path: Path, why: str) -> UserError:
 
 @dataclass(frozen=True)
 class StepRange:
-    """The steps from `first` to `last`, inclusive. None is the trace's first or last."""
+    """The steps from `first` to `last`, inclusive. None stands for the trace's first or last step."""
 
     first: int | None
     last: int | None
@@ -121,7 +121,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """Returns the `known` steps (sorted) in the range; empty if an end is not among them."""
+        """Returns `known` steps (sorted) in the range; empty if an end is not `known`."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -160,7 +160,7 @@ def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
 
 
 def typical_excerpt(trace: Trace) -> Excerpt:
-    """Returns the typical steps of a trace, or all of it without steps."""
+    """Returns the typical steps of a trace; the whole trace if it has no steps."""
     if not trace.steps:
         return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
@@ -170,14 +170,14 @@ def typical_excerpt(trace: Trace) -> Excerpt:
 
 
 def decode_steps(trace: Trace) -> list[int]:
-    """Returns steps after the prompt's; all steps if there are no others."""
+    """Returns the decode steps; all steps if no step is a decode step."""
     headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
     known = sorted(trace.steps)
     return [step for step in known if step - 1 in headed] or known
 
 
 def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
-    """Returns the first three steps in a row with times nearest to the median; fewer if none are in a row."""
+    """Returns three successive steps with times nearest to the median; two or one if no three are successive."""
     usual_s = median(spent_s.values())
 
     def farthest(steps: Sequence[int]) -> float:
@@ -194,9 +194,8 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """Seconds of one node; `busy_s` by lane, where concurrent reads count once. `load_during_s` is reading while that
-    lane was busy, `travel_during_compute_s` computing during an all-reduce, `read_bytes` of reads that ended in the
-    time."""
+    """Seconds of one node; `busy_s` by lane. `load_during_s` is reading while another lane was busy,
+    `travel_during_compute_s` travel while the node computed. `read_bytes`: of reads that ended in the excerpt."""
 
     rank: int
     busy_s: dict[str, float]
@@ -208,7 +207,7 @@ class NodeSummary:
 
     @property
     def hidden_percent(self) -> float | None:
-        """Percent of reading time that nothing waited for; None without reads."""
+        """Percent of reading time in which nothing waited for weights; None without reads."""
         load_s = self.busy_s["load"]
         return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
 
@@ -254,5 +253,4 @@ def total(intervals: Iterable[Interval]) -> float:
 
 
 def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """Returns the intersection of two unions, as a union."""
     return [common for stretch in one for common in within(stretch, other)]

@@ -15,7 +15,7 @@ _Line = TypeVar("_Line")
 
 @dataclass(frozen=True)
 class Timing:
-    """Intervals; a loss is noticed within timeout_s + heartbeat_s."""
+    """Intervals. A loss is noticed within timeout_s + heartbeat_s."""
 
     heartbeat_s: float = 0.3
     timeout_s: float = 1.5
@@ -25,22 +25,22 @@ class Timing:
 
 @dataclass(eq=False)
 class OwnStalls:
-    """Notices stalls of this process. The silence of peers counts only if it is not `stalled`."""
+    """Notices stalls of this process. While `stalled`, the silence of peers does not count."""
 
     _heartbeat_s: float
     stalled: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat `late_s` after it was due: a stall if above an interval, but never twice in a row."""
+        """Notes a heartbeat that is `late_s` late: a stall if above an interval, but never twice in a row."""
         self.stalled = late_s > self._heartbeat_s and not self.stalled
         return self.stalled
 
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """The master's address and this node's identity, from a parent on this computer: no message of a master can name
-    a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model. KV snapshots
-    are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path means none."""
+    """The master's address and this node's identity, from a parent on this computer, so that no message of a master
+    names a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model. KV
+    snapshots are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path means none."""
 
     rank: int
     epoch: int
@@ -73,7 +73,7 @@ NOT_MEASURED = Capacity(0.0, 0.0)
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A fork server's measurement. `isa` is the native kernels' or, without them, "torch"."""
+    """A fork server's measurement. `isa` is that of the native kernels, or "torch" without them."""
 
     isa: str
     capacity: Capacity

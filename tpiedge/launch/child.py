@@ -1,7 +1,7 @@
 """Child processes that one parent starts, watches and ends, and that cannot outlive it.
 
 A child's standard input is its lifeline: on this socket the parent writes the first line, with secrets that no argument
-list or environment may have, and keeps it open. It closes when the parent dies, and the child ends (tpiedge.lifeline).
+list or environment may have, and keeps it open. If the parent dies, it closes, and the child ends (tpiedge.lifeline).
 The thread that starts a child must outlive it: the kernel's parent-death signal is about threads."""
 
 import contextlib
@@ -36,7 +36,7 @@ class Place:
 
 
 class Child:
-    """A running `python -m MODULE` that needs `stop`; `reports`: it writes one line. Raises ResourceError."""
+    """A running `python -m MODULE`. Call `stop` at last. `reports`: it writes one line. Raises ResourceError."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Child:
     def _start(
         self, start: "Callable[[socket.socket, IO[bytes]], subprocess.Popen[bytes] | ForkedProcess]"
     ) -> None:
-        """Calls `start(standard input, log)`; `stop` closes what this opens. Raises ResourceError."""
+        """Calls `start(standard input, log)`; `stop` closes these. Raises ResourceError."""
         self._oom_kills = Cgroups.own().oom_kills()
         self._report = b""
         with contextlib.ExitStack() as opened:
@@ -88,14 +88,14 @@ class Child:
         return self._process.pid
 
     def send_line(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Writes a line to the child, with open files. Does nothing if it has ended."""
+        """Writes a line to the child, with open files. Does nothing if the child has ended."""
         with contextlib.suppress(ConnectionError):
             sent = socket.send_fds(self._lifeline, [line + b"\n"], descriptors)
             self._lifeline.sendall((line + b"\n")[sent:])
 
     def read_report(self, deadline: float) -> bytes | None:
-        """Waits for the child's report; None if none came by `deadline` (monotonic seconds). Must not run during
-        `stop`. Raises PeerError or OutOfMemory if the child ends without one."""
+        """Waits for the child's report; None if none came by `deadline` (monotonic seconds). Do not call it during
+        `stop`. Raises PeerError or OutOfMemory if the child ends first."""
         pipe = self._process.stdout
         if pipe is None or pipe.closed:
             raise InternalError("a child that has no pipe for a report (any more) was asked for it")
@@ -141,8 +141,8 @@ class Child:
         return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
     def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Closes the lifeline, waits for the end until `deadline` (monotonic seconds), then kills and calls
-        `meanwhile` again and again until the process has ended. Idempotent."""
+        """Closes the lifeline, waits for the end until `deadline` (monotonic seconds), then kills the process, calling
+        `meanwhile` until it has ended. Idempotent."""
         self._lifeline.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
@@ -219,7 +219,7 @@ class ForkedProcess:
 
 
 class ForkedChild(Child):
-    """A child that `server` forks when told `line`. Raises ResourceError."""
+    """A child that `server` forks on receiving `line`. Raises ResourceError."""
 
     def __init__(self, server: Child, line: bytes) -> None:
 

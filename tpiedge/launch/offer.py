@@ -85,10 +85,10 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's offer of memory. `usable` is in bytes; `now` never decreases. Each call returns a line for the user,
-    "" if the offer stays.
+    """A machine's offer of memory. `usable` is in bytes; `now` never decreases. Events return a line for the user, ""
+    if the offer stays.
 
-    1. The offer falls at once with usable memory, by a PART or more, and grows with it after SETTLED_S.
+    1. The offer falls at once if usable memory falls by a PART, and grows with it after SETTLED_S.
     2. If a node runs out although its plan was usable, LESS of the plan is the limit for FIRST_S, each time AGAIN times
        as long, up to LONGEST_S, or until more is usable.
     3. If a node planned above offer or usable memory runs out, no limit is set; usable memory, if less, is offered.

@@ -18,12 +18,12 @@ FORK_SERVER_MODULE = "tpiedge.node.fork_server"
 
 
 def node_environment(threads: int) -> dict[str, str]:
-    """Returns variables that torch's libraries read when they are loaded."""
+    """Returns environment variables that torch's libraries read when loaded."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 class ForkServer(Child):
-    """A process that imports torch, measures its machine if it is to `measure`, and forks nodes."""
+    """A process that imports torch, measures the machine if asked, and forks nodes."""
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
         to_measure = to_line(threads if measure else 0)
@@ -35,7 +35,7 @@ class ForkServer(Child):
         return None if line is None else from_line(line, NodeReport)
 
     def start_node(self, bootstrap: NodeBootstrap) -> Child:
-        """Starts a node, forked once the server is ready. Raises ResourceError."""
+        """Starts a node; it is forked once the server is ready. Raises ResourceError."""
         return ForkedChild(self, to_line(bootstrap))
 
 
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class NodeSlot:
-    """One thread must make all calls, and outlive the node. `_usable_memory` does not wait; `_say` gets changes of the
+    """One thread must make all calls, and outlive the node. `_usable_memory` must not wait; `_say` gets changes of the
     offer `memory`. `snapshots` may be another process's until `own_snapshots`."""
 
     threads: int
@@ -77,7 +77,7 @@ class NodeSlot:
         return None if self._child is None else self._child.pid or None
 
     def weigh(self) -> None:
-        """Looks at the usable memory every few seconds, and says changes of the offer."""
+        """Looks at the usable memory every few seconds; tells `_say` changes of the offer."""
         now = self._clock.now()
         if now - self._weighed >= LOOK_S:
             self._weighed = now
@@ -115,7 +115,7 @@ class NodeSlot:
         return "" if self._child is None else self._child.log_tail()
 
     def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the node; waits up to `grace_s`. Idempotent. After an out-of-memory the machine may offer less."""
+        """Ends the node; waits up to `grace_s`. Idempotent. After an OutOfMemory the machine may offer less."""
         if self._child is not None:
             if self._child.out_of_memory:
                 now = self._clock.now()

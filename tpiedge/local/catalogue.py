@@ -55,7 +55,7 @@ class StoredPack:
 
 @dataclass(frozen=True)
 class PackLabel:
-    """A pack's local name and origin ("org/name", a path or ""), in label.json, whose mtime is the last use."""
+    """A pack's local name and origin ("org/name", a path or ""), in label.json, whose mtime tells the last use."""
 
     name: str
     source: str = ""
@@ -139,7 +139,7 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
 
 
 def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
-    """Labels a cached pack with `wanted`, or a pack without label with a free name made of `stem`. Raises UserError."""
+    """Names a cached pack `wanted` or, if it has no label, by a free name made of `stem`. Raises UserError."""
     label = load_label(pack)
     if wanted is None:
         if label.name != pack.name:
@@ -196,7 +196,7 @@ def short_name(stem: str, precision: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Returns --name. Raises UserError if it is malformed or means another model."""
+    """Returns `name` (--name). Raises UserError if it is malformed or means another model."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"

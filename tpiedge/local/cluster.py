@@ -33,8 +33,8 @@ _EPOCH = 1
 
 
 class LocalCluster:
-    """Nodes that start and end together, one per assignment, in rank order. One thread must make all calls; another
-    keeps the nodes alive. `traces` are the nodes' trace files, `places` where they run; empty: on this host."""
+    """Nodes that start and end together, one per assignment, in rank order. Make all calls in one thread; another keeps
+    nodes alive. `traces` are the nodes' trace files; `places` say where nodes run (empty: on this host)."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class LocalCluster:
         self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
     def start(self, on_loading: ProgressCallback = lambda _done, _total: None) -> None:
-        """Blocks until all nodes have loaded. Raises PeerLost, UserError or ResourceError with everything ended."""
+        """Waits until all nodes have loaded. Raises PeerLost, UserError or ResourceError, and ends everything."""
         try:
             for rank in range(len(self._assignments)):
                 self._children.append(self._spawn(rank))
@@ -92,7 +92,7 @@ class LocalCluster:
 
     def generate(self, request: GenerationRequest) -> Generator[control.AnswerPart | control.Finished]:
         """Yields the request's events up to Finished; blocks between them. Closing the iterator cancels the request.
-        Raises UserError if rank 0 refuses, PeerError if the cluster fails."""
+        Raises UserError if rank 0 refuses it, PeerError if the cluster fails."""
         self._post(control.Generate(_EPOCH, request), 0)
         ended = False
         try:
@@ -141,7 +141,7 @@ class LocalCluster:
         self._hub.close()
 
     def _await_ready(self, on_loading: ProgressCallback) -> None:
-        """Waits for each node's Ready: rank 0's choice of collectives may come after the epoch is ready."""
+        """Waits for each node's Ready: rank 0's, with the collectives, may come after the epoch is ready."""
         missing = set(range(len(self._assignments)))
         while missing:
             match message := self._next_event():
@@ -223,7 +223,7 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """`ttft_s`: to the first token; `decode_s`: from there to the last. `tokens_per_step`: None after a stop string."""
+    """`ttft_s`: to the first token; `decode_s`: from it to the last. `tokens_per_step`: None after a stop string."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -251,7 +251,7 @@ def collect(
     goes_on: bool = False,
 ) -> Answer:
     """Runs the request; blocks, and raises as LocalCluster.generate. `show` gets the pieces of text, without half
-    characters and parts of a stop string. `goes_on`: the text continues the prompt's."""
+    characters and parts of a stop string. `goes_on`: the answer continues the prompt's text."""
     answer = Answer()
     writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
 
@@ -298,7 +298,7 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """Starts a cluster for the block. Raises as LocalCluster.start. `places`: of a testbed that is open."""
+    """Runs a cluster while the `with` block runs. Raises as LocalCluster.start. `places` are an open testbed's."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(

@@ -22,9 +22,9 @@ _MOST_KV_TOKENS = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a testbed, one for each node in rank order. `most_threads`: the smallest device's processors, as
-    nodes have equal numbers of threads. `timing` suits the worst link. `places` yields the nodes' places; in its block
-    this thread's network is the first device's."""
+    """The devices of a testbed, one for each node in rank order. `most_threads`: processors of the smallest device, as
+    all nodes have equally many threads. `timing` suits the worst link. `places` yields the nodes' places; inside its
+    `with`, this thread uses the first device's network."""
 
     speeds: tuple[float, ...]
     memory_bytes: tuple[int | None, ...]
@@ -49,19 +49,19 @@ class Layout:
 
     @property
     def threads_per_node(self) -> int:
-        """--threads, or the usable physical cores divided among the nodes, within a testbed's smallest device."""
+        """--threads, or the usable physical cores per node, at most the `most_threads` of a testbed."""
         if self.threads is not None:
             return self.threads
         threads = max(1, default_threads() // self.nodes)
         return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
     def memory_bytes_of(self, rank: int, wanted: int | None) -> int | None:
-        """Returns the smaller of `wanted` and the device's limit; None without either."""
+        """Returns the smaller of `wanted` and the device's limit; None if there is neither."""
         limits = (wanted, None if self.testbed is None else self.testbed.memory_bytes[rank])
         return min((limit for limit in limits if limit is not None), default=None)
 
     def check(self) -> tuple[ShareWeight, ...] | None:
-        """Returns --shares; None: the planner decides. Raises UserError for any flag that is out of range."""
+        """Returns --shares, or None if the planner decides. Raises UserError for any flag that is out of range."""
         if not 1 <= self.nodes <= 64:
             raise UserError(f"--nodes {self.nodes} is out of range: 1 to 64")
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -70,7 +70,7 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """Plans within --memory or this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
+    """Plans with --memory or else this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
@@ -116,7 +116,7 @@ def model_facts_of(model: PreparedModel, capacity_tokens: int = 0, name: str = "
 
 
 def check_context(model: PreparedModel, context: int) -> int:
-    """Returns --context; raises UserError if the model has fewer positions."""
+    """Returns `context` (--context). Raises UserError if the model has fewer positions."""
     limit = model.context_tokens
     if not 1 <= context <= limit:
         raise UserError(f"--context {context} is out of range: the model has 1 to {limit} positions")
@@ -124,7 +124,7 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 
 def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
-    """Returns --context, or as much of the model's own as memory allows, at least 4096 tokens. Raises UserError."""
+    """Returns `wanted`, or what memory allows, at least 4096 tokens if the model has them. Raises UserError."""
     if wanted is not None:
         return check_context(model, wanted)
     own = model.context_tokens
@@ -158,7 +158,7 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
 
 
 def chosen_kv_tokens(context: int, wanted: int | None) -> int:
-    """Returns --kv-tokens, or the context. Raises UserError for fewer tokens, or more than any cluster has."""
+    """Returns `wanted`, or `context`. Raises UserError if `wanted` is less, or more than any cluster has."""
     if wanted is None:
         return context
     if wanted < context:

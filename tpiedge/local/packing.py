@@ -39,7 +39,7 @@ class PackedModel:
 
 
 def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
-    """Returns the folder of a model's pack, which differs for another source or storage."""
+    """Returns the folder of a model's pack, which differs by source and storage."""
     stem, label = source.label, storage.label(tied=source.config.tie_word_embeddings)
     if isinstance(source, GgufModel):
         name = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in source.path.stem)

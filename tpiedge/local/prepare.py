@@ -43,7 +43,7 @@ _NUMBERS = {
 
 class PreparedModel:
     """A model that is ready to run. `folder`: its text files, or None. `also_called`: other names, the pack's first;
-    `public_name` is the pack's name if there is a local `path`. `kv` None: the default for `compute`."""
+    `public_name` is the pack's if there is a local `path`. `kv`: None is the default for `compute`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class PreparedModel:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer, by config and tokenizer. Raises UserError."""
+        """The tokens that end an answer, from config and tokenizer. Raises UserError."""
         own = self.tokenizer.end_ids if self.has_tokenizer else ()
         known = (token for token in own if token < self.config.vocab_size)
         return tuple(dict.fromkeys((*self.config.eos_ids, *known)))
@@ -110,7 +110,7 @@ class PreparedModel:
         return self.has_tokenizer and self._folder is not None and bool(templates_of(self._folder))
 
     def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Returns the prompt of a conversation. Raises UserError if the model has no template."""
+        """Returns the prompt's ids for a conversation. Raises UserError if the model has no template."""
         return tuple(self.tokenizer.encode(chat_prompt(self.template, messages), add_special=False))
 
     @cached_property
@@ -184,7 +184,7 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Returns storage and arithmetic; by default the source's storage, int8 for quantised weights, else f32.
+    """Returns storage and arithmetic: by default the source's storage, and int8 for quantised weights, else f32.
     `precision` "f32" alone keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
         return source, "f32"

@@ -29,7 +29,7 @@ from tpiedge.wire.requests import GenerationRequest
 class ModelInfo:
     """The served model and its weights. `created`: seconds since 1970; `context_tokens`: of prompt and answer together;
     `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path`: on the master's computer. Requests may
-    name the model by it, but no client is told it."""
+    name the model by `path`, but no client is told it."""
 
     name: str
     context_tokens: int
@@ -100,7 +100,7 @@ class Service:
         return self._seen(self._master.status)
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status`; asks nodes for counters, and with `timeline` for spans of a step, for later calls."""
+        """Calls Master.observe."""
         return self._seen(self._master.observe(timeline=timeline))
 
     def timeline(self) -> StepTimeline | None:
@@ -131,7 +131,7 @@ class Service:
         return self._master.resume(request, said)
 
     def pending(self) -> list[dict[str, str]]:
-        """Returns name and address of each worker that waits for admission."""
+        """Returns names and addresses of workers that wait for admission."""
         return [{"name": one.host, "address": one.address} for one in self._pairing.pending()]
 
     def members(self) -> dict[str, list[dict[str, str]]]:
@@ -145,13 +145,13 @@ class Service:
         return self._pairing.approve(code).name
 
     def revoke(self, name: str) -> str:
-        """Revokes the worker of this name or, alone, this host; returns its name. Raises UserError, UnknownWorker."""
+        """Revokes the worker of this name, or alone on this host; returns its name. Raises UserError, UnknownWorker."""
         peer = self._called(name)
         self._registrar.revoke(peer, self._master.remove_worker)
         return peer
 
     def what_if(self, without: str) -> Forecast:
-        """Predicts the speed without that worker, or with one more like the last if the name is empty. Blocks for two
+        """Predicts the speed without that worker or, if `without` is "", with one more like the last. Blocks for two
         plans. Raises as `revoke`, UserError without any worker, NotServing."""
         name = self._called(without) if without else ""
         try:
@@ -164,8 +164,8 @@ class Service:
         return loss_plans.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
-        """Takes that worker out of plans; `status` says when it has no part. The result is its name, or CannotDrain,
-        with nothing changed. Raises as `revoke`."""
+        """Takes that worker out of plans; `status` says when it has no part. The result is the worker's name, or
+        CannotDrain; then nothing has changed. Raises as `revoke`."""
         return self._master.drain_worker(self._called(name))
 
     def undrain(self, name: str) -> str:
@@ -175,7 +175,7 @@ class Service:
         return found
 
     def clear(self, name: str) -> str:
-        """Ends the time for which that worker is left out; returns its name. Raises as `revoke`."""
+        """Ends the worker's wait after a failure; returns its name. Raises as `revoke`."""
         found = self._called(name)
         self._master.clear_worker(found)
         return found

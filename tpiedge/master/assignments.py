@@ -16,7 +16,7 @@ from tpiedge.wire.epochs import Prepare
 @dataclass(frozen=True)
 class Assignment:
     """The part of one machine in a plan; its index there is its rank. `machine` is "" for the master's machine.
-    `weight_bytes` stay in memory, as `weights` says. `why`, a sentence, and `host`, a name or "", are for the user.
+    `weight_bytes` stay in memory; `weights` says how. `why`, a sentence, and `host`, a name or "", are for the user.
     `speed` is in bytes of weights per second, quantised if the model is."""
 
     machine: str
@@ -42,8 +42,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """A plan, rank 0 first, or the `reason` for its absence. `spare` says why each other machine has no part; `step_s`
-    is the predicted time of one token, 0 if unknown."""
+    """A plan, rank 0 first, or the `reason` for its absence. `spare` has each other machine's reason for having no
+    part; `step_s` is the predicted time of one token, 0 if unknown."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Served:
 
     @property
     def split_shows(self) -> str:
-        """The reason why an answer's last bits depend on the split; "" if they do not (docs/kernels.md)."""
+        """The reason why an answer's last bits depend on the split, or ""."""
         if not self.quantised:
             return f"{self.compute} arithmetic"
         return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart

@@ -1,7 +1,7 @@
 """Counters of nodes: rates, the time line of a step, the speed of machines, and the progress of requests. Pure.
 
 Progress is a token, scores or the end of a running request; a node further than ever in steps, blocks or bytes read; or
-a change of rank 0's counters, which alone show the chunks of a long prompt."""
+a change of rank 0's counters, as only they show the chunks of a long prompt."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ WINDOWS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A node's `first` and `latest` counters of the last seconds, and the seconds between them; 0 for one report."""
+    """A node's `first` and `latest` counters of the last seconds, and the seconds between them (0: only one report)."""
 
     latest: Stats
     first: Stats
@@ -54,7 +54,7 @@ class CounterLog:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """One step that all nodes recorded, `spans` by rank. `at`: seconds since 1970 of the last report."""
+    """One step that all nodes recorded, `spans` by rank. `at`: the last report's time, in seconds since 1970."""
 
     epoch: int
     at: float
@@ -62,8 +62,8 @@ class StepTimeline:
 
 
 class Speeds:
-    """Measured speeds of nodes: how many times slower than expected each is. All nodes take the same steps, so their
-    ratios of measured to expected FFN time should be equal. Rank 0 is the reference: it needs an FFN."""
+    """Slowdowns of nodes against their expected speeds. All nodes take the same steps, so their ratios of measured to
+    expected FFN time should be equal. Rank 0 is the reference, so it must have part of an FFN."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         """`expected`: by rank, a number proportional to the seconds of a step's FFN; 0: not known."""

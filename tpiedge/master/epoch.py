@@ -1,5 +1,5 @@
 """One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part of the plan.
-A node to which others connect answers with its address; a node gets its peers' addresses once all of them listen."""
+It answers with its address if others connect to it, and gets its peers' addresses once all of them listen."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ class Member:
 @dataclass(eq=False)
 class Epoch:
     """Belongs to one thread; nothing blocks. Each node goes STARTING -> JOINED -> LOADING -> READY, each at most once,
-    and to LOST from anywhere, for good. `assign(rank)` makes a node's part of the plan; `tell` gets events."""
+    and to LOST from anywhere, for good. `assign(rank)` must return a node's part of the plan; `tell` gets events."""
 
     number: int
     _clock: Clock
@@ -104,7 +104,7 @@ class Epoch:
         self._tell(PeerLost(rank, "the work" if self.started else "the start", cause))
 
     def fail(self, rank: int, cause: str) -> None:
-        """Marks a node as lost that ended by itself or hangs."""
+        """Marks a node as lost that ended or hangs."""
         self._member(rank).failed = True
         self.mark_lost(rank, cause)
 
@@ -113,12 +113,12 @@ class Epoch:
         self.members[rank].breach = self.members[rank].breach or sanitised_line(cause) or _UNSAID
 
     def ended(self, rank: int, cause: str) -> None:
-        """Marks a node as lost whose process ended."""
+        """Marks a node as lost because its process ended."""
         if not self._explained(rank):  # its own report explains more than an exit status
             self.fail(rank, cause)
 
     def _explained(self, rank: int) -> bool:
-        """Marks a node as lost that reported why it gave up; if it is rank 0, first the node that it gave up over."""
+        """Marks a node lost that said why it gave up, after a peer that rank 0 names. Returns whether it said why."""
         report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):
@@ -222,7 +222,7 @@ class Epoch:
                 self._post(control.Connect(self.number, endpoints), member.rank)
 
     def _node_failed(self, member: Member, failed: control.Failed) -> None:
-        """Notes why a node ends. If it lost a peer, that loss is found elsewhere."""
+        """Notes why a node ends. If the reason is a lost peer, that loss is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
             member.failed, member.state = True, NodeState.LOST
             self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))

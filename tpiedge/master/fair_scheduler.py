@@ -4,9 +4,9 @@ Laws:
 1. A free place goes to the client with the fewest running requests; ties go to the least served client, in tokens of
    prompts and answers, then to the earliest request.
 2. Clients cannot save up service: each counts as served at least as much as the least served client that waited at the
-   latest choice (the counter lift of VTC, arXiv:2401.00588).
-3. Rank 0 compiles at most `places` grammars at a time; with compiled grammars of requests that have not begun they are
-   at most `places` + `ahead`. A cancelled one counts until rank 0 reports its end. Clients have quotas of both.
+   latest pick (the counter lift of VTC, arXiv:2401.00588).
+3. Rank 0 compiles at most `places` grammars at a time; together with compiled grammars of requests that have not begun,
+   at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. Clients have quotas of both.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Compiling:
         self.entries: dict[str, PendingAnswer] = {}
 
     def may_begin(self, one: PendingAnswer) -> bool:
-        """Whether rank 0 may be asked for the answer. A request of an earlier epoch goes on at once."""
+        """Whether rank 0 may be asked for the answer. Answers begun in an earlier epoch go on at once."""
         if one.request.grammar is None or one.begun:
             return True
         return one.request.id in self.entries and one.compiling == "compiled"
@@ -76,8 +76,8 @@ class Compiling:
         return scheduler.pick(able, held, waiting) if able else None
 
     def ask(self, one: PendingAnswer) -> str:
-        """Notes that rank 0 is asked to compile the grammar. Returns a name shared by equal grammars of this client,
-        which rank 0 compiles once; no client learns of another's grammars."""
+        """Notes that rank 0 is asked to compile the grammar. Returns a name that this client's equal grammars share:
+        rank 0 compiles them once, and no client learns of another's grammars."""
         self.entries[one.request.id], one.compiling = one, "asked"
         said = repr((one.client, one.request.grammar)).encode()
         return hashlib.blake2b(said, key=_KEY, digest_size=16).hexdigest()

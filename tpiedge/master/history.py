@@ -1,5 +1,5 @@
-"""Counts and lists events of plans and machines. Tells clients of paused answers which machine was lost, which is
-awaited, and without which they go on. Pure."""
+"""Counts and lists events of plans and machines. Tells clients of paused answers which machine was lost, which machine
+is awaited, or without which machine they go on. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -84,7 +84,7 @@ class History:
                 self._add("revoked", _called(seen))
 
     def started_again(self) -> str:
-        """Notes that this master continues answers of an earlier one. Returns the words for clients."""
+        """Notes that this master continues answers of an earlier one. Returns what to tell clients."""
         self._members, self._loss = None, "the master was restarted"
         return self._loss
 
@@ -147,7 +147,7 @@ class History:
         return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
 
     def going_on(self, machines: Collection[str]) -> str:
-        """Returns the words for clients when these workers take over."""
+        """Returns what to tell clients when these workers take over."""
         if not self._loss:
             return PLANNED
         if self._members is None:

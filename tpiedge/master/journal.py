@@ -4,9 +4,9 @@ Laws:
 1. A token, a score and an embedding are passed on once and in order, even if several epochs repeat them.
 2. The next epoch continues prompt and answer exactly: a random number depends only on the seed and the token's position
    (`engine/sampler.py`).
-3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress,
-   and poison after POISON_AFTER, one of which came while it ran alone. Three deaths after a single event count as one:
-   a single event shows only that the prompt was read."""
+3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress, and
+   poison after POISON_AFTER, if it ran alone at one of them. Three deaths after a single event count as one: such an
+   event shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +31,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The next token comes `paused_s` seconds after the pause began."""
+    """The answer goes on, `paused_s` seconds after the pause began."""
 
     paused_s: float
 
@@ -48,8 +48,8 @@ RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """State of one request, accepted `age_s` ago (None: by an earlier master). `tokens_per_s` is the rate since the
-    first token, pauses included (0: unknown). It has paused for `paused_s` because of `why`."""
+    """State of one request, accepted `age_s` ago (None: by an earlier master). `tokens_per_s` since the first token
+    includes pauses (0: unknown). `paused_s` and `why` tell of the current pause."""
 
     id: str
     state: RequestState
@@ -67,7 +67,7 @@ class RequestLine:
 
 @dataclass(eq=False)
 class PendingAnswer:
-    """A request of `RequestQueue`, whose lock all but `events`, `set_has_reader`, `cancel` and `complete` need."""
+    """A request of `RequestQueue`. Hold its lock for all but `events`, `set_has_reader`, `cancel` and `complete`."""
 
     request: GenerationRequest
     client: str
@@ -120,7 +120,7 @@ class PendingAnswer:
         self._cancel(self)
 
     def complete(self) -> None:
-        """Ends the request early as a success, as a stop string does. Otherwise like `cancel`."""
+        """Ends the request early as `cancel` does, but as a success."""
         self.whole = True
         self.cancel()
 
@@ -168,14 +168,14 @@ class PendingAnswer:
         self.interrupted(now, "restart")
 
     def interrupted(self, now: float, cause: PauseCause) -> None:
-        """Notes that its epoch ended or it was preempted. An earlier pause goes on."""
+        """Notes that the request's epoch ended or it was preempted. An earlier pause goes on."""
         self.interruptions += 1
         self._passed_on = 0
         if self.paused is None:
             self.paused, self.paused_by = now, cause
 
     def died(self, *, alone: bool) -> None:
-        """Notes that a node died in its epoch. To be called before `interrupted`. `alone`: no other request ran."""
+        """Notes that a node died in this epoch. Call it before `interrupted`. `alone`: no other request ran."""
         if self._passed_on <= 1:
             self._thirds += 3 if self._passed_on == 0 else 1
             self._alone |= alone
@@ -221,7 +221,7 @@ class PendingAnswer:
         )
 
     def read(self, done_tokens: int, now: float) -> None:
-        """Notes how much of its prompt is read. Its reader hears that, unless the answer pauses."""
+        """Notes how much of the prompt is read, and tells the reader unless the answer pauses."""
         if self.reading and self.progress.update(done_tokens, now) and self.paused is None:
             reading = self.progress.reading(self.positions)
             if reading is not None:
@@ -233,7 +233,7 @@ class PendingAnswer:
         self._events.put(event)
 
     def pause(self, why: str) -> None:
-        """Tells the reader `why` it pauses, unless that was the last event."""
+        """Tells the reader `why` the answer pauses, unless that was the last event."""
         if why != self._told:
             self.put(Paused(why))
             self._told = why

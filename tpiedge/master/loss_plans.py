@@ -1,5 +1,5 @@
 """Plans for the loss of each serving worker, and predictions for one machine less or more. While an epoch serves,
-machines fetch the shards that these plans need of them."""
+machines fetch the shards that they need in these plans."""
 
 import logging
 import math
@@ -54,8 +54,8 @@ class LossPlans:
             self.reports[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def plan_next(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
-        """Makes one of the missing plans; after the last one sends orders to `machines`, the plannable ones.
-        `own_bytes`: memory of the master's machine."""
+        """Makes one of the missing plans; after the last, sends orders to the plannable `machines`. `own_bytes`: the
+        master's memory."""
         facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving), own_bytes
         if facts != self._facts:
             self._facts = facts
@@ -89,8 +89,8 @@ class LossPlans:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds per token now and after a machine leaves or comes (None: no plan). `machines` have a part after
-    it; `why` is the reason if none has. `takes_part`: that machine has a part."""
+    """Predicted seconds per token now and then, after a machine left or came (None: no plan). `machines` have a part
+    then; `why` says why none has. `takes_part`: the machine that left or came has a part."""
 
     now_s: float | None
     then_s: float | None
@@ -100,7 +100,7 @@ class Forecast:
 
 
 def what_if(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
-    """Compares the plan of all `machines` with the plan without `name`, or, for "", with one more like the last."""
+    """Compares the plan of all `machines` with one without `name` or, for "", with one more machine like the last."""
     another = replace(machines[-1], name="another", place=math.inf)
     others = [one for one in machines if one.name != name] if name else [*machines, another]
     now, then = (plan_safely(place, some, ()) for some in (machines, others))

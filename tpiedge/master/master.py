@@ -108,7 +108,7 @@ class Master:
         return self.requests.submit(request, client, has_reader=has_reader)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Resumes an earlier master's request, which waits as after a loss. Call it before `start`, in order."""
+        """Resumes an earlier master's request, as after a loss. Call it before `start`, in order of the requests."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -116,7 +116,7 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with histograms; asks nodes for counters, and with `timeline` for a step. Does not block."""
+        """Returns `status` with histograms; asks nodes for counters (`timeline`: and a step). Does not block."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
@@ -131,7 +131,7 @@ class Master:
         return self._reconciler.history.events
 
     def usable(self) -> Future[tuple[Machine, ...]]:
-        """Returns the machines that plans may have, as of the control thread's next turn."""
+        """Returns the machines that plans may have at the control thread's next turn."""
         found: Future[tuple[Machine, ...]] = Future()
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
@@ -140,7 +140,7 @@ class Master:
         self._order(lambda: self._remove_worker(name))
 
     def drain_worker(self, name: str) -> Future[str]:
-        """Takes the worker out of plans. The future has its name, or CannotDrain; it may be cancelled."""
+        """Takes the worker out of plans. The future has the worker's name, or CannotDrain; it may be cancelled."""
         ordered: Future[str] = Future()
         self._order(lambda: self._reconciler.drain(name, ordered))
         return ordered

@@ -17,7 +17,7 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """Plans for the present machines. `own` returns what the master's machine, with `threads` threads, offers now.
+    """Plans for the present machines. `own` returns the present offer of the master's machine, with `threads` threads.
     `weights` (--shares) are relative shares, the master's first, then the workers' by admission; a plan waits for that
     many machines. Only a clearly faster plan replaces the serving one."""
 
@@ -62,7 +62,7 @@ class NodePlacement:
     def _kept(
         self, there: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation, *, fewer: bool
     ) -> Allocation | None:
-        """Returns the serving plan if it lacks only new machines and takes at most 1.1 times the best one's time."""
+        """Returns the serving plan if it lacks only new machines, and takes at most 1.1 times the time of `best`."""
         if self.weights is not None or not serving or not fewer or len(there) < len(serving):
             return None
         kept = self._allocate(there)
@@ -119,7 +119,7 @@ class NodePlacement:
 
 
 def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
-    """Returns the machines in `count` slots of --shares: a slot's owner, or the next machine that owns no slot."""
+    """Returns a machine for each of `count` slots of --shares: its owner, or the next machine that owns no slot."""
     owners = {one.place: one for one in machines if one.place < count}
     others = (one for one in machines if one.place >= count)
     return [owners.get(slot) or next(others) for slot in range(count)]

@@ -1,7 +1,7 @@
 """Makes plans, and begins, switches and ends sessions for them.
 
-When one session takes the place of another, by plan (`switching.py`) or after a loss, running requests pause and go on
-in the next. If no session can serve, requests wait for the recovery grace; then they fail and new ones are refused."""
+When one session takes the place of another, by plan (`switching.py`) or after a loss, requests pause and go on in the
+next session. If no session can serve, requests wait for the recovery grace; then they fail and new ones are refused."""
 
 import logging
 import math
@@ -79,7 +79,7 @@ class Reconciler:
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def served_before(self) -> str:
-        """Lets requests of an earlier master wait for machines. Returns the words for their readers."""
+        """Lets requests of an earlier master wait for machines. Returns what to tell their readers."""
         self._served = True
         return self.history.started_again()
 
@@ -92,7 +92,7 @@ class Reconciler:
         self._known = None
 
     def drain(self, name: str, ordered: Future[str]) -> None:
-        """Takes the worker out of plans if the others can serve. The result is its name, or CannotDrain."""
+        """Takes the worker out of plans if the others can serve. `ordered` gets its name, or CannotDrain."""
         if not ordered.set_running_or_notify_cancel():
             return
         machine = self._roster.get(name)
@@ -155,7 +155,7 @@ class Reconciler:
         self._publish()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a plan is due: the roster changed, and no worker has arrived for 0.3 s or 2 s have passed."""
+        """Whether a plan is due: the roster changed 2 s ago, or no worker arrived in the last 0.3 s."""
         if self._known == self._roster.generation:
             return False
         if self._changed is None:
@@ -182,7 +182,7 @@ class Reconciler:
             self._notify()  # workers that the plan leaves out had a part until now
 
     def _look_for_slow(self) -> None:
-        """Leaves overdue workers, which go on fetching, out of plans until the others serve."""
+        """Leaves overdue workers out of plans until the others serve. They go on fetching."""
         coming, slow = self._sessions.coming, self.selection.slow
         if self._sessions.ready:
             slow = frozenset()
@@ -234,7 +234,7 @@ class Reconciler:
         self._notify()
 
     def _notify(self) -> None:
-        """Tells workers without a part the reason, and again when its kind changes."""
+        """Tells workers without a part the reason, again when the reason's kind changes."""
         reasons = {**self._spare, **self.selection.excluded()}
         busy = {name for session in self._sessions.active for name in session.machines}
         told, self._told = self._told, {}
@@ -246,7 +246,7 @@ class Reconciler:
                     self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
     def _apply(self, found: Assignments) -> None:
-        """Ensures that a session with these assignments serves or is coming; delays it after repeated failures."""
+        """Ensures that a session with these assignments serves or is coming, but after repeated failures later."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
@@ -278,7 +278,7 @@ class Reconciler:
             pass
 
     def _end(self, session: Session, failure: Failure) -> None:
-        """Ends a session that failed, and has a plan made anew at once."""
+        """Ends a session that failed, and makes a new plan due at once."""
         error, served = failure.error, session is self._sessions.serving
         _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
         _log.warning("%s: %s", "stopped serving" if served else "the new plan failed", error)
@@ -299,7 +299,7 @@ class Reconciler:
             self._failures += not self._sessions.ready
 
     def _attribute(self, session: Session, failure: Failure) -> None:
-        """Attributes a session's end to a worker, or else to the master's node. A lost machine was noted before."""
+        """Attributes a session's end to a worker, or else to the master's node. Lost machines are noted already."""
         now = self._clock.now()
         if failure.disputed:
             _log.warning("all-reduces go by the star for a while: two workers contradict each other")

@@ -5,8 +5,8 @@ Laws:
 2. Clients are scheduled fairly (`fair_scheduler.py`); requests of one client start in order. A request without a
    reader starts after all others, and is preempted for one with a reader.
 3. When an epoch ends, its requests go on in the next one, before requests that never ran.
-4. The waiting request with most `deaths` starts first. A quarantined one (`journal.py`) runs alone; while it waits, no
-   new request starts. So a request that kills nodes fails alone.
+4. The waiting request with most `deaths` starts first. A quarantined request (`journal.py`) runs alone; while it waits,
+   no new request starts. So a request that kills nodes fails alone.
 5. A request with a grammar starts once the grammar is compiled. Clients are charged for the processor time of grammars.
 """
 
@@ -47,7 +47,7 @@ _FAULTS: Final = {kind.__name__: kind for kind in (UserError, GrammarRefused, Ch
 
 
 class QueueFull(TpiedgeError):
-    """The client may have no more waiting requests; it may try again after `retry_after_s`."""
+    """The client has too many waiting requests; it may try again after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Dismissed(Cancelled):
 class RequestQueue:
     """Up to `limit` requests of a client, and twice as many of all clients, wait, not counting interrupted ones; up to
     `parallel` run. Ids must differ. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not
-    call back; `on_submit()` follows each accepted one. `compiles` grammars are compiled at a time."""
+    call back; `on_submit()` follows each accepted request. `compiles` grammars are compiled at a time."""
 
     limit: InitVar[int]
     _parallel: int
@@ -152,7 +152,7 @@ class RequestQueue:
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
         """Accepts a request of an earlier master, which passed `said` on. Its events begin with a pause because of
-        `why`, and Resubmitted when rank 0 is asked. Call it before `submit`. Raises the error of `close`."""
+        `why`; Resubmitted comes when rank 0 is asked. Call it before `submit`. Raises the error of `close`."""
         answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, recovered=True)
         with self._lock:
             if self._closed is not None:
@@ -165,7 +165,7 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Hands the next grammar's request to `compile_next`, with its group's name. Returns whether one was due."""
+        """Hands the next grammar's request, with its group's name, to `compile_next`. Returns whether one was there."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._scheduler)
             if one is None:
@@ -178,8 +178,8 @@ class RequestQueue:
         return True
 
     def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
-        """Hands the next request to `ask`, which sends it to rank 0 and must neither block nor call back. Returns False
-        if none can start; running requests without a reader may then be preempted."""
+        """Hands the next request to `ask`, which must send it to rank 0 without blocking or calling back. Returns False
+        if none can start; then running requests without a reader may be preempted."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
             if len(self._running) >= self._parallel or any(one.quarantined for one in self._running.values()):
                 self._preempt(sum(one.has_reader and self._compiling.may_begin(one) for one in self._waiting))
@@ -238,7 +238,7 @@ class RequestQueue:
 
     @property
     def positions(self) -> tuple[int, float]:
-        """The positions of all running requests, and the seconds in which another epoch would read them."""
+        """All positions of running requests, and the seconds that another epoch takes to read them."""
         with self._lock:
             positions = sum(one.positions for one in self._running.values())
             return positions, self._rate.token_s * positions
@@ -246,8 +246,8 @@ class RequestQueue:
     def interrupt(
         self, why: str, lost: TpiedgeError | None = None, since: float | None = None, *, died: bool = False
     ) -> None:
-        """Ends the epoch of all running requests, by a plan or because it was `lost`. If a node `died`, a poison
-        request (`journal.py`) fails with the loss. `since`: when they began to pause, if before now."""
+        """Ends the epoch of all running requests: by a plan, or (`lost`) by a loss. If a node `died`, poison requests
+        (`journal.py`) fail with `lost`. `since`: when the requests began to pause, if before now."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._finish_if_complete(one)]
@@ -268,7 +268,7 @@ class RequestQueue:
             self._waiting = deque(sorted([*going_on, *self._waiting], key=lambda one: -one.deaths))
 
     def pause(self, why: str, since: float) -> None:
-        """Pauses running requests, though their epoch lasts, and tells their readers `why`."""
+        """Pauses running requests although their epoch goes on, and tells their readers `why`."""
         with self._lock:
             for one in self._running.values():
                 if one.paused is None:
@@ -276,7 +276,7 @@ class RequestQueue:
                 one.pause(why)
 
     def explain(self, why: str, *, serving: bool) -> None:
-        """Tells readers `why` requests pause, and while nothing is `serving`, why they do not begin."""
+        """Tells readers `why` requests pause or, unless the cluster is `serving`, do not begin."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
                 if one.paused is None:
@@ -291,7 +291,7 @@ class RequestQueue:
             self._compiling.entries.clear()
 
     def close(self, error: TpiedgeError) -> None:
-        """Has `submit` and `resume` raise `error` from now on."""
+        """Makes `submit` and `resume` raise `error` from now on."""
         with self._lock:
             self._closed = error
 
@@ -323,7 +323,7 @@ class RequestQueue:
         return error.with_traceback(None)  # one error, raised often, would lengthen its traceback
 
     def _next(self) -> PendingAnswer | None:
-        """Picks the request that starts. Requests that ran before are in front, in order."""
+        """Picks the request that starts. Requests that ran before are picked first, in order."""
         quarantined = [one for one in self._waiting if one.quarantined]
         if not self._running and quarantined:
             return quarantined[0]
@@ -373,7 +373,7 @@ class RequestQueue:
             self._rate.stop(self._now())
 
     def _finish(self, message: control.Finished, answering: PendingAnswer) -> None:
-        """Ends a running request as rank 0 says, unless part of the answer is missing."""
+        """Ends a running request as rank 0 says; fails it if tokens are missing. Preempted ones wait again."""
         cancelled = message.reason == "cancel"
         if cancelled and answering.preempted and not answering.unwanted:
             if not self._finish_if_complete(answering):
@@ -412,7 +412,7 @@ class RequestQueue:
         return True
 
     def _fail(self, failed: Sequence[PendingAnswer], error: TpiedgeError) -> None:
-        """Ends requests. If the caller has the whole answer, the request counts as finished."""
+        """Fails requests. If the caller has the whole answer, the request counts as finished."""
         for answering in failed:
             self._leave(answering)
         whole = sum(answering.whole for answering in failed)

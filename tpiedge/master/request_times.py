@@ -1,5 +1,5 @@
 """Latencies, lengths and reading rates of requests. Latencies include pauses, as readers see them. Times that began
-under an earlier master are not counted. A failed or cancelled request has no latency. Pure."""
+under an earlier master, and those of failed or cancelled requests, are not counted. Pure."""
 
 from bisect import bisect_left
 from collections import deque
@@ -20,7 +20,7 @@ LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for 
 
 @dataclass(slots=True)
 class Histogram:
-    """`counts[i]` values were above `bounds[i - 1]` and at most `bounds[i]`; the last count is of values above all."""
+    """`counts[i]` values were above `bounds[i - 1]` and at most `bounds[i]`; the last count is of larger values."""
 
     bounds: tuple[float, ...] = SECONDS
     counts: list[int] = field(init=False)
@@ -36,8 +36,8 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Requests and tokens since the master started. Refused requests were never accepted; `cut` of the `finished` ones
-    reached max_tokens. `resumed` counts pauses that ended, `paused_s` sums them."""
+    """Requests and tokens since the master started. `cut` of the `finished` requests reached max_tokens. Refused ones
+    are in no other count. `resumed` counts pauses that ended, `paused_s` sums them."""
 
     finished: int = 0
     failed: int = 0
@@ -107,7 +107,7 @@ class RequestHistograms:
 
 
 class ReadingRate:
-    """Rate at which the cluster reads prompts; between `start` and `stop` it reads one or more."""
+    """Rate at which the cluster reads prompts: one or more between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -127,7 +127,7 @@ class ReadingRate:
         self._tokens += tokens
 
     def stop(self, now: float) -> None:
-        """Notes that no prompt is read any more. The rate of fewer than 64 tokens would be mostly waiting."""
+        """Notes that no prompt is read any more. Ignores fewer than 64 tokens: they mostly waited."""
         if self._since is not None and self._tokens >= 64:
             self._rates.append((now - self._since) / self._tokens)
         self._since = None
@@ -135,7 +135,7 @@ class ReadingRate:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`done_tokens` of a prompt's `of_tokens` are computed, the others take `left_s` (None: unknown) at this rate."""
+    """`done_tokens` of a prompt's `of_tokens` are computed; at this rate the rest takes `left_s` (None: unknown)."""
 
     done_tokens: int
     of_tokens: int
@@ -144,7 +144,7 @@ class Reading:
 
 
 class ReadingProgress:
-    """Progress of one prompt in one epoch. Its rate leaves out tokens before the first report, which may be cached."""
+    """Progress of one prompt in one epoch. The rate leaves out tokens before the first report, which may be cached."""
 
     def __init__(self) -> None:
         self._done = self._before = 0
@@ -152,7 +152,7 @@ class ReadingProgress:
         self._last = 0.0
 
     def update(self, done_tokens: int, now: float) -> bool:
-        """Takes a report. Returns whether more tokens are computed than in the previous one; False for the first."""
+        """Takes a report. Returns whether more tokens are computed than in the report before; False for the first."""
         if self._begun is None:
             self._begun, self._last = now, now
             self._before = self._done = done_tokens

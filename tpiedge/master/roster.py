@@ -1,7 +1,7 @@
 """The machines of a cluster as the master knows them. Pure.
 
-A machine is present from its Offer until it is lost. The GONE absent machines heard from last are remembered. A machine
-stays drained until its agent is started anew (another nonce) or the drain is undone."""
+A machine is present from its Offer until it is lost. GONE absent machines, those heard from last, are remembered. A
+machine stays drained until its agent is started anew (another nonce) or the drain is undone."""
 
 import logging
 import math
@@ -69,7 +69,7 @@ class Roster:
         return self._machines.get(name)
 
     def expect(self, name: str) -> int:
-        """Returns the place of an admitted machine: the next one if it is new."""
+        """Returns the place of an admitted machine; a new machine gets the next place."""
         return self._places.setdefault(name, max(self._places.values(), default=-1) + 1)
 
     def offered(self, name: str, offer: Offer, now: float) -> None:
@@ -103,7 +103,7 @@ class Roster:
             self._apply(machine, *step(machine.standing, event, now, fault, cause))
 
     def proved(self, names: Iterable[str]) -> None:
-        """Ends the rows of failures of the workers `names` and of the master's node."""
+        """Zeroes the failures in a row of the workers `names` and of the master's node."""
         self.own = replace(self.own, row=0)
         for name in names:
             machine = self._machines.get(name)
@@ -127,8 +127,8 @@ class Roster:
             self.generation += 1
 
     def slowed(self, shown: Mapping[str, Sequence[float]], now: float) -> None:
-        """Notes speeds that changed twofold or more, once in ten minutes at most: each change makes answers pause.
-        `shown`: slowdowns of each machine with a part. Other machines are tried again at their measured speed."""
+        """Notes speeds that changed twofold or more, at most once in ten minutes: each change pauses answers. `shown`:
+        slowdowns of machines with a part. Other machines return to their measured speed."""
         for one in self.present:
             found = [min(16.0, max(1 / 16, slowdown)) for slowdown in shown.get(one.name, (1.0,))]
             differs = (

@@ -27,7 +27,7 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan, `without` one worker. Leaves out waiting and slow workers if possible; else takes waiting ones,
+        """Makes a plan, `without` one worker. Leaves out waiting and slow workers if possible; else adds waiting ones,
         the shortest wait first; else slow ones."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
@@ -53,14 +53,14 @@ class Selection:
         return self.awake(())[:_MOST_WORKERS]
 
     def serving_on(self) -> tuple[str, ...]:
-        """Returns the workers of the serving session if it can go on; else ()."""
+        """Returns the workers of the serving session, or () if it cannot go on."""
         serving = self._sessions.serving
         if serving is None or serving.phase is not Phase.READY:
             return ()
         return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
     def due(self, assignments: Sequence[Assignment]) -> float:
-        """Returns when a plan may begin. A worker that could not prepare a part may keep the part that it serves."""
+        """Returns when a plan may begin. A worker that could not prepare a part may keep the one it serves."""
         serving = self._sessions.serving
         kept = serving.assignments if serving is not None and self.serving_on() else ()
         found = [self._roster.own.due]
@@ -72,7 +72,7 @@ class Selection:
         return max(found)
 
     def excluded(self) -> Mapping[str, SpareReason]:
-        """Returns the reasons of present workers that wait or are drained."""
+        """Returns why present workers wait or are drained."""
         now = self._clock.now()
         found = {}
         for one in self._roster.present:
@@ -95,6 +95,6 @@ class Selection:
         return [*lost[-_NAMED:], *out[-_NAMED:], *away[-_NAMED:]]
 
     def awake(self, serving: Collection[str]) -> list[Machine]:
-        """Returns workers that do not wait or are `serving`."""
+        """Returns able workers that do not wait or that are `serving`."""
         now = self._clock.now()
         return [one for one in self.able() if one.name in serving or not one.standing.waits(now)]

@@ -55,7 +55,7 @@ PHASES: Final[Mapping[Phase, Mapping[Phase, str]]] = {
 
 @dataclass
 class _Preparation:
-    """A worker's progress with its part. `news`: when `done_bytes` last grew; `fetching`: the last report."""
+    """A worker's progress with its part. `news`: when `done_bytes` last grew; `fetching`: the worker's last report."""
 
     news: float
     done_bytes: int = -1
@@ -142,7 +142,7 @@ class Session:
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
     def overdue(self) -> set[str]:
-        """Returns workers that need 10 s more, or had no progress for 20 s; none in the first 2 s."""
+        """Returns workers that need over 10 s more or had no progress for 20 s; none in the first 2 s."""
         if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
         left_s = {
@@ -158,7 +158,7 @@ class Session:
 
     def launch(self, root_key: str, overruled: str = "", snapshot: control.KVSnapshot | None = None) -> None:
         """Starts the workers' nodes. `root_key`: the key of rank 0, which the caller starts; `overruled`: why
-        all-reduces must go by the star; `snapshot`: the KV cache of the epoch before."""
+        all-reduces must use the star, or ""; `snapshot`: the previous epoch's KV cache."""
         self._reach(Phase.LAUNCHED)
         self._moved = self._launched = self._clock.now()
         self._overruled = overruled
@@ -193,7 +193,7 @@ class Session:
                 self._unfit(machine, rank, cause)
 
     def drop_machine(self, machine: str, cause: str, *, intended: bool = False) -> None:
-        """Drops a lost machine with its node; `intended` as in Failure."""
+        """Drops a lost machine with its node. `intended` as in Failure."""
         rank = self.ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
@@ -212,29 +212,29 @@ class Session:
         self._watch.add(request.id, self._clock.now())
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Sends the request's grammar to rank 0. Raises as `ask`."""
+        """Sends the request's grammar to rank 0. Raises as `ask` does."""
         self._to_node(control.Compile(self.number, request, group), 0)
         self._watch.add(request.id, self._clock.now())
 
     def halt(self, following: int, what: KVMoves) -> None:
-        """Stops rank 0, which leaves its KV cache to the epoch `following`."""
+        """Stops rank 0, which must leave its KV cache to the epoch `following`."""
         self.halting, self.halted = following, None
         kept = tuple((one.start, one.stop) for one in what.kept)
         self._to_node(control.Halt(self.number, following, kept, what.stored, what.gathered), 0)
 
     def resume(self) -> None:
-        """Lets a halted rank 0 go on: no epoch follows."""
+        """Lets a halted rank 0 go on."""
         self.halting, self.halted = 0, None
         self._watch.advance(self._clock.now())
         self._to_node(control.Resume(self.number), 0)
 
     def fail(self, failure: Failure) -> None:
-        """Ends the session. The first failure is kept: it caused the others."""
+        """Ends the session. Keeps the first failure, as it caused the others."""
         self.failure = self.failure or failure
         self._reach(Phase.ENDED)
 
     def tick(self) -> None:
-        """Marks nodes as lost that live but make no progress."""
+        """Marks nodes as lost that are alive but make no progress."""
         now, epoch = self._clock.now(), self.epoch
         if self.phase is Phase.PREPARING:
             for machine in self._silent(_STUCK_S):
@@ -251,7 +251,7 @@ class Session:
                 self.ask_counters()
 
     def ask_counters(self, *, timeline: bool = False) -> None:
-        """Asks every node for its counters, and all together for the `timeline` of a step."""
+        """Asks every node for its counters and, with `timeline`, all nodes for the spans of one step."""
         if self.phase is Phase.READY:
             self._stats_asked = self._clock.now()
             for rank in range(len(self.assignments)):
@@ -261,7 +261,7 @@ class Session:
         return self._counters[rank].counted(self._clock.now())
 
     def slowdowns(self) -> Mapping[str, Sequence[float]]:
-        """Returns each worker's slowdowns in the last windows, if there are enough. Call it with every heartbeat."""
+        """Returns workers' slowdowns in the last windows, if there are enough. Call it with every heartbeat."""
         counted = [self.counted(rank) for rank in range(len(self.assignments))]
         latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
         self._speeds.update(latest, self._clock.now())

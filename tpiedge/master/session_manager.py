@@ -1,5 +1,5 @@
-"""The serving and the coming session, and the process of the master's own node. At most one session's nodes run: rank 0
-has one process, and the hub admits no node of an ended session."""
+"""The serving and the coming session, and the process of the master's own node. One session's nodes run at a time: rank
+0 has one process, and the hub admits no node of an ended session."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ class RankZero(NodeSlot):
     _owns_snapshots: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
-        """Offers more memory, because no plan can be made. Returns whether that was possible."""
+        """Offers more memory, because no plan can be made. Returns whether there was more."""
         before = self.memory_bytes
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
@@ -109,7 +109,7 @@ class SessionManager:
             session.drop_machine(machine, cause, intended=intended)
 
     def tick(self, *, own_stall: bool) -> None:
-        """Marks nodes as lost that ended, are stuck or, but for an `own_stall`, silent; updates memory and speeds."""
+        """Marks nodes as lost that ended, are stuck or (without `own_stall`) silent; updates memory and speeds."""
         self.rank_zero.weigh()
         serving, now = self.serving, self._clock.now()
         if serving is not None and serving.epoch is not None:
@@ -127,7 +127,7 @@ class SessionManager:
             serving.ask_counters(timeline=timeline)
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Makes every heartbeat ask nodes for counters for a while, and with `timeline` for a step each second."""
+        """Makes heartbeats ask nodes for counters for a while and, with `timeline`, for a step each second."""
         if timeline:
             self._watched_until = self._clock.now() + _WATCHED_S
         else:
@@ -151,7 +151,7 @@ class SessionManager:
             self._release(ended)
 
     def switch(self, session: Session, snapshot: KVSnapshot | None = None) -> None:
-        """Replaces the serving session by the prepared one. `snapshot`: the KV cache that the serving one saved."""
+        """Replaces the serving session by the prepared one. `snapshot`: the serving session's KV cache."""
         self.end_serving()
         self.coming, self.serving = None, session
         self._note(WorkerEvent.ENGAGED, session.machines)
@@ -172,7 +172,7 @@ class SessionManager:
         session.launch(keys.public, overruled, snapshot)
 
     def distrust(self, cause: str) -> None:
-        """Makes epochs that begin within STAR_S use the star: two workers contradict each other over `cause`."""
+        """Makes epochs that begin within STAR_S use the star, because two workers contradict each other (`cause`)."""
         self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:

@@ -23,11 +23,11 @@ from tpiedge.wire.probing import LinkSpeed
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    A machine without a part has no `rank`, and `spare` is the kind of reason; `why` explains that, or its share.
-    `attention` and `ffn` are half-open intervals of units. `memory_bytes` is its limit, `speed` its bytes per second of
-    weights, `planned_bytes` what its node may grow to, `disk_bytes` the model's weights on its disk; 0 means unknown.
-    While it fetches, `fetch_total_bytes` is above 0. `stocked`: its disk has all shards that it would need after the
-    loss of another machine; `not_stocked` says why they cannot be fetched. `counted` is missing unless asked for
+    A machine without a part has no `rank`, and `spare` is the kind of reason; `why` explains this, or the share.
+    `attention` and `ffn` are half-open intervals of units. `memory_bytes` is the machine's limit, `speed` its bytes of
+    weights per second, `planned_bytes` its node's peak, `disk_bytes` the model's weights on its disk; 0 means unknown.
+    While it fetches, `fetch_total_bytes` is above 0. `stocked`: its disk has all shards that it would need after
+    another machine's loss; `not_stocked`: why these cannot be fetched. `counted` is missing unless asked for
     (Master.observe). `round_trip_s` and `link_bytes_per_s` are those of the link to the master (0: not measured).
     """
 

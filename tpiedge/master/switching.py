@@ -1,7 +1,7 @@
 """Decides when a prepared session replaces the serving one, and which KV cache it takes over.
 
 A session that is only faster waits until the time lost by waiting equals the pause: so at most twice the least possible
-time is lost, however long answers go on. Keys and values of running requests travel (`planner/kv_transfer.py`) if that
+loss occurs, however long answers go on. Keys and values of running requests travel (`planner/kv_transfer.py`) if that
 is faster than to compute them anew. Rank 0 halts first, and goes on if the switch does not happen."""
 
 import logging
@@ -35,7 +35,7 @@ class Switching:
     _moves: KVMoves | None = None
 
     def due(self, coming: Session, serving: Session | None, own_bytes: int, now: float) -> bool:
-        """Whether the coming session takes over now. `own_bytes`: memory of the master's machine."""
+        """Whether the coming session should take over now. `own_bytes`: memory of the master's machine."""
         if coming.phase is not Phase.PREPARED:
             return False
         if serving is None or serving.phase is not Phase.READY or not self._requests.running:
@@ -73,7 +73,7 @@ class Switching:
         return (found, takes_s) if takes_s <= min(reread_s or 10.0, 120.0) else again
 
     def resume(self, serving: Session | None, coming: Session | None) -> None:
-        """Lets a halted `serving` go on, unless it halted for `coming` and that is still prepared."""
+        """Lets a halted `serving` go on, unless it halted for `coming` and `coming` is still prepared."""
         if serving is None or not serving.halting or serving.phase is not Phase.READY:
             return
         if coming is None or coming.number != serving.halting or coming.phase is not Phase.PREPARED:

@@ -101,14 +101,14 @@ class Standing:
         return self.waits(now) and self.fault == "breach"
 
     def why(self, now: float) -> str:
-        """Returns the reason of the wait, and how long it lasts from `now` on."""
+        """Returns why the worker waits, and how long from `now` on."""
         return f"{self.cause} (for another {max(1, math.ceil(self.until - now))} s)"
 
 
 def step(
     one: Standing, event: WorkerEvent, now: float, fault: Fault = "", cause: str = ""
 ) -> tuple[Standing, tuple[WorkerAction, ...]]:
-    """Returns the worker's new state and its master's actions. `fault` and `cause` describe a failure."""
+    """Returns the worker's new state and what its master must do. `fault` and `cause` describe a failure."""
     to, actions = TRANSITIONS[one.state].get(event, (one.state, ()))
     if event in (_E.DRAINED, _E.UNDRAINED):
         one = replace(one, drained=event is _E.DRAINED)
@@ -126,7 +126,7 @@ def step(
 
 
 def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
-    """Counts a failure. A lost machine comes back by itself and adds nothing to the row."""
+    """Counts a failure. Losses do not count as failures in a row, as a lost machine comes back by itself."""
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))

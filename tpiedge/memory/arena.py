@@ -32,7 +32,7 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: refuses more than the system could ever give. `filled`: all will be used, in huge pages."""
+        """`committed`: refuses sizes that the system can never give. `filled`: all will be used, in huge pages."""
         self.nbytes = whole_pages(nbytes)
         # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if committed else _NORESERVE)

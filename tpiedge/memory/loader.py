@@ -52,7 +52,7 @@ class PieceLoader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read so far, by others through the same reader too."""
+        """Bytes read so far through this reader, also by others."""
         return self._reader.bytes_read
 
     def trace(self, tracer: Tracer) -> None:
@@ -61,7 +61,7 @@ class PieceLoader:
         self._tracer = tracer
 
     def read(self, order: Read, done: Callable[[Exception | None], None]) -> None:
-        """Begins a read, checked in the reading threads; any thread calls `done` once nothing is written any more."""
+        """Begins a read, checked in the reading threads; some thread calls `done` once nothing is written any more."""
         piece = self._sweep.pieces[order.piece]
         if order.piece not in self._groups:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)

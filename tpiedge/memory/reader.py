@@ -1,5 +1,5 @@
 """Reads pieces from disk straight into the arena, and checks them, in several threads. O_DIRECT leaves the page cache
-alone and takes a sixth of the CPU time. Without it the pages are given back at once."""
+alone and takes a sixth of the CPU time. Without O_DIRECT, cached pages are dropped at once."""
 
 import functools
 import threading
@@ -80,8 +80,8 @@ class DirectReader(Closable):
         check: Callable[[memoryview], None] = lambda _: None,
         timed: Timed | None = None,
     ) -> "Future[int]":
-        """Fills `into` from `offset`, then runs `check`, then `timed`. Offset, length and address are multiples of
-        ALIGN. The future has the bytes read, ReadFault, or the error of `check`."""
+        """Fills `into` from `offset`, then runs `check`, then `timed`. Offset, length and address must be multiples of
+        ALIGN. The future has the bytes read, ReadFault, or an error of `check`."""
         if offset % ALIGN or len(into) % ALIGN:  # the system's EINVAL would read as a refusal of O_DIRECT
             raise InternalError(f"read of {len(into)} bytes at {offset} of {file.path} is not aligned")
 
@@ -105,7 +105,7 @@ class DirectReader(Closable):
         into: memoryview,
         timed: Timed | None = None,
     ) -> "Iterator[Future[int]]":
-        """Fills `into`, with one read per group of adjacent ranges. A damaged range raises IntegrityError."""
+        """Fills `into`; yields the future of each group's read, which raises IntegrityError for a damaged range."""
         filled = 0
         for ranges in groups:
             offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length

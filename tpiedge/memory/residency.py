@@ -6,9 +6,9 @@ streamed through a ring of bytes, read in the order of use.
 Laws
 
 1. A block is ready only when all its pieces are read.
-2. Memory in use, or written to, is not reused or given back. A piece has one place at a time.
+2. Memory that is used or written to is not reused or given back. A piece has one place at a time.
 3. An entered block becomes ready once the reads asked for are complete.
-4. Pins change between two blocks: unpinned pieces are dropped before more is read, or once no read writes there.
+4. Pins change between two blocks: unpinned pieces are dropped before more is read, or after a read into them.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ Instruction = Read | Drop
 
 @dataclass(slots=True)
 class _Entry:
-    """A stretch of the ring for piece number `use` of the endless sequence of sweeps, or _NO_USE."""
+    """A stretch of the ring for piece number `use`, counted over all sweeps; _NO_USE if none needs it."""
 
     use: int
     offset: int
@@ -55,7 +55,7 @@ class _Entry:
 
 
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
-    """Returns the least bytes with which every block can become ready: the most that a block streams, and a gap at the
+    """Returns the fewest bytes with which every block can become ready: the most that a block streams, and a gap at the
     ring's end, as pieces are not divided. `blocks` as in Residency."""
     rings = (
         sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
@@ -69,14 +69,14 @@ def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int
 
 
 class Residency:
-    """Every event returns instructions, to be obeyed in order. `enter` and `leave` alternate. A piece is named by its
-    number in the sweep."""
+    """Every event returns instructions; obey them in order. `enter` and `leave` must alternate. Pieces are named by
+    their numbers in the sweep."""
 
     def __init__(
         self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int
     ) -> None:
-        """`blocks`: the bytes of each piece of each block. At most `reading_bytes` are read at a time, and one piece
-        more. Raises InternalError if the ring is smaller than `smallest_ring`."""
+        """`blocks`: the bytes of each piece of each block. At most `reading_bytes` and one more piece are read at a
+        time. Raises InternalError if the ring is smaller than `smallest_ring`."""
         self._blocks = tuple(map(tuple, blocks))
         self._sizes = tuple(chain.from_iterable(blocks))
         self._first = (0, *accumulate(map(len, blocks)))
@@ -126,7 +126,7 @@ class Residency:
         return self._settle()
 
     def repin(self, pinned: Set[int]) -> list[Instruction]:
-        """Pins these pieces from now on and no others, between two blocks."""
+        """Pins these pieces and no others from now on. Call it between two blocks."""
         if self._entered:
             raise InternalError("the pins change inside a block")
         self._want(pinned)
@@ -140,7 +140,7 @@ class Residency:
         return self._settle()
 
     def places(self, block: int) -> "list[int | None] | None":
-        """Returns the entered block's offsets in the ring, None for a pinned piece; None until the block is ready."""
+        """Returns the offsets of the entered block's pieces, None if pinned; None until the block is ready."""
         found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)
@@ -202,7 +202,7 @@ class Residency:
             yield self._read_pin(use % len(self._sizes))
 
     def _next_reads(self) -> Iterator[Read]:
-        """Yields reads, up to the first piece that must wait for an event; moves the cursor there."""
+        """Yields reads up to the first piece that must wait for an event; moves the cursor to that piece."""
         while self._reading < self._reading_limit and self._cursor < self._front + len(self._sizes):
             piece = self._cursor % len(self._sizes)
             if piece in self._wanted and piece not in self._pins:

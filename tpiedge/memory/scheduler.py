@@ -16,8 +16,8 @@ from tpiedge.tracing.tracer import WAIT, EventSink
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of streamed blocks that were read ahead (`hits`) or waited for (`stalls`), and of `reads` of pieces;
-    `load_s` is the time with a read under way."""
+    """Streamed blocks that were read ahead (`hits`) or waited for (`stalls`), and `reads` of pieces. `load_s` is the
+    time with reads under way."""
 
     hits: int = 0
     stalls: int = 0
@@ -27,7 +27,7 @@ class Counts:
 
 
 class Scheduler:
-    """The engine thread calls `enter` and `leave`. Every `enter` after a failed read raises the first failure. After
+    """The engine thread calls `enter` and `leave`. After a failed read, every `enter` raises the first failure. After
     `close` no read begins. `tracer` records waits for `blocks`."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Scheduler:
         self._busy_since = 0.0  # 0: no read is under way
 
     def enter(self, block: int) -> Sequence[int | None]:
-        """Waits for the block, which stays in memory until `leave`; returns `Residency.places`. An error leaves it."""
+        """Waits for the block, and keeps it until `leave` or an error here; returns `Residency.places`."""
         with self._changed:
             self._carry_out(self._residency.enter(block))
             try:
@@ -84,7 +84,7 @@ class Scheduler:
             self._carry_out(self._residency.repin(pinned))
 
     def preload(self, progress: Callable[[], None]) -> None:
-        """Waits until all that can be read ahead is read, then zeroes the counts. Raises as `enter`."""
+        """Waits until all that can be read ahead is read, then zeroes the counts. Raises as `enter` does."""
         with self._changed:
             self._carry_out(self._residency.start())
             self._await(lambda: self._residency.idle, progress)
@@ -96,7 +96,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Raises the failure of a read, and ResourceError if the disk has brought nothing for `stall_s`."""
+        """Waits. Raises the failure of a read, and ResourceError if the disk has brought nothing for `stall_s`."""
         seen, since = -1, 0.0
         while True:
             meanwhile()

@@ -1,7 +1,7 @@
 """Lists the pieces of every block that a node reads in a sweep, in the order of use, and which are pinned. Pure.
 
 Pins are spread evenly over the sweep; with equal pieces this is the retention period of TPI-LLM, equations 9 and 10.
-Memory that the KV cache leaves free pins more pieces in one fixed order, so that a growing cache only unpins.
+More pieces are pinned, in one fixed order, in memory that the KV cache leaves free: a growing cache only unpins.
 """
 
 from bisect import bisect_right
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some units of one matrix, read and placed as one. `nbytes` in storage, padding included."""
+    """Some units of one matrix, read and placed as one. `nbytes` includes padding."""
 
     key: BlobKey
     matrix: str
@@ -125,7 +125,7 @@ class Placement:
 
 
 class SparePins:
-    """Pins pieces beyond `placement` while bytes are spare. If all fit without the ring, there is no ring."""
+    """Pins pieces beyond `placement` while bytes are spare. If all pieces fit without a ring, its size is 0."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])
@@ -141,7 +141,7 @@ class SparePins:
 
 
 def in_turn(pieces: Sequence[int]) -> list[int]:
-    """Orders the pieces by their index with reversed bits, which spreads every beginning over the sweep."""
+    """Orders pieces by their index with reversed bits: every first part is spread over the sweep."""
     bits = max(1, (len(pieces) - 1).bit_length())
     places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
     return [pieces[place] for place in places]
@@ -150,8 +150,8 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divides `nbytes` into a ring and pinned pieces, or returns the bytes of the smallest placement if none fits.
-    `blocks`: the bytes of each piece of each block."""
+    """Divides `nbytes` into a ring and pinned pieces. If they do not suffice, returns the bytes of the smallest
+    placement. `blocks`: the bytes of each piece of each block."""
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
     if mode == "all" or (mode == "auto" and sum(sizes) <= nbytes):
@@ -171,7 +171,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Pins at most the part `nbytes` / `total` of the bytes of every prefix of the sweep."""
+    """Pins at most the part `nbytes` / `total` of the bytes of every beginning of the sweep."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -184,7 +184,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns `window_bytes`, or the smallest ring and a block to read ahead, or less; at least the smallest ring."""
+    """Returns `window_bytes`, or enough to read a block ahead if `nbytes` allow it; at least the smallest ring."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)
@@ -192,7 +192,7 @@ def ring_bytes(
 
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
-    """Raises OutOfMemory if the plan gave less than the smallest placement."""
+    """Raises OutOfMemory if the plan's memory is less than the smallest placement."""
     room = memory.nbytes or sweep.nbytes
     found = place(sweep.sizes, room, memory.pin, memory.ring_bytes or None)
     if isinstance(found, int):
@@ -204,5 +204,5 @@ def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
 
 
 def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
-    """Returns the bytes of an empty KV cache that weights may use: all if pins are automatic, else 0."""
+    """Returns how much of an empty KV cache's memory weights may use: all if pins are automatic, else 0."""
     return kv_bytes if memory.pin == "auto" else 0

@@ -1,4 +1,4 @@
-"""The weights that a node computes with. Inside a `with` a block is in memory: pinned, or streamed ahead of its use."""
+"""The weights that a node computes with. Inside `with resident(block)`, a block is in memory."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,8 +22,8 @@ from tpiedge.tracing.tracer import EventSink, Tracer
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """The node's share of a block. `matrices`, of which the node has units: panels, or [rows, cols] as stored with zero
-    rows of padding, row stride >= cols. `vectors`: all vectors of the layer, whole, in f32."""
+    """The node's share of a block. `matrices` (only those of which the node has units): panels, or [rows, cols] as
+    stored with zero rows of padding, row stride >= cols. `vectors`: all vectors of the layer, whole, in f32."""
 
     matrices: Mapping[str, Weight]
     vectors: Mapping[str, torch.Tensor]
@@ -47,7 +47,7 @@ class NodeWeights:
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`kv_bytes`: the size of a full KV cache, for which `placement` leaves room; until then more is pinned."""
+        """`kv_bytes`: the size of a full KV cache, for which `placement` leaves room; before, more is pinned."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
@@ -79,7 +79,7 @@ class NodeWeights:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from disk, embedding rows left out."""
+        """Bytes read from disk, without embedding rows."""
         return self._reader.bytes_read
 
     @property
@@ -112,7 +112,7 @@ class NodeWeights:
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """Yields (first vocabulary row, rows [R, H] without padding), each valid until the next. Rank 0 only."""
+        """Yields (first vocabulary row, rows [R, H] without padding), each valid until the next one. Rank 0 only."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:
@@ -128,7 +128,7 @@ class NodeWeights:
         self.record(tracer)
 
     def record(self, sink: EventSink | None) -> None:
-        """Records waits in `sink` from now on, or no more (None). Reads are not recorded."""
+        """Records waits, but no reads, in `sink` from now on; None stops that."""
         if self._scheduler is not None:
             self._scheduler.tracer = sink
 
@@ -192,7 +192,7 @@ class NodeWeights:
 
 
 def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:
-    """Reads every vector of the blob (a few kilobytes a layer) in f32. Raises as NodeWeights."""
+    """Reads all vectors of the blob in f32. Raises as NodeWeights does."""
     layout = pack.layout(key)
     arena = Arena(layout.vectors_nbytes)
     with DirectFile(pack.blob_path(key)) as file:

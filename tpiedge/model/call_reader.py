@@ -34,8 +34,8 @@ CallForm = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """The marks of a form. Any of `openers` may begin a call; trained models write the last one. An answer may begin
-    with `bare` instead. `inner` marks are within a call; `closers` may follow it."""
+    """The marks of a form. Any of `openers` may begin a call; trained models write the last opener. An answer may begin
+    with `bare` instead. `inner` marks are within a call; `closers` may follow a call."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def call_form(template: str) -> CallForm:
 
 
 def short_call_id(seed: str) -> str:
-    """Derives the id of a call from `seed`: nine letters and digits, which Mistral's templates want."""
+    """Derives from `seed` a call's id of nine letters and digits, as Mistral's templates want it."""
     digest = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=9).digest()
     return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
 
@@ -93,7 +93,7 @@ _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, slots=True)
 class ReadTool:
-    """A tool. `texts` names its string parameters, for forms that write strings without quotes."""
+    """A tool. `texts` names the string parameters, for forms that write strings without quotes."""
 
     name: str
     texts: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """`arguments` joins the parts. `broken` is the raw text of an unfinished call."""
+    """`arguments` joins the call's parts. `broken` is the raw text of an unfinished call."""
 
     index: int
     broken: str = ""
@@ -126,7 +126,7 @@ class _UnknownTool(Mismatch):
 
 
 class CallReader(ABC):
-    """Reads the calls of one answer; without `several` it reports only the first."""
+    """Reads the calls of one answer; without `several` reports only the first call."""
 
     def __init__(self, form: CallForm, tools: Sequence[ReadTool], several: bool) -> None:
         self._form = form
@@ -145,7 +145,7 @@ class CallReader(ABC):
         """Reports text that is no call."""
 
     def _read_call(self, opener: str) -> Waiting[None]:
-        """Reads the call after the mark. Raises Mismatch if it is no call or unfinished; `held.raw` is then text."""
+        """Reads the call after the mark. Raises Mismatch, with the text in `held.raw`, if it is no whole call."""
         try:
             if self._form == "mistral":
                 yield from self._list()
@@ -181,7 +181,7 @@ class CallReader(ABC):
             self.broken += isinstance(part, CallEnded) and part.broken != ""
 
     def _envelope(self) -> Waiting[None]:
-        """Reads {"name": ..., "arguments": {...}} in any order. Reports an object after the name while it arrives."""
+        """Reads {"name": ..., "arguments": {...}}, in any order. Reports arguments after the name on arrival."""
         held, name, written = self._held, None, None
         yield from held.expect("{")
         mark = ","
@@ -215,7 +215,7 @@ class CallReader(ABC):
             self._whole(name, written or "null")
 
     def _whole(self, name: str, written: str) -> None:
-        """Reports a whole call; `written` is an object, its text in quotes, or null. Raises Mismatch."""
+        """Reports a call with arguments `written`: an object, a string with an object, or null. Raises Mismatch."""
         arguments = json.loads(written) if written.startswith('"') else written
         arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
         scan = JsonScan()
@@ -226,7 +226,7 @@ class CallReader(ABC):
         self._end()
 
     def _list(self) -> Waiting[None]:
-        """Reads [{...}, ...]. A call of an unknown tool is text, and so is the text up to the next call."""
+        """Reads [{...}, ...]. Reports a call of an unknown tool, and the text up to the next call, as text."""
         held, known, mark = self._held, True, ","
         yield from held.expect("[")
         while mark == ",":
@@ -281,7 +281,7 @@ class CallReader(ABC):
         self._end()
 
     def _parameter(self, is_text: bool) -> Waiting[None]:
-        """Reports a parameter's value without the line breaks around it."""
+        """Reads a parameter's value and reports it without the line breaks around it."""
         held = self._held
         yield from held.one_of("\n", _PARAMETER_END)
         if held.raw.endswith(_PARAMETER_END):
@@ -309,7 +309,7 @@ class CallReader(ABC):
         self._end()
 
     def _value(self, *beginnings: str) -> Waiting[str]:
-        """Returns the next value as written, which begins with one of `beginnings`, if any. Raises Mismatch."""
+        """Returns the next value as written. Raises Mismatch unless it begins as one of `beginnings`, if given."""
         parts: list[str] = []
         if beginnings and not self._held.text.startswith(beginnings):
             raise self._held.mismatch(*beginnings)

@@ -31,8 +31,8 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """Renders the prompt for the answer to `messages`. With `begun`, the last message begins the answer: it becomes a
-    past turn that is cut after its text. Raises as ChatTemplate.render does."""
+    """Renders the prompt for the answer to `messages`. With `begun`, the last message is the answer's beginning: the
+    prompt ends after its text. Raises as ChatTemplate.render does."""
     render = partial(template.render, tools=tools, variables=variables)
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
@@ -136,7 +136,7 @@ def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Appends a user's message to the tool result before it, for templates that want an assistant's turn there."""
+    """Appends a user's message to a tool result before it, for templates that want an assistant's turn between them."""
     found: list[TemplateMessage] = []
     for message in messages:
         if found and (found[-1]["role"], message["role"]) == ("tool", "user"):
@@ -147,7 +147,7 @@ def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[Template
 
 
 def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Gives each call its own message, followed by the result, for templates like Llama 3's."""
+    """Gives each call its own message, followed by the call's result, for templates like Llama 3's."""
     found: list[TemplateMessage] = []
     results: list[TemplateMessage] = []
     for message in reversed(messages):
@@ -160,7 +160,7 @@ def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) -> Iterator[TemplateMessage]:
-    """Yields a message for each call with its results, then results of other calls."""
+    """Yields a message for each call, followed by the call's results; then the results of other calls."""
     left = [*results]
     for number, call in enumerate(message["tool_calls"]):
         alone = {"role": message["role"], "content": message["content"] and "", "tool_calls": [call]}

@@ -148,7 +148,7 @@ class Checkpoint:
 
     @staticmethod
     def open(folder: Path) -> "Checkpoint":
-        """Reads the config and all headers. Raises UserError that names file, tensor or field."""
+        """Reads the config and all headers. Raises UserError that names the file, tensor or field."""
         config = ModelConfig.open(folder)
         digest = hashlib.sha256(b"tpiedge checkpoint 1\n")
         for name in ("config.json", "generation_config.json"):
@@ -187,14 +187,14 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`; default: bf16 if every weight is bf16,
-        `quantisation.precision` for GPTQ and AWQ, else f32, which holds f16 exactly."""
+        """Returns the storage of a pack with layers in `precision`. The default is bf16 if every weight is bf16,
+        `quantisation.precision` for GPTQ and AWQ, else f32."""
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
         usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UserError for a missing tensor, a wrong shape or dtype, or a tied head with other numbers."""
+        """Raises UserError for a missing tensor, a wrong shape or dtype, or a tied head unlike the embedding."""
         for source, shape in spec.source_shapes.items():
             info = self.tensors.get(source)
             if info is None:
@@ -232,7 +232,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Reads tensor -> file name from the index; empty if there is model.safetensors, which wins. Raises UserError."""
+    """Reads tensor -> file name from the index; empty if there is model.safetensors. Raises UserError."""
     if has_file(folder, SINGLE):
         return {}
     if not has_file(folder, INDEX):
@@ -271,7 +271,7 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """Adds the prefix that headless models lack; a `tied` embedding may be stored as the head."""
+    """Adds the prefix that headless models lack; if `tied`, a head without embedding becomes the embedding."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:

@@ -91,7 +91,7 @@ class ModelConfig:
 
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
-        """Reads `config.json`, and from `generation_config.json` the ids of BOS and EOS. Raises UserError."""
+        """Reads `config.json`, and the ids of BOS and EOS in `generation_config.json`. Raises UserError."""
         config = read_json(folder, "config.json", MAX_CONFIG_BYTES)
         parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
         if not has_file(folder, "generation_config.json"):
@@ -199,7 +199,7 @@ def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
 
 
 def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    """Returns each layer's window. Qwen's layers in `layer_types`, else from `max_window_layers` on, may have one."""
+    """Returns the layers' windows. In Qwen, `layer_types`, else `max_window_layers`, says which layers have windows."""
     window = None
     if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
         default = None if "sliding_window" in config.values else _DEFAULT_WINDOW
@@ -265,7 +265,7 @@ _MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken":
 
 
 def usual_pooling(folder: Path | None) -> str:
-    """Reads the kind of pooling ("mean", "last" or its own name); "mean" without a file. Raises UserError."""
+    """Returns the kind of pooling: "mean" (also without a file), "last" or the file's own name. Raises UserError."""
     where = f"{POOLING_FOLDER}/{POOLING_FILE}"
     if folder is None or not has_file(folder, where):
         return _USUAL

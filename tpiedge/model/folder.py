@@ -28,12 +28,12 @@ _MAX_COMMAS = 400_000
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """Whether the name exists, maybe as a broken link."""
+    """Whether `folder` has an entry `name`; a broken link counts."""
     return os.path.lexists(folder / name)
 
 
 def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
-    """Returns the sorted names in `folder` / `inner` that end with `suffix`; none without that folder."""
+    """Returns the sorted names in `folder` / `inner` that end with `suffix`; none if it cannot be read."""
     try:
         return sorted(name for name in os.listdir(folder / inner) if name.endswith(suffix))
     except OSError:
@@ -41,8 +41,8 @@ def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
 
 
 def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
-    """Opens a regular file; the result's `name` is its real path. Only `inner` is trusted. Raises UserError if it is
-    missing or outside the folder; never blocks on a pipe or a device."""
+    """Opens a regular file; the result's `name` is its real path. `inner` must be trusted. Raises UserError if the file
+    is missing or outside the folder; never blocks on a pipe or a device."""
     if not _is_plain(name):
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
@@ -67,7 +67,7 @@ def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
 
 
 def read_bytes(folder: Path, name: str, limit: int, inner: str = "") -> bytes:
-    """Reads the whole file. Raises UserError, also if it has more than `limit` bytes."""
+    """Reads the whole file. Raises UserError, also for more than `limit` bytes."""
     path = folder / inner / name
     with open_file(folder, name, inner) as file:
         size = os.fstat(file.fileno()).st_size
@@ -93,8 +93,8 @@ def read_json(folder: Path, name: str, limit: int) -> Mapping[str, object]:
 
 
 def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping[str, object]:
-    """Parses one JSON object. Raises UserError that starts with `where`, also for deep nesting and, with `unique_keys`,
-    for a key that occurs twice in an object."""
+    """Parses one JSON object. Raises UserError that starts with `where`, also for deep nesting; with `unique_keys` also
+    for a key that an object has twice."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)

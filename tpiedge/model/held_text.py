@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, and JSON in it, for readers that are generators. Pure."""
+"""Holds text that arrives in pieces, and follows JSON in it, for readers that are generators. Pure."""
 
 import json
 import math
@@ -34,7 +34,7 @@ class HeldText:
         return consumed
 
     def more(self) -> Waiting[None]:
-        """Waits for more. Raises TextEnded at the end."""
+        """Waits for more text. Raises TextEnded at the end."""
         if self.ended:
             raise TextEnded
         yield
@@ -47,7 +47,7 @@ class HeldText:
             yield
 
     def one_of(self, *marks: str) -> Waiting[str]:
-        """Consumes and returns the mark that comes next; "" without one."""
+        """Consumes and returns the mark that comes next; returns "" if no mark comes."""
         while True:
             found = next((mark for mark in marks if self.text.startswith(mark)), "")
             if found:
@@ -57,7 +57,7 @@ class HeldText:
             yield
 
     def expect(self, *marks: str) -> Waiting[str]:
-        """Consumes white space and the mark after it. Raises Mismatch without one."""
+        """Consumes white space and the mark after it. Raises Mismatch without a mark."""
         yield from self.spaces()
         found = yield from self.one_of(*marks)
         if not found:
@@ -79,15 +79,15 @@ class HeldText:
 
 
 def begun_length(text: str, *marks: str) -> int:
-    """Counts the last characters of the text that may begin one of the marks."""
+    """Counts the characters at the text's end that may begin one of the marks."""
     longest = min(max(map(len, marks)) - 1, len(text))
     endings = (n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks))
     return next(endings, 0)
 
 
 class JsonScan:
-    """Follows one JSON value by quotes and brackets while it arrives. At its end `json.loads` checks it: nothing in it
-    is too long or too deep, and numbers fit a double."""
+    """Follows one JSON value by quotes and brackets while it arrives. `json.loads` checks the whole value: a value too
+    deep, or a number too long or beyond a double, is broken."""
 
     def __init__(self) -> None:
         self.whole = False  # a number or word ends with the next character, or with `finish`
@@ -97,7 +97,7 @@ class JsonScan:
         self._quoted = self._escaped = self._word = False
 
     def feed(self, text: str) -> int:
-        """Counts the characters of this next piece that belong to the value: all, unless it is whole or broken."""
+        """Counts the characters of the next piece that belong to the value: all, until the value is whole or broken."""
         for at, mark in enumerate(text):
             if self._word and mark not in _IN_WORD:
                 self._end()

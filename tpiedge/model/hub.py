@@ -5,7 +5,7 @@ the files, as the client's download deletes the bytes of a failed call and check
 untrusted.
 
 Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
-`NAME.incomplete`; the next transfer asks for the rest only.
+`NAME.incomplete`; the next transfer asks only for missing bytes.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class _RemoteFile:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`folder`, named by its commit, holds the model; `fetched` bytes came over the network this time."""
+    """`folder`, named by the model's commit, holds the model; `fetched` bytes came over the network this time."""
 
     folder: Path
     fetched: int
@@ -146,7 +146,7 @@ class _Pull:
         self._progress(self._done, self._total)
 
     def _texts(self) -> list[_RemoteFile]:
-        """Chooses config, tokenizer, chat templates and index. Raises UserError that names what is missing."""
+        """Chooses config, tokenizer, chat templates and index. Raises UserError that names missing files."""
         repo = self._name.repo
         if "config.json" not in self._files:
             raise UserError(f"{repo} has no config.json: it is not a model in the Hugging Face format")
@@ -173,7 +173,7 @@ class _Pull:
         return [file for name, file in self._files.items() if name.endswith(".safetensors")]
 
     def _weights(self, staging: Path) -> list[_RemoteFile]:
-        """Lists the files that the index in `staging` names; a repository may hold the same weights again in others."""
+        """Lists the files that the index in `staging` names; other files may hold the same weights again."""
         if SINGLE in self._files:
             return self._all_weights()
         try:
@@ -203,7 +203,7 @@ class _Pull:
             hub.close_session()
 
     def _complete(self, file: _RemoteFile, partial: Path) -> None:
-        """Makes several attempts. Raises UserError, HubError; OSError of the disk."""
+        """Fetches the file in several attempts. Raises UserError, HubError; OSError of the disk."""
         failed = 0
         while True:
             have = _size(partial)

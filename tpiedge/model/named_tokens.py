@@ -8,8 +8,8 @@ Laws of transformers:
    named ones ("eos_token"); other special ones.
 3. A named token is special.
 
-Files omit some tokens that end an answer, so these are found by their texts. A text that people write, like </s>,
-counts only if it is a mark in the vocabulary.
+Files omit some tokens that end an answer, so these tokens are found by their texts. A text that people write, like
+</s>, counts only if it is a mark in the vocabulary.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -37,8 +37,8 @@ class AddedToken(NamedTuple):
 def read_named_tokens(
     folder: Path, own: Mapping[int, AddedToken]
 ) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
-    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns merged fields; texts by names
-    like "eos_token"; and tokens to add, which may include `own` ones. Raises UserError."""
+    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns (merged fields; texts by names
+    like "eos_token"; tokens to add, maybe also some of `own`). Raises UserError."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None

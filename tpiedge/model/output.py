@@ -2,7 +2,7 @@
 `<think>` and `</think>` at the answer's beginning; some templates open it in the prompt.
 
 Laws:
-1. How the text is cut into pieces changes the output only in its own division into parts.
+1. How the text is cut into pieces changes only how the output is cut into parts.
 2. Without calls and reasoning the content is the text. A call without valid JSON, a known tool or an object of
    arguments is content. A call that breaks off after its beginning ends; the text after it is content.
 3. White space around calls and reasoning is left out.
@@ -60,8 +60,8 @@ OutputPart = OutputText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """Returns the reasoning that may begin an answer to `prompt`, made by `template`. The prompt ends with `begun`, a
-    part of the answer."""
+    """Returns how reasoning may begin the answer to a `prompt` that `template` made. The prompt ends with `begun`, the
+    answer's beginning."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_REASONING) and _CLOSE_REASONING not in begun
     if opened or begun.rfind(_OPEN_REASONING) > begun.rfind(_CLOSE_REASONING):
@@ -89,7 +89,7 @@ class OutputParser(CallReader):
         return parts
 
     def feed_whole(self, text: str, last: str | None = None) -> Iterator[OutputText | CallEnded]:
-        """Yields texts and whole calls. A broken call is text, or nothing if the answer was cut or must be calls."""
+        """Yields texts and whole calls. Yields a broken call as text, unless the answer was cut or must be calls."""
         for part in self.feed(text, last):
             if isinstance(part, CallEnded) and part.broken:
                 if not (self._cut or self._required):
@@ -98,7 +98,7 @@ class OutputParser(CallReader):
                 yield part
 
     def ending(self, last: str | None) -> str | None:
-        """Returns the finish reason: "tool_calls" if the answer ends with calls."""
+        """Returns the finish reason: "tool_calls" if the answer ends with calls, else `last`."""
         return "tool_calls" if last == "stop" and self.calls and not self.broken else last
 
     def _answer(self, thinking: Thinking) -> Waiting[None]:
@@ -151,7 +151,7 @@ class OutputParser(CallReader):
             self._emit_text(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
-        """Reports the text before the next call. Returns its opener, consumed ("": a bare call); None at the end."""
+        """Reports the text before the next call. Consumes and returns its opener ("": a bare call); None at the end."""
         held = self._held
         while True:
             rest = held.text.lstrip(SPACE)
@@ -181,5 +181,5 @@ class OutputParser(CallReader):
 
 
 def _certain(text: str, *marks: str) -> int:
-    """Counts the characters before a possible beginning of a mark and the white space before that."""
+    """Counts the characters before a possible beginning of a mark, without white space before it."""
     return len(text[: len(text) - begun_length(text, *marks)].rstrip(SPACE))

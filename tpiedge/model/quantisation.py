@@ -27,7 +27,7 @@ _WITHOUT_GROUPS = -1
 
 @dataclass(frozen=True)
 class Quantisation:
-    """`group` inputs share a scale (None: all of them). `zero_offset` is added to each stored zero point; if
+    """`group` inputs share a scale (None: all inputs). `zero_offset` is added to each stored zero point; if
     `symmetric`, all zero points are 8. With `act_order` each input names its group."""
 
     method: str  # "gptq" or "awq"
@@ -43,7 +43,7 @@ class Quantisation:
 
     @property
     def precision(self) -> Precision:
-        """The smallest precision of a pack that adds little or no error."""
+        """The smallest precision with which a pack adds little or no error."""
         return Precision.Q4 if self.symmetric and not self.is_apart else Precision.Q8
 
     @staticmethod
@@ -106,8 +106,8 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Yields a line for each kind of GGUF, GPTQ or AWQ matrices that a pack of this `quality` (None: by GGUF types)
-    rounds."""
+    """Yields a line about each kind of GGUF, GPTQ or AWQ matrices that the pack rounds, by its `quality` (None: by GGUF
+    types)."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()
     for key, blob in spec.blobs.items():

@@ -28,7 +28,7 @@ DEMO = "demo"
 
 
 def resolve_model(name: str, cache: Path | None = None) -> Path:
-    """Finds "demo", a folder with config.json, an alias or "org/name[@revision]". Raises UserError."""
+    """Finds the folder of "demo", a folder with config.json, an alias or "org/name[@revision]". Raises UserError."""
     if name == DEMO:
         return Path(__file__).parent / "demo"
     folder = Path(name)
@@ -87,7 +87,7 @@ class HubName:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A complete snapshot; `folder` is named by its commit."""
+    """A complete snapshot; `folder` has its commit as name."""
 
     name: HubName
     folder: Path
@@ -126,7 +126,7 @@ class HubCache:
         return self.folder / f"models--{repo.replace('/', '--')}"
 
     def snapshot(self, name: HubName) -> Path | None:
-        """Returns the folder of a model that was pulled completely, or None."""
+        """Returns the folder of `name` if it was pulled completely, else None."""
         entry, commit = self.entry(name.repo), name.revision
         if not _COMMIT.fullmatch(commit):
             commit = _read_ref(entry / "refs" / name.revision)
@@ -134,7 +134,7 @@ class HubCache:
         return folder if commit and folder.is_dir() else None
 
     def pulled(self) -> list[Pulled]:
-        """Lists complete models by name; a model without a ref has its commit as revision."""
+        """Lists complete models by name; the revision of a model without a ref is its commit."""
         found: list[Pulled] = []
         for entry in sorted(self.folder.glob("models--*")):
             if (match := _ENTRY.fullmatch(entry.name)) is None:

@@ -25,7 +25,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
 
 
 def config_of_pack(pack: Pack) -> ModelConfig:
-    """Raises UserError unless the pack holds exactly the matrices of its config."""
+    """Returns the pack's config. Raises UserError unless the pack holds exactly the matrices of its config."""
     config = ModelConfig.from_json(pack.config)
     if model_spec(config).blobs != pack.spec.blobs:
         raise UserError(f"the matrices of {pack.path} are not those of its model config: pack again")

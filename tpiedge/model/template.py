@@ -1,7 +1,7 @@
 """Chat templates render messages as a prompt. A template is an untrusted program, so it runs in a child process
 (`text_child.py`) in Jinja's sandbox, with limits on CPU, memory, output and time.
 
-Rendering a tool call in every form shows which one a template takes.
+Rendering a tool call in every form shows the forms that a template takes.
 """
 
 import json
@@ -33,7 +33,7 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes: whether arguments are a JSON text; contents beside calls, the best first."""
+    """The forms that a template takes: arguments as JSON text or object; contents beside calls, best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
@@ -74,7 +74,7 @@ def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
 
 
 def _quality(text: str | None) -> int:
-    """Rates the arguments in a rendered text: 0 failed, 1 absent, 2 in Python's notation or escaped, 3 as JSON."""
+    """Rates the arguments in a rendered text: 0 no text, 1 absent, 2 in Python's notation or escaped, 3 JSON."""
     if text is None:
         return 0
     if _NEEDLE not in text:
@@ -121,7 +121,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders `messages` (JSON values) with the model's switches in `variables`. Blocks. Raises TemplateRefusal if
+        """Renders `messages` (JSON values) with `variables`, the model's switches. Blocks. Raises TemplateRefusal if
         other messages may work, UserError for a broken template or a limit, and ChildLost as TextProcess does."""
         template = self.source(tools=tools is not None)
         if not template:

@@ -99,7 +99,7 @@ def _failure(error: BaseException) -> tuple[bytes, bytes]:
 
 
 class _TooLong(Exception):
-    """A template writes more characters than allowed."""
+    """A template wrote more characters than allowed."""
 
 
 def limit_memory(nbytes: int) -> None:
@@ -133,7 +133,7 @@ class LoadedTokenizer:
         self._backend: Any = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Does the job of a frame: `O`, which comes first, `A`, `E` or `C`. Raises the library's errors."""
+        """Does the job of a frame, `O`, `A`, `E` or `C`; `O` must come first. Raises the library's errors."""
         if letter == b"O":
             from tokenizers import Tokenizer
 
@@ -159,7 +159,7 @@ class LoadedTokenizer:
     def _add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
         """Adds tokens. Returns a table for decoding: `vocabulary` (text -> id), `added()`, `parts` (base64 of each id's
         bytes within a text), `heads` (the text of ids that differ at a text's beginning). Raises ValueError if the
-        library decodes otherwise."""
+        library decodes differently."""
         from tokenizers import AddedToken
 
         self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
@@ -179,7 +179,7 @@ class LoadedTokenizer:
         }
 
     def _encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
-        """Returns the ids, or a lower bound of their number if that exceeds `most`."""
+        """Returns the ids, or a lower bound of their number if the bound exceeds `most` (0: no limit)."""
         if most and len(text) > most // 4:  # a shorter text rarely has more tokens
             count = 0
             for start in range(0, len(text), _PIECE):
@@ -194,7 +194,7 @@ class LoadedTokenizer:
             self._backend.encode_special_tokens = False
 
     def _count_all(self, text: str) -> int:
-        """Counts tokens, in pieces that end before a space."""
+        """Counts tokens in pieces of the text, which end before a space where possible."""
         count = start = 0
         while start < len(text):
             end = start + _COUNTED_PIECE
@@ -234,7 +234,7 @@ class LoadedTokenizer:
         return parts, heads
 
     def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
-        """Raises ValueError unless `parts` and `heads` decode whole tokens and byte tokens as the library."""
+        """Raises ValueError unless `parts` and `heads` decode whole and byte tokens as the library does."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
         texts = [(part or b"").decode("utf-8", "ignore").encode() for part in parts]
@@ -253,7 +253,7 @@ class LoadedTokenizer:
 
 
 def _spelled_bytes(token: str) -> bytes | None:
-    """Returns the bytes of a token that spells bytes: SentencePiece's "<0xE4>", or one character a byte."""
+    """Returns the bytes that a token spells: SentencePiece's "<0xE4>", or a character per byte."""
     fallback = _FALLBACK.fullmatch(token)
     if fallback is not None:
         return bytes([int(fallback[1], 16)])
@@ -265,7 +265,7 @@ def _spelled_bytes(token: str) -> bytes | None:
 
 @cache
 def _byte_level() -> Mapping[str, int]:
-    """Returns GPT-2's alphabet: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
+    """Returns GPT-2's alphabet: printable Latin-1 bytes are themselves, other bytes follow from U+0100 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -294,7 +294,7 @@ def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(Extension):
-        """{% generation %}...{% endgeneration %} marks training targets; only its contents are rendered."""
+        """{% generation %}...{% endgeneration %}, which marks training targets: only the contents are rendered."""
 
         tags = {"generation"}  # noqa: RUF012
 

@@ -1,7 +1,7 @@
 """Runs a model's tokenizer or chat template in a child process (`text_child.py`).
 
-A job over its limits ends its process, and the next job starts another one. A process that is killed from outside is
-replaced once. A caller waits at most twice `wall_s`: for earlier jobs, and for its own.
+A job over its limits ends its process, and the next job starts another. A process that is killed from outside is
+replaced once. A caller waits at most `wall_s` for earlier jobs and `wall_s` for its own.
 """
 
 import json
@@ -54,8 +54,8 @@ class TextProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def do(self, letter: bytes, body: bytes) -> Any:
-        """Returns the answer. Blocks. Raises JobFailed; UserError if the process ended at a limit; ChildLost if it was
-        killed from outside twice, or got too little CPU time."""
+        """Returns the answer to a job. Blocks. Raises JobFailed; UserError if the process ended at a limit; ChildLost
+        if processes were killed from outside twice, or got too little CPU time."""
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:
@@ -159,7 +159,7 @@ def killed_twice(what: str) -> ChildLost:
 
 
 def _folders() -> list[str]:
-    """Locates the child's packages; without site-packages it starts in half the time."""
+    """Locates the child's packages; without site-packages the child starts in half the time."""
     folders = []
     for name in _PACKAGES:
         spec = find_spec(name)

@@ -46,7 +46,7 @@ class Tokenizer:
         tokens: Sequence[AddedToken] = (),
         config: ConfigFields | None = None,
     ) -> None:
-        """`library` has opened the file; `tokens` are added; `config` may name tokens around a text."""
+        """`library` must have opened the file; `tokens` are added; `config` may name tokens around a text."""
         self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
         table = library.do(b"A", json.dumps(tokens).encode())
@@ -59,7 +59,7 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path, *, here: bool = False) -> "Tokenizer":
-        """Reads `tokenizer.json` and its neighbours; `here` loads the library in this process. Raises UserError."""
+        """Reads `tokenizer.json` and files beside it; `here` loads the library in this process. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             older = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
             if any(has_file(folder, name) for name in older):
@@ -88,7 +88,7 @@ class Tokenizer:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer: EOS, then others, found by their texts."""
+        """Ids of the tokens that end an answer: EOS, then others, found by their texts."""
         own = () if self.eos_id is None else (self.eos_id,)
         return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, self._added))))
 
@@ -98,9 +98,9 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> list[int]:
-        """`parse_special` reads special tokens in `text`; `add_special` adds BOS and EOS, which chat templates write
-        themselves. Raises UserError for half a surrogate pair, TooManyTokens for a text far longer than `most` tokens
-        (0: no limit)."""
+        """Returns ids. `parse_special` reads special tokens in `text`; `add_special` adds BOS and EOS (chat templates
+        write their own). Raises UserError for half a surrogate pair, TooManyTokens for a text far longer than `most`
+        tokens (0: no limit)."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -135,7 +135,7 @@ class Tokenizer:
         return self._heads.get(token_id, self.token_bytes(token_id) or b"")
 
     def all_bytes(self) -> list[bytes]:
-        """Returns `token_bytes` of every id, empty without a token; special tokens as they are written."""
+        """Returns `token_bytes` of every id, b"" for an id without a token; special tokens as they are written."""
         found = [part or b"" for part in self._parts]
         for number, text in self._added.items():
             found[number] = text.encode()
@@ -152,7 +152,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, shown: frozenset[int] = frozenset(), after: Sequence[int] = ()
     ) -> None:
-        """`after` are preceding ids."""
+        """`shown` are special tokens to write, `after` preceding ids."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -167,7 +167,7 @@ class Detokenizer:
         self._held = "".join(map(self.push, before[whole:]))
 
     def push(self, token_id: int) -> str:
-        """Adds one id. Returns the text that is now certain, often empty."""
+        """Adds an id. Returns the text that is now certain, often ""."""
         if token_id in self._skipped:
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -181,7 +181,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Returns the rest, with U+FFFD for an unfinished character. Call it once."""
+        """Returns the text held back, with U+FFFD for an unfinished character. Call it once."""
         return self._held + self._decoder.decode(b"", final=True)
 
 
@@ -202,7 +202,7 @@ def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 
 @contextmanager
 def _refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Turns the library's errors into UserError, also a Rust panic, which is no Exception."""
+    """Turns the library's errors, also a Rust panic (no Exception), into UserError."""
     try:
         yield
     except TpiedgeError:
@@ -214,7 +214,7 @@ def _refusing(what: str, advice: str = "") -> Iterator[None]:
 
 
 def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the ids around a text if `add_bos_token` or `add_eos_token` overrule tokenizer.json (transformers 5)."""
+    """Returns the ids around a text if `add_bos_token` or `add_eos_token` overrule tokenizer.json, else None."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
@@ -231,8 +231,8 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 class TextWriter:
-    """Returns an answer's text up to the first stop string, without half characters and parts of a stop string; no text
-    without a tokenizer. The first stop string ends first, then starts first, however tokens cut the text."""
+    """Writes an answer's text up to the first stop string, without half characters and parts of a stop string; no text
+    without a tokenizer. The stop string that ends first counts; of several, the longest."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class TextWriter:
         after: Sequence[int] = (),
         marks: Sequence[str] = (),
     ) -> None:
-        """`after`: tokens before this text; `marks`: special tokens to show. Raises UserError for an empty stop."""
+        """`after` are tokens before the text, `marks` special tokens to show. Raises UserError for an empty stop."""
         if not all(stops):
             raise UserError("a stop string is empty; leave it out")
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()
@@ -253,7 +253,7 @@ class TextWriter:
         self.length = 0  # characters so far, with those held back
 
     def push(self, token: int) -> tuple[str, bool]:
-        """Returns (text that is now certain, whether a stop string is complete)."""
+        """Adds a token. Returns (text that is now certain, whether a stop string is complete)."""
         if self._detokenizer is None:
             return "", False
         text = self._detokenizer.push(token)
@@ -261,7 +261,7 @@ class TextWriter:
         return self._before_stop(text)
 
     def finish(self) -> tuple[str, bool]:
-        """Returns the same for the text that was held back, at the answer's end."""
+        """Returns (text that was held back, whether a stop string is complete) at the answer's end."""
         if self._detokenizer is None:
             return "", False
         text, stopped = self._before_stop(self._detokenizer.finish())

@@ -1,8 +1,8 @@
 """Measures what this process computes per second.
 
-A decode step reads every weight once, so speed is bytes of weights per second: in bf16, also for f32, and in q4, also
-for q8. The fastest quartile of passes counts: the median of a machine that is busy starting promises too little, and
-the best may be luck.
+A decode step reads every weight once, so speed is bytes of weights per second. That of bf16 also stands for f32, that
+of q4 for q8. The fastest quartile of passes counts: the median of a machine that is busy starting promises too little,
+and the best may be luck.
 """
 
 import time
@@ -25,7 +25,7 @@ _BUFFER_BYTES = 96 * MIB
 
 
 def measure(threads: int) -> Capacity:
-    """Measures in about 0.3 s and 96 MiB. Sets torch's number of threads for the process."""
+    """Measures for about 0.3 s with 96 MiB. Sets torch's number of threads for the process."""
     torch.set_num_threads(threads)
     # Filled: memory that was never written is one page of zeros, read from the cache.
     nbytes = max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
@@ -50,7 +50,7 @@ def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:
-    """Returns the fastest quartile of the calls' times within `limit_s`, or the warm-up's time if that is longer."""
+    """Returns the fastest quartile of the times of calls within `limit_s`, or a longer warm-up's time."""
     started = time.perf_counter()
     work()
     times: list[float] = []

@@ -38,7 +38,7 @@ class ClusterLiveness:
         self._broken: dict[int, float] = {}
 
     def watch(self, links: Mapping[int, LinkMonitor], limit_s: float) -> None:
-        """Counts a rank as lost also if its link stays broken for `limit_s`; before that the master decides."""
+        """Counts a rank as lost also if its link is broken for `limit_s`; until then the master decides."""
         self._links, self._broken_limit_s = links, limit_s
 
     def heard_master(self) -> None:
@@ -46,7 +46,7 @@ class ClusterLiveness:
             self._master_heard = self._listened = self._clock.now()
 
     def heard_nothing(self) -> None:
-        """Records that this node listened in vain. The master's silence grows by these calls alone."""
+        """Records that this node listened in vain. Only these calls let the master's silence grow."""
         with self._lock:
             self._listened = self._clock.now()
 
@@ -67,7 +67,7 @@ class ClusterLiveness:
 
     def check(self, rank: int, waiting_for: str) -> None:
         """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense. Call it repeatedly with
-        the same `waiting_for`: progress counts from the first call, as a peer may have been idle for hours."""
+        the same `waiting_for`: progress counts from the first call, as a peer may have been idle."""
         with self._lock:
             now = self._clock.now()
             known = self._waits.get(rank)
@@ -81,7 +81,7 @@ class ClusterLiveness:
         self._check_link(rank, waiting_for)
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Checks as `check` does, for a wait that may last for ever."""
+        """Checks like `check`, for a wait that may last for ever."""
         with self._lock:
             self._check_alive(rank, waiting_for)
         self._check_link(rank, waiting_for)
@@ -131,7 +131,7 @@ class ControlLink:
         self._endpoint.post(message)
 
     def await_room(self) -> None:
-        """Waits while much is posted. Raises PeerLost, or Cancelled at shutdown."""
+        """Waits while too much is posted. Raises PeerLost, or Cancelled at shutdown."""
         while self._endpoint.posted > 1000:
             self._liveness.check_idle(0, "room for what is said")
             time.sleep(0.005)

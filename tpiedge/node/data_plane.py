@@ -34,8 +34,8 @@ def route(
     chunk_bytes: int,
     wire: WirePrecision,
 ) -> tuple[Route, str]:
-    """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32. Returns it and the reason.
-    `facts`: None unless all nodes were to be linked."""
+    """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32. Returns the route and the
+    reason. `facts` is None unless all nodes had to link."""
     if wanted == "auto" and size == 2:
         return Route("mesh", "mesh", 0, wire), "two nodes exchange their parts: one latency"
     if wanted == "auto" and facts is not None:
@@ -104,7 +104,7 @@ _TIMEOUTS: Final = 2  # a link may be broken for so many timeouts of the master
 
 @dataclass(frozen=True)
 class DataPlane:
-    """Rank 0 has `facts` of all links if collectives can be chosen."""
+    """Rank 0 has `facts` of all links, if collectives can be chosen."""
 
     communicator: Communicator
     endpoint: Endpoint | None = None
@@ -172,7 +172,7 @@ def _connect(
 
 
 def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: ClusterLiveness, clock: Clock) -> None:
-    """Waits for the links and closes failed ones. Raises PeerLost for rank 0's."""
+    """Waits for the links and closes failed ones. Raises PeerLost if rank 0's fails."""
     started = clock.now()
     for rank, spoke in list(spokes.items()):
         deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)

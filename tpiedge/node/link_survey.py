@@ -33,8 +33,8 @@ _SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
-    """One rank's part; `endpoint` receives nothing else meanwhile. Rank 0 begins once every node answers; then each has
-    its turn. Ranks drop messages out of turn; rank 0 raises Misconduct."""
+    """One rank's part; `endpoint` must receive nothing else. Rank 0 begins once every node answers; then each node has
+    its turn. Messages out of turn are dropped; rank 0 raises Misconduct."""
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
@@ -45,7 +45,7 @@ class LinkSurvey:
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Returns facts on rank 0. `reached`: lower ranks with a link. Raises PeerLost, ProtocolError."""
+        """Returns facts on rank 0, else None. `reached`: lower ranks with a link. Raises PeerLost, ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()
@@ -111,7 +111,7 @@ class LinkSurvey:
         return MeasuredLink(rank, step.round_trip_s, step.bytes_per_s)
 
     def _send(self, message: Message, rank: int, deadline: float) -> None:
-        """Raises PeerLost at the deadline or for a lost node."""
+        """Sends; raises PeerLost at the deadline or for a lost node."""
         while True:
             try:
                 return self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
@@ -163,7 +163,7 @@ def _cores() -> int:
 
 
 def _machine() -> str:
-    """Names this machine, alike in all its containers."""
+    """Names this machine, alike in all containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

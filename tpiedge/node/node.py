@@ -1,7 +1,7 @@
 """A computing process, started and fed by a master.
 
-Its main thread is the engine thread, `link` the control thread. It ends when the master says so, when the master or
-a peer is lost, or when its lifeline breaks.
+Its main thread is the engine thread, `link` the control thread. It ends when the master says so, when the master or a
+peer is lost, or its lifeline breaks.
 """
 
 import functools
@@ -83,7 +83,7 @@ class Node:
         )
 
     def run(self) -> None:
-        """Joins, loads and computes. Raises the error that ends the node: Cancelled if the master does."""
+        """Joins, loads and computes. Raises the error that ends the node: Cancelled at the master's order."""
         own, rank = self._bootstrap, self._bootstrap.rank
         self.link.start(c.Hello(own.epoch, rank))
         assign = self._expect(c.Assign, "the plan", _ASSIGN_S)
@@ -128,7 +128,7 @@ class Node:
                 _say(f"the trace of node {rank} is lost: cannot write {path}: {error.strerror}")
 
     def report(self, error: TpiedgeError) -> None:
-        """Tells the master why this node ends, and first which node is at fault."""
+        """Tells the master which node is at fault, then why this node ends."""
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(c.Breach(self._epoch, rank, error.rank, cause))
@@ -189,7 +189,7 @@ class Node:
         return engine
 
     def _moved(self, moved_bytes: int) -> None:
-        """Counts KV transfer as loading: others wait for this node meanwhile."""
+        """Counts KV transfer as loading, because other nodes wait for it."""
         self._transferred_bytes = moved_bytes
         if self._loaded is not None:
             done, total = self._loaded
@@ -264,7 +264,7 @@ class Node:
                 raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
 
     def _halt(self, leader: Leader, transfer: KVTransfer, order: c.Halt) -> None:
-        """Saves the KV cache, then waits for the end or for Resume."""
+        """Saves the KV cache, then waits until the node must end or resume."""
         pages, sequences = leader.order_save(order)
         why = transfer.save(pages, order.stored, sequences)
         count = 0 if why else len(pages.pages)

@@ -1,6 +1,6 @@
 """Numbers as checkpoints and packs store them, in numpy arrays; a bf16 array holds the bits as uint16.
 
-Everything is exact except rounding to bf16, which goes to the nearest, ties to even, and keeps a NaN a NaN.
+Everything is exact except rounding to bf16: to the nearest, ties to even; a NaN stays a NaN.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def bf16_from_f32(values: Array) -> Array:
 
 
 def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
-    """Converts an array of `dtype` to the form stored in `precision`, or returns it if nothing changes."""
+    """Converts an array of `dtype` to the form stored in `precision`; returns the same array if nothing changes."""
     target = STORED[precision]
     if dtype == target:
         return array
@@ -74,7 +74,7 @@ class Codes:
         return self.codes_OI.nbytes + self.scales_OG.nbytes
 
     def __getitem__(self, part: slice | tuple[slice, slice]) -> "Codes":
-        """Cuts outputs, or outputs and inputs; the first input must begin a group."""
+        """Returns a part of the outputs, or of outputs and inputs; the first input must begin a group."""
         outputs, inputs = part if isinstance(part, tuple) else (part, slice(None))
         first, stop, _ = inputs.indices(self.codes_OI.shape[1])
         if first % GROUP:
@@ -83,7 +83,7 @@ class Codes:
         return Codes(self.bits, self.codes_OI[outputs, first:stop], self.scales_OG[outputs, groups])
 
     def values(self) -> Array:
-        """Returns weights, float32 [O, I], exact: products of 11 and 8 bits."""
+        """Returns exact weights, float32 [O, I]."""
         outputs, inputs = self.codes_OI.shape
         groups = self.scales_OG.shape[1]
         padded = np.zeros((outputs, groups * GROUP), np.float32)

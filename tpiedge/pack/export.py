@@ -61,7 +61,7 @@ def header(tensors: Sequence[TensorEntry]) -> bytes:
 
 
 def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[TensorEntry]]:
-    """Divides tensors among files of at most `limit` bytes; a larger tensor has a file of its own."""
+    """Divides tensors among shards of at most `limit` bytes; a larger tensor has a shard of its own."""
     shards: list[list[TensorEntry]] = [[]]
     size = 0
     for tensor in tensors:
@@ -77,15 +77,15 @@ def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[T
 
 
 def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
-    """Returns the content of INDEX_NAME for shards by file name."""
+    """Returns the content of INDEX_NAME for `shards` (by file name)."""
     total = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
     weight_map: dict[str, JSON] = {tensor.name: name for name, shard in shards.items() for tensor in shard}
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
 def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
-    """Checks the pack, writes its tensors into the new folder `out`, in shards of about `shard_bytes`, and returns
-    their files. Leaves nothing after UserError, DiskFull, ReadFault, IntegrityError."""
+    """Checks the pack, writes its tensors into the new folder `out`, in shards of about `shard_bytes`, and returns the
+    shards' files. Leaves nothing after UserError, DiskFull, ReadFault, IntegrityError."""
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")
@@ -155,7 +155,7 @@ def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:
 
 
 def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
-    """Yields rows (outputs) of the checkpoint's matrix in f32. Raises ReadFault."""
+    """Yields rows (outputs) of the checkpoint's matrix in f32, some at a time. Raises ReadFault."""
     if not matrix.transposed:
         for unit in range(matrix.units):
             yield _panels(matrix, unit, 0, matrix.shape(unit).panels, file)
@@ -167,7 +167,7 @@ def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
 
 
 def _panels(matrix: PanelLayout, unit: int, first: int, count: int, file: OpenFile) -> Array:
-    """Reads [outputs, inputs] of up to `count` panels of a unit."""
+    """Reads [outputs, inputs] of up to `count` panels of a unit from panel `first` on."""
     whole = matrix.shape(unit)
     outputs = min(count * PANEL, whole.outputs - first * PANEL)
     shape = PanelShape(whole.bits, outputs, whole.inputs)

@@ -38,7 +38,7 @@ class Closable:
 
 
 class Descriptor(Closable):
-    """Owns the file descriptor `_fd` (below 0: none). `close` may be called twice."""
+    """Owns the file descriptor `_fd` (negative: none). `close` may be called twice."""
 
     _fd = -1
 
@@ -48,7 +48,7 @@ class Descriptor(Closable):
             self._fd = -1
 
     def set_direct(self, on: bool) -> bool:
-        """Switches O_DIRECT on or off, which bypasses the page cache; returns whether it is on."""
+        """Switches O_DIRECT, which bypasses the page cache, on or off; returns whether it is on."""
         with contextlib.suppress(OSError, AttributeError):  # macOS has no O_DIRECT
             fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_DIRECT if on else 0)
             return on
@@ -74,7 +74,7 @@ class OpenFile(Descriptor):
             raise UserError(self._CANNOT_OPEN.format(path=path, cause=error.strerror)) from None
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Reads at most `into` once; returns the bytes read, 0 at the end of the file. Raises OSError."""
+        """Reads once into `into`; returns the number of bytes, 0 at the end of the file. Raises OSError."""
         return os.preadv(self._fd, [into], offset)
 
     def read(self, offset: int, into: memoryview) -> None:
@@ -91,7 +91,7 @@ class OpenFile(Descriptor):
             done += count
 
     def parts(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
-        """Yields `length` bytes from `offset` on in parts of `buffer`, which it reuses. Raises ReadFault."""
+        """Yields `length` bytes from `offset` on in parts, all in the reused `buffer`. Raises ReadFault."""
         for done in range(0, length, len(buffer)):
             part = buffer[: min(len(buffer), length - done)]
             self.read(offset + done, part)
@@ -116,7 +116,7 @@ class OpenFile(Descriptor):
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """Opens a regular file for reading. Raises OSError; never waits for a pipe or a device."""
+    """Opens a regular file for reading. Raises OSError, also for a pipe or a device, without waiting."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -125,12 +125,12 @@ def open_regular(path: Path, flags: int = 0) -> int:
 
 
 def array_bytes(values: Array) -> memoryview:
-    """Returns bytes of a C-contiguous array, shared."""
+    """Returns a C-contiguous array's bytes, not copied."""
     return values.reshape(-1).view(np.uint8).data
 
 
 class FileLock(Descriptor):
-    """A lock on the file `path`, which is created if need be; `close` releases it. For one thread."""
+    """A lock on the file `path`, created if missing; `close` releases the lock. For one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,7 +147,7 @@ class FileLock(Descriptor):
             return not self.try_lock(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Takes the lock alone. Raises UserError that names the holder after `timeout_s`, Cancelled if `stopped()`."""
+        """Takes the lock alone. Raises UserError (`what`, the holder) after `timeout_s`, Cancelled if `stopped()`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -176,7 +176,7 @@ class FileLock(Descriptor):
 
 
 def holder_of(path: Path) -> str:
-    """Returns the number of the process that last held the lock alone, or "unknown"."""
+    """Returns the id of the process that last held the lock `path` alone, or "unknown"."""
     text = ""
     with contextlib.suppress(OSError):
         text = path.read_text(errors="replace")[:20].strip()
@@ -184,7 +184,7 @@ def holder_of(path: Path) -> str:
 
 
 def try_flock(fd: int, kind: int) -> bool | None:
-    """Takes the lock without waiting. False: another process has it; None: the file system has no locks."""
+    """Takes the lock without waiting. Returns False if another process has it, None if the file system has no locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -211,7 +211,7 @@ def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yields a new folder, which becomes `target` at the end, or is removed. Needs the lock of `target`."""
+    """Yields a new folder; renames it to `target` at the end, or removes it after an error. Needs `target`'s lock."""
     _remove_partials(target)
     partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
     try:
@@ -225,7 +225,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Removes partial folders of a killed writer of `target`, unless another writer is at work."""
+    """Removes partial folders that killed writers of `target` left, unless a writer is at work."""
     with contextlib.suppress(UserError, OSError), lock_target(target, timeout_s=0.0):
         _remove_partials(target)
 
@@ -239,14 +239,14 @@ def _remove_partials(target: Path) -> None:
 
 
 def check_free_space(folder: Path, needed: int, name: str = "", remedy: str = "") -> None:
-    """Raises DiskFull unless the disk has room for `needed` bytes; `name` and `remedy` as in `explain_write_errors`."""
+    """Raises DiskFull unless the disk has room for `needed` bytes; `name`, `remedy`: see `explain_write_errors`."""
     if shutil.disk_usage(folder).free < needed:
         raise _disk_full(folder, needed, name, remedy)
 
 
 @contextlib.contextmanager
 def explain_write_errors(folder: Path, needed: int, name: str = "", remedy: str = "") -> Iterator[None]:
-    """Turns OSErrors of writing `needed` bytes into DiskFull, ResourceError (the disk failed) or UserError. Messages
+    """Turns an OSError of writing `needed` bytes into DiskFull, ResourceError (the disk failed) or UserError. Messages
     call the folder `name`; `remedy` says how to make room."""
     try:
         yield
@@ -279,7 +279,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the name for a new file, which durably replaces `path` at the end of the block."""
+    """Yields the path of a new file; at the end of the block the file durably replaces `path`."""
     partial = path.parent / f".{path.name}.{os.getpid()}"
     partial.unlink(missing_ok=True)
     try:

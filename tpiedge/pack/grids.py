@@ -26,7 +26,7 @@ _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, 
 
 
 def grid_exponents(pack: Pack) -> Exponents:
-    """Computes exponents from some kilobytes of every layer, which nodes verify later. Raises UserError."""
+    """Computes exponents from some kilobytes of every layer; nodes verify these bytes later. Raises UserError."""
     if not pack.precision.quantised:
         return ()
     of_blob: dict[str, tuple[int, int]] = {}
@@ -38,7 +38,7 @@ def grid_exponents(pack: Pack) -> Exponents:
 
 
 def check_exponents(exponents: Exponents, pack: Pack) -> None:
-    """Raises ProtocolError unless received exponents may belong to the pack."""
+    """Raises ProtocolError for received exponents that cannot belong to the pack."""
     layers = pack.num_layers if pack.precision.quantised else 0
     if len(exponents) != layers:
         raise ProtocolError(

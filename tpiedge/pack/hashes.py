@@ -17,14 +17,14 @@ RECORD_BYTES = _RECORD.size
 
 
 class HashTable:
-    """The records of one blob, by `HashedRange.index`."""
+    """A blob's records by `HashedRange.index`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     @staticmethod
     def load(path: Path, layout: BlobLayout, blob: str) -> "HashTable":
-        """Reads the table of the blob with id `blob`. Raises UserError, ReadFault, IntegrityError."""
+        """Reads the table of the blob whose id is `blob`. Raises UserError, ReadFault, IntegrityError."""
         try:
             with open(open_regular(path), "rb") as file:
                 data = file.read(layout.range_count * RECORD_BYTES + 1)
@@ -42,7 +42,7 @@ class HashTable:
         return found
 
     def matches(self, index: int, parts: Iterable[memoryview], fast: bool) -> bool:
-        """Whether the bytes of a range have its hash: crc32 if `fast`, else sha256."""
+        """Whether bytes have the hash of range `index`: crc32 if `fast`, else sha256."""
         sha, crc = hashlib.sha256(), 0
         for part in parts:
             if fast:
@@ -60,6 +60,6 @@ def record_of(content: memoryview) -> bytes:
 
 
 def blob_id(layout: BlobLayout, table: bytes) -> str:
-    """Returns 64 hexadecimal digits that name a blob by its content."""
+    """Returns a blob's id: 64 hexadecimal digits that name it by its content."""
     descriptor = json.dumps(layout.descriptor(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(descriptor.encode() + b"\0" + table).hexdigest()

@@ -1,6 +1,6 @@
 """The layout of a pack's bytes: pure arithmetic, no files.
 
-1. A matrix is stored unit after unit, each a multiple of ALIGN bytes, so that units [a, b) are one range for O_DIRECT.
+1. A matrix is stored unit after unit, every unit a multiple of ALIGN bytes, so that O_DIRECT can read units [a, b).
    Column-parallel matrices have a row per output feature, row-parallel ones (o, down; `transposed`) per input feature.
 2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; zero rows fill up a unit.
 3. q8 and q4: a unit is panels (kernels/panels.py), filled up with zeros.
@@ -78,11 +78,11 @@ class MatrixLayout(MatrixSpec, frozen=True, kw_only=True, dict=True):
             yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
 
     def unit_nbytes(self, unit: int) -> int:
-        """Returns bytes of a unit with its padding. The starts of units are `unit_nbytes(0)` apart."""
+        """Returns a unit's bytes with padding. Units start `unit_nbytes(0)` bytes apart."""
         raise NotImplementedError
 
     def row_place(self, row: int) -> tuple[int, int]:
-        """Returns (offset, length) of the bytes that hold a data row. Not for transposed panels."""
+        """Returns (offset, length) of the bytes that hold row `row`. Not for transposed panels."""
         raise NotImplementedError
 
     def _check_row(self, row: int) -> None:
@@ -153,7 +153,7 @@ class VectorLayout(VectorSpec, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class BlobLayout:
-    """The places of all parts of a blob, which its spec and precisions determine."""
+    """The places of all parts of a blob; its spec and precisions determine them."""
 
     precision: Precision
     vectors: tuple[VectorLayout, ...]
@@ -203,7 +203,7 @@ class BlobLayout:
             yield from matrix.ranges(0, matrix.units)
 
     def descriptor(self) -> Mapping[str, JSON]:
-        """Returns fields that a blob's id covers besides the bytes."""
+        """Returns the fields that a blob's id covers beside the blob's bytes."""
         unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
         return {
             "precision": self.precision.value,
@@ -229,7 +229,7 @@ class BlobLayout:
 
 
 def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
-    """Returns units of a layer's matrix `name` for a node of `share`; `group_size` query heads use one KV head."""
+    """Returns the units of a layer's matrix `name` for a node of `share`; `group_size` query heads use a KV head."""
     if name in ("q", "o"):
         return share.attention
     if name in ("k", "v"):
@@ -244,8 +244,8 @@ def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
 @dataclass(frozen=True)
 class Storage:
     """The precision of each kind of blob, and whether the quantiser searches for scales. `vectors_f32` keeps norms and
-    biases in f32 beside bf16 matrices; it is refused if they are f32 anyway: equal content has one name. Only quantised
-    layers may have another precision in embedding or head."""
+    biases in f32 beside bf16 matrices; it is refused if they are f32 anyway, so that equal content has one name.
+    Embedding and head may have another precision only if layers are quantised."""
 
     layers: Precision
     embedding: Precision
@@ -273,7 +273,7 @@ class Storage:
         head: Precision | None = None,
         search: bool = True,
     ) -> "Storage":
-        """Fills in the defaults beside quantised layers: embedding bf16, head q8; both q8 if tied."""
+        """Fills in the defaults. Beside quantised layers: embedding bf16, head q8; both q8 if tied."""
         usual = Precision.Q8 if layers.quantised else layers
         if tied:
             if None not in (embedding, head) and embedding is not head:
@@ -292,7 +292,7 @@ class Storage:
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
 
     def label(self, *, tied: bool) -> str:
-        """Returns a part of a folder's name: "q4", or "q4-head-bf16" if a value is not the default."""
+        """Returns a part of a pack's folder name: "q4", or "q4-head-bf16" if a value is not the default."""
         usual = Storage.of(self.layers, tied=tied)
         parts = [self.layers.value]
         if self.embedding is not usual.embedding:

@@ -41,7 +41,7 @@ class _Precisions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The file's fields. `source` tells which numbers were packed; layer i has the numbers of layer `i %
+    """The file's fields. `source` identifies the packed numbers; layer i has the numbers of layer `i %
     distinct_layers`."""
 
     format: str
@@ -74,13 +74,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def storage(self) -> Storage:
-        """Raises UserError for precisions that do not go together."""
+        """The pack's storage. Raises UserError for precisions that do not go together."""
         others = self.precisions or _Precisions()
         embedding, head = others.embedding or self.precision, others.head or self.precision
         return Storage(self.precision, embedding, head, self.search, self.vectors is not UNSET)
 
     def same_request(self, other: "Manifest") -> bool:
-        """Whether both have the same model, numbers and storage."""
+        """Whether both manifests have the same model, numbers and storage."""
         mine = msgspec.structs.replace(self, blobs=other.blobs)
         return _checksum(msgspec.to_builtins(mine)) == _checksum(msgspec.to_builtins(other))
 
@@ -108,7 +108,7 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def pack_id(manifest: bytes) -> str:
-    """Returns the sha256 of the manifest, which names every blob by its content."""
+    """Returns a pack's id, the manifest's sha256. The manifest names every blob by its content."""
     return hashlib.sha256(manifest).hexdigest()
 
 

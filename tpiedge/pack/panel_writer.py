@@ -1,5 +1,5 @@
-"""Quantises the matrices of a blob: one thread reads pieces of whole units in order, others quantise them in jobs, or
-keep the source's own integers.
+"""Quantises the matrices of a blob: a thread reads pieces of whole units in order; other threads quantise the pieces,
+or keep the source's own integers.
 
 quality.json beside the manifest has the error of each tensor as dB of squared weights to squared errors (null: none).
 It is not part of the pack's identity.
@@ -50,7 +50,7 @@ _StoredPart = tuple[Array, TensorQuality, bool]
 
 
 class Quantiser(Closable):
-    """One reading thread and up to four that quantise; `close` waits for them. `quality` has an entry per tensor."""
+    """A thread that reads and up to four that quantise; `close` waits for them. `quality` has an entry per tensor."""
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []
@@ -65,7 +65,7 @@ class Quantiser(Closable):
             threads.shutdown(cancel_futures=True)
 
     def parts(self, matrices: Iterable[PanelLayout], source: TensorSource) -> Iterator[Array]:
-        """Yields the padded bytes of the matrices in order. Raises UserError for numbers that cannot be quantised."""
+        """Yields the matrices' padded bytes in order. Raises UserError for numbers that cannot be quantised."""
         jobs = (job for matrix in matrices for job in _jobs(matrix, source))
         waiting: deque[tuple[Future[_StoredPart], int]] = deque()
         reading = self._reader.submit(next, jobs, None)
@@ -78,7 +78,7 @@ class Quantiser(Closable):
             yield self._counted(waiting.popleft()[0])
 
     def _counted(self, part: "Future[_StoredPart]") -> Array:
-        """Adds a part's error to its tensor's; returns the part's bytes."""
+        """Adds the part's error to the error of its tensor; returns the part's bytes."""
         stored, quality, begins = part.result()
         if not begins:
             error = self.quality.pop().error + quality.error
@@ -133,7 +133,7 @@ def _jobs(matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
 
 
 def _read(matrix: PanelLayout, units: range, source: TensorSource) -> Array | Codes:
-    """Reads [outputs, inputs] of `units`, as codes if the source has integers of the pack's kind."""
+    """Reads `units` as [outputs, inputs]: codes if the source has integers of the pack's kind, else numbers."""
     rows, cols = matrix.rows_of(units), range(matrix.cols)
     if matrix.transposed:
         rows, cols = cols, rows

@@ -1,4 +1,4 @@
-"""Packs in a child process, which returns its memory when it ends; both sides.
+"""Packs in a child process, whose end frees its memory; has both sides.
 
 The child reads a request from stdin, one line of JSON, and writes one per event: {"event": "progress", "done",
 "total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. When stdin ends,
@@ -49,8 +49,8 @@ _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
 
 @dataclass(frozen=True)
 class PackRequest:
-    """The arguments of `write_pack` for the child. An int as `source` is the seed of random numbers in the precision of
-    the pack (bf16 if that is quantised)."""
+    """The arguments of `write_pack` for the child. An int as `source` is the seed of random numbers in the pack's
+    precision (bf16 if the pack is quantised)."""
 
     spec: ModelSpec
     source: Mapping[str, StoredTensor] | int
@@ -85,7 +85,7 @@ class PackRequest:
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
     """Writes a pack in a child process. `on_progress` runs in this thread; if it raises, the child is ended and leaves
-    no files. Raises as `write_pack`."""
+    no files. Raises as `write_pack` does."""
     # -P: a folder named numpy in the user's working directory must not be imported. PYTHONPATH: the child imports the
     # same tpiedge as this process, installed or not.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]

@@ -77,7 +77,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
         return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
 
     def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
-        """Returns (place of `cols.start` in the blocks, the rectangle's blocks), rows in the checkpoint's order."""
+        """Returns (place of `cols.start` in the blocks, the rectangle's blocks with rows in the checkpoint's order)."""
         if not self.paired:
             return self._stored(files, rows, cols)
         first_row = rows.start // self.paired * self.paired
@@ -205,7 +205,7 @@ class Int4Tensor(msgspec.Struct, frozen=True):
         return np.ascontiguousarray(codes[:, first : first + len(cols)])
 
     def _zeros(self, files: OpenFiles, rows: range) -> Array:
-        """Returns uint8 [rows, groups]: 0 to 16."""
+        """Returns the zero points, 0 to 16, as uint8 [rows, groups]."""
         order = AWQ_ORDER if self.scheme == "awq" else tuple(range(WORD))
         zeros = _unpack_outputs(files, self.qzeros, range(self.qzeros.shape[0]), rows, order)
         return np.ascontiguousarray(zeros.T) + np.uint8(self.zero_offset)
@@ -229,14 +229,14 @@ class Int4Tensor(msgspec.Struct, frozen=True):
 def _unpack_outputs(
     files: OpenFiles, part: SourceTensor, rows: range, outputs: range, order: tuple[int, ...]
 ) -> Array:
-    """Reads [rows, outputs] of a part that has eight outputs in a word."""
+    """Reads codes, [rows, outputs], of a part whose words have eight outputs."""
     words = range(outputs.start // WORD, -(-outputs.stop // WORD))
     first = outputs.start - words.start * WORD
     return unpack_words(part.rectangle(files, rows, words, _WORDS), order)[:, first : first + len(outputs)]
 
 
 def tensor_from_json(value: Any) -> StoredTensor:
-    """Reads the form of `tensor_to_json`. Raises msgspec.ValidationError."""
+    """Reads the form that `tensor_to_json` returns. Raises msgspec.ValidationError."""
     kind: type[StoredTensor] = SourceTensor
     if isinstance(value, dict):
         kind = BlockTensor if "blocks" in value else Int4Tensor

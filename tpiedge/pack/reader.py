@@ -1,4 +1,4 @@
-"""Opens a pack on disk, finds the ranges of a share, and checks bytes."""
+"""Opens a pack on disk, finds the ranges that a share needs, and checks bytes."""
 
 import contextlib
 import fcntl
@@ -20,10 +20,10 @@ from tpiedge.pack.specs import JSON, BlobKey, Precision
 
 
 class Pack:
-    """An immutable pack. A blob's key is the layer's number, "embedding" or "head"."""
+    """A pack that never changes. A blob's key is the layer's number, "embedding" or "head"."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the manifest alone. Raises UserError."""
+        """Reads only the manifest. Raises UserError."""
         manifest = load_manifest(path)
         self.path = path
         self.spec = manifest.spec
@@ -64,7 +64,7 @@ class Pack:
 
     @cached_property
     def unique_keys(self) -> tuple[BlobKey, ...]:
-        """One key of each stored blob, which repeated layers share."""
+        """One key of each stored blob; repeated layers share a blob."""
         first: dict[str, BlobKey] = {}
         for key in self.keys:
             first.setdefault(self.blob_id(key), key)
@@ -76,7 +76,7 @@ class Pack:
 
     @property
     def head_matrix(self) -> tuple[BlobKey, str]:
-        """The blob and the name of the LM head's matrix, which may be the embedding's."""
+        """The blob and the name of the LM head's matrix; the embedding's if they are tied."""
         return ("embedding", "embedding") if self.spec.tied else ("head", "head")
 
     @property
@@ -98,12 +98,12 @@ class Pack:
         return self._layouts[key]
 
     def hashes(self, key: BlobKey) -> HashTable:
-        """Raises IntegrityError if the table on disk is not the one of the blob's id."""
+        """Reads a blob's table of hashes. Raises IntegrityError unless the table matches the blob's id."""
         path = self.blob_path(key).with_suffix(".hashes")
         return HashTable.load(path, self.layout(key), self.blob_id(key))
 
     def share_ranges(self, layer: int, share: NodeShare) -> list[HashedRange]:
-        """Returns ranges of a layer that a node of `share` needs, in order."""
+        """Returns the ranges of a layer that a node of `share` needs, in order."""
         layout = self.layout(layer)
         found = [*layout.vector_ranges()]
         for matrix in layout.matrices:
@@ -126,7 +126,7 @@ def verify_pack(pack: Pack, *, fast: bool = False) -> None:
 def checked_ranges(
     pack: Pack, key: BlobKey, ranges: Sequence[HashedRange], fast: bool
 ) -> Iterator[tuple[HashedRange, bool]]:
-    """Yields each range and whether its bytes have their hash. Raises ReadFault, UserError, IntegrityError (table)."""
+    """Yields each range and whether its bytes have their hash. Raises ReadFault, UserError, IntegrityError."""
     if not ranges:
         return
     hashes = pack.hashes(key)
@@ -137,8 +137,8 @@ def checked_ranges(
 
 
 class PackHold:
-    """Keeps the pack at `path` from `remove_packs` until `close` or garbage collection, if the file system has locks.
-    Raises UserError if it is being deleted."""
+    """Protects the pack at `path` from `remove_packs` until `close` or garbage collection, if the file system has
+    locks. Raises UserError if the pack is being deleted."""
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -155,7 +155,7 @@ class PackHold:
 
 
 def remove_packs(paths: list[Path]) -> None:
-    """Deletes all of the packs, or none: raises UserError if a process uses one."""
+    """Deletes the packs. If a process uses one of them, deletes none and raises UserError."""
     with contextlib.ExitStack() as stack:
         for path in paths:
             fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)

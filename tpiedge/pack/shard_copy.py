@@ -1,7 +1,7 @@
-"""A pack of the shard store that this process uses, and the writing of its missing ranges.
+"""A pack of the shard store that this process uses; writes the pack's missing ranges.
 
-A file beside each blob, changed under its lock, has one bit per range: present and verified. A bit is set durably after
-the bytes are durable, and cleared durably before they change: after any power cut a set bit means verified bytes.
+A file beside each blob, changed under a lock, has a bit per range, set if verified. A bit is set durably after the
+bytes are durable, and cleared durably before they change: after any power cut a set bit means verified bytes.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Presence:
         sync_folder(self.path.parent)
 
     def mark(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
-        """Sets the bits of `ranges`, whose bytes must be durable, or clears them. Raises OSError."""
+        """Sets the bits of `ranges` (their bytes must be durable), or clears the bits. Raises OSError."""
         new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -80,8 +80,8 @@ def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextMan
 
 
 class RangeWriter(Descriptor):
-    """Takes the bytes of `ranges` of one blob in order, cut anywhere; `damaged` collects ranges with a wrong hash.
-    `commit` and `close` may run in another thread than `write` and `take`, one at a time."""
+    """Writes the bytes of `ranges` of one blob, given in order, cut anywhere; `damaged` collects ranges with a wrong
+    hash. `commit` and `close` may run in another thread than `write` and `take`, but one call at a time."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -103,7 +103,7 @@ class RangeWriter(Descriptor):
         return not self._left
 
     def write(self, data: memoryview) -> None:
-        """Takes the next bytes. Raises DiskFull, UserError; ValueError for too many bytes."""
+        """Writes the next bytes. Raises DiskFull, UserError; ValueError for too many bytes."""
         while len(data):
             if not self._left:
                 raise ValueError("more bytes than the ranges have")
@@ -147,7 +147,7 @@ def ranges_nbytes(parts: LayerRanges) -> int:
 
 
 class ShardCopy(Closable):
-    """A partly filled pack of the store, not evicted before `close`. Missing ranges are zeros and fail their checks."""
+    """A partly filled pack of the store, not evicted before `close`. Missing ranges are zeros and fail verification."""
 
     def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
         self.pack = pack
@@ -156,7 +156,7 @@ class ShardCopy(Closable):
         self._in_use = in_use
 
     def missing_tables(self, share: NodeShare) -> list[int]:
-        """Returns layers that `share` needs and whose table of hashes is missing."""
+        """Returns layers that `share` needs and that lack their table of hashes."""
         wanted = (layer for layer in self.pack.unique_layers if self.pack.share_ranges(layer, share))
         return [layer for layer in wanted if not self._has_table(layer)]
 
@@ -164,7 +164,7 @@ class ShardCopy(Closable):
         return self.pack.layout(layer).range_count * RECORD_BYTES
 
     def adopt_table(self, layer: int, data: bytes) -> None:
-        """Keeps a received table of hashes. Raises ProtocolError unless the blob's id vouches for it."""
+        """Stores a received table of hashes. Raises ProtocolError unless it matches the blob's id."""
         blob = self.pack.blob_id(layer)
         if len(data) != self.table_bytes(layer) or blob_id(self.pack.layout(layer), data) != blob:
             raise ProtocolError(
@@ -183,7 +183,7 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def writer(self, layer: int, ranges: Sequence[HashedRange]) -> RangeWriter:
-        """Opens a writer for the bytes of `ranges`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
+        """Opens a writer for the bytes of `ranges`. Raises DiskFull, UserError, IntegrityError."""
         path = self.pack.blob_path(layer)
         with explain_store_errors(path.parent, self.pack.layout(layer).nbytes):
             if path.is_symlink() or path.stat().st_nlink > 1:  # another program's file
@@ -211,13 +211,13 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def shared_with(self, other: Pack) -> Mapping[int, Path]:
-        """Returns layer -> blob file of the pack `other`, for blobs that both have."""
+        """Returns layer -> blob file in the pack `other`, for blobs of both packs."""
         theirs = {other.blob_id(layer): other.blob_path(layer) for layer in other.unique_layers}
         ours = {layer: self.pack.blob_id(layer) for layer in self.pack.unique_layers}
         return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}
 
     def import_from(self, other: Pack) -> int:
-        """Links missing blobs to the files of the whole pack `other` on this computer, unread; returns their number."""
+        """Links incomplete blobs to files of the whole pack `other`, unread; returns the number of linked blobs."""
         held, count = self.held(), 0
         for layer, path in self.shared_with(other).items():
             if len(held[layer]) < self.pack.layout(layer).range_count:

@@ -1,4 +1,4 @@
-"""Intervals of units, which say what each node holds."""
+"""Intervals of units say what each node holds."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -9,7 +9,7 @@ Share: TypeAlias = range
 
 @dataclass(frozen=True)
 class NodeShare:
-    """The query heads and FFN tiles that one node computes of every layer, either of which may be empty."""
+    """The query heads and the FFN tiles of every layer that one node computes; both may be empty."""
 
     attention: Share
     ffn: Share

@@ -1,4 +1,4 @@
-"""Sources of the writer's numbers, read in rectangles that fit its memory."""
+"""Sources of the numbers of a pack, read in rectangles that fit the writer's memory."""
 
 import contextlib
 import hashlib
@@ -21,8 +21,8 @@ from tpiedge.pack.specs import JSON
 
 
 class SourceFile(OpenFile):
-    """A file whose parts one thread reads once: long runs by O_DIRECT if the page cache lacks them, which takes less
-    CPU time and leaves the cache alone."""
+    """A file whose parts one thread reads once. If the page cache lacks a long part, O_DIRECT reads this part: with
+    less CPU time, past the cache."""
 
     def strided(
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
@@ -37,7 +37,7 @@ class SourceFile(OpenFile):
         return aligned.view(dtype).reshape(shape)
 
     def _is_cached(self, offset: int) -> bool:
-        """Whether the page cache has the byte; True if that is unknown."""
+        """Whether the page cache has the byte at `offset`; True if unknown."""
         try:
             return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
         except BlockingIOError:
@@ -46,7 +46,7 @@ class SourceFile(OpenFile):
             return True
 
     def _past_the_cache(self, offset: int, nbytes: int) -> Array:
-        """Reads with O_DIRECT, then the rest through the page cache."""
+        """Reads with O_DIRECT, then missing bytes through the page cache."""
         start, end = offset // ALIGN * ALIGN, whole_pages(offset + nbytes)
         block = np.empty(end - start + ALIGN, np.uint8)
         view = block[-block.ctypes.data % ALIGN :][: end - start]
@@ -78,7 +78,7 @@ class OpenFiles(dict[Path, SourceFile]):
 
 @runtime_checkable
 class StoredTensor(Protocol):
-    """A tensor in `files`, plain or quantised by another program. `shape` is [outputs, inputs] or a vector's; `read`
+    """A tensor in `files`, plain or quantised by another program. `shape` is [outputs, inputs] or [length]; `read`
     returns `dtype`."""
 
     @property
@@ -95,12 +95,12 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, grouped from the first column on. None unless exact, with finite scales."""
+        """Reads integers of `bits` bits, grouped from the first column on; None unless exact with finite scales."""
         ...
 
 
 class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor in row-major order, little-endian. `dtype` is any name of safetensors, which may not be packable."""
+    """A tensor in row-major order, little-endian. `dtype` is any name of safetensors, maybe not packable."""
 
     file: Path
     dtype: str
@@ -120,7 +120,7 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
         return self.rectangle(files, rows, cols, NUMPY[self.dtype])
 
     def rectangle(self, files: OpenFiles, rows: range, cols: range, dtype: Any) -> Array:
-        """Reads [rows, cols] of any numpy dtype."""
+        """Reads [rows, cols] as the numpy `dtype`."""
         stride = self.shape[-1] * dtype.itemsize
         offset = self.offset + rows.start * stride + cols.start * dtype.itemsize
         return files[self.file].strided(offset, stride, (len(rows), len(cols)), dtype)
@@ -137,8 +137,8 @@ def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JS
 
 
 class TensorSource:
-    """Named tensors, which one thread reads in rectangles that the caller may overwrite: float32 for F32, float16 for
-    F16, uint16 (bits) for BF16. Unknown names raise UserError, failed reads ReadFault."""
+    """Named tensors for one thread, which may overwrite the rectangles that it reads: float32 for F32, float16 for F16,
+    uint16 (bits) for BF16. Unknown names raise UserError, failed reads ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -146,7 +146,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hashes names, offsets, and each file's size and time of change."""
+        """Hashes the tensors' names and offsets, and each file's size and modification time."""
         plain = {name: one for name, one in self._tensors.items() if isinstance(one, SourceTensor)}
         digest = hashlib.sha256()
         for name, t in sorted(plain.items()):
@@ -168,7 +168,7 @@ class TensorSource:
         return cast(SourceDtype, self._tensor(name).dtype)
 
     def read(self, name: str, rows: range | None = None, cols: range | None = None) -> Array:
-        """Reads the rectangle [rows, cols], by default all. A vector is one row."""
+        """Reads the rectangle [rows, cols], by default the whole tensor. A vector is one row."""
         tensor = self._tensor(name)
         height, width = (1, *tensor.shape)[-2:]
         rows = range(height) if rows is None else rows

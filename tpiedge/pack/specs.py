@@ -42,8 +42,8 @@ class Precision(Enum):
 
 
 class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A stored matrix, cut into units of `rows_per_unit` rows (the last may be short). `source` names the checkpoint's
-    tensor, of shape [rows, cols], or [cols, rows] if `transposed`."""
+    """A stored matrix, cut into units of `rows_per_unit` rows (the last unit may be short). `source` names the
+    checkpoint's tensor, of shape [rows, cols], or [cols, rows] if `transposed`."""
 
     name: _Name
     source: _Source
@@ -81,7 +81,7 @@ class BlobSpec:
 
     @property
     def source_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the checkpoint's tensors that the blob is made from."""
+        """The shapes, by name, of the checkpoint's tensors from which the blob is made."""
         matrices = {matrix.source: matrix.source_shape for matrix in self.matrices}
         return matrices | {vector.source: (vector.length,) for vector in self.vectors}
 

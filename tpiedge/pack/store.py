@@ -52,7 +52,7 @@ class PackUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """Shared blobs count once in `held_bytes`, linked originals do not count."""
+    """`held_bytes` counts shared blobs once, and no links to other packs' files."""
 
     packs: tuple[PackUsage, ...]
     held_bytes: int
@@ -60,7 +60,7 @@ class StoreUsage:
 
 
 def allocated_bytes(path: Path) -> int:
-    """Returns bytes of the file's blocks on disk; 0 for a link to another program's file."""
+    """Returns the bytes of the file's blocks on disk; 0 for a link to another program's file."""
     try:
         state = path.lstat()
     except OSError:
@@ -69,7 +69,7 @@ def allocated_bytes(path: Path) -> int:
 
 
 def write_limit(folder: Path, limit: int | None) -> None:
-    """Writes the limit for later runs."""
+    """Writes the store's limit into `folder` for later runs; None removes it."""
     with explain_store_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "limit") as new:
@@ -77,8 +77,8 @@ def write_limit(folder: Path, limit: int | None) -> None:
 
 
 class ShardStore:
-    """The store in `folder`, of at most `limit_bytes` (default: the limit in the folder, if any). Every method raises
-    DiskFull or UserError if the folder cannot be used."""
+    """The store in `folder`, of at most `limit_bytes` (default: the limit written in `folder`, if any). Methods raise
+    DiskFull or UserError if `folder` is unusable."""
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder.absolute()
@@ -93,14 +93,14 @@ class ShardStore:
         return tuple(sorted(e.name for e in self._packs.iterdir() if _ID.fullmatch(e.name)))
 
     def has(self, identity: str) -> bool:
-        """Whether the store has the undamaged manifest of the pack `identity`."""
+        """Whether the store has the pack `identity` with an undamaged manifest."""
         try:
             return pack_id(manifest_bytes(self._folder_of(identity))) == identity
         except UserError:
             return False
 
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
-        """Adds the manifest's pack, with the blobs that the store has. Raises ProtocolError for a forged manifest."""
+        """Adds the manifest's pack; blobs that the store has are reused. Raises ProtocolError for a forged manifest."""
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
         with self._locked():
@@ -117,7 +117,7 @@ class ShardStore:
                     )
 
     def open(self, identity: str) -> ShardCopy:
-        """Opens an adopted pack, which is not evicted until `close`. Replaces lost files by empty ones."""
+        """Opens an adopted pack, and keeps it from eviction until `close`. Replaces lost blobs by empty ones."""
         with self._locked():
             folder = self._folder_of(identity)
             if not self.has(identity):
@@ -145,14 +145,14 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless both sizes fit without eviction. Without a limit, 10 % of the disk stay free."""
+        """Raises DiskFull unless both sizes fit without eviction. Without limit, 10 % of the disk stay free."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
             self._check_room(needed, reserve)
 
     def remove(self, prefix: str) -> str:
-        """Removes the pack whose id begins with `prefix` and blobs that only it has; returns its id."""
+        """Removes the pack whose id begins with `prefix`, and blobs that no other pack has; returns the id."""
         with self._locked():
             found = [identity for identity in self.pack_ids if identity.startswith(prefix)]
             if len(found) != 1 or not prefix:
@@ -240,7 +240,7 @@ class ShardStore:
 
 
 def _open(folder: Path) -> Pack:
-    """Opens the pack. Missing blobs become sparse files without present ranges."""
+    """Opens the pack. Makes sparse files without present ranges for missing blobs."""
     pack = Pack(folder)
     for key in pack.unique_keys:
         path, layout = pack.blob_path(key), pack.layout(key)

@@ -1,6 +1,6 @@
 """Writes a model as a pack, in a fixed amount of memory, visible only when it is complete.
 
-A second thread hashes and writes with O_DIRECT, which measured 3 to 8 times as fast as through the page cache.
+A second thread hashes and writes with O_DIRECT: measured 3 to 8 times as fast as through the page cache.
 """
 
 import json
@@ -40,7 +40,7 @@ from tpiedge.units import counted
 
 @dataclass(frozen=True)
 class PackReport:
-    """The pack at `path` with `nbytes` of blobs and hashes, `reused` if it was there. Identical blobs count each, but
+    """The pack at `path`; `reused` if it was there before. `nbytes` counts blobs and hashes, also repeated blobs, which
     are stored once."""
 
     path: Path
@@ -57,7 +57,7 @@ def write_pack(
     progress: ProgressCallback = lambda _done, _total: None,
     lock_timeout_s: float = 3600.0,
 ) -> PackReport:
-    """Writes `spec` with the numbers of `source` into `out`, unless they are there, in less than 256 MB of memory.
+    """Writes `spec` with the numbers of `source` into `out`, unless the pack is there, in less than 256 MB of memory.
     Layer i has the numbers of layer i % `distinct_layers`. An error (UserError, ResourceError) leaves no files."""
     out = out.absolute()
     storage = storage_of(precision, spec)
@@ -159,8 +159,8 @@ _BUFFER_BYTES = 8 << 20
 
 
 class BlobSink(Descriptor):
-    """Takes the bytes of one blob in order; `lengths` of its ranges are multiples of 4096. Any method may raise the
-    OSError of an earlier write."""
+    """Writes the bytes of one blob in order. `lengths`, those of its ranges, must be multiples of 4096. Any method may
+    raise the OSError of an earlier write."""
 
     def __init__(self, path: Path, lengths: Iterable[int]) -> None:
         self._lengths = iter(lengths)
@@ -174,7 +174,7 @@ class BlobSink(Descriptor):
         self._pending: Future[None] | None = None
 
     def write(self, data: memoryview) -> None:
-        """Takes bytes of whole ranges, which must not change until `finish`. Raises ValueError for parts of ranges."""
+        """Takes bytes of whole ranges; they must not change until `finish`. Raises ValueError for parts of ranges."""
         done = 0
         while done < len(data):
             length = next(self._lengths, 0)
@@ -266,7 +266,7 @@ def _matrix_parts(matrix: RowLayout, source: TensorSource) -> Iterator[Array]:
 
 
 def transpose(strip: Array) -> Array:
-    """Transposes into a C-contiguous array, by blocks that fit the cache: three times as fast as numpy."""
+    """Transposes into a C-contiguous array, in blocks that fit the cache: three times as fast as numpy does."""
     rows, cols = strip.shape
     turned = np.empty((cols, rows), strip.dtype)
     for col in range(0, cols, 64):

@@ -1,4 +1,4 @@
-"""Arithmetic for stored weights, and what this computer lacks for it."""
+"""Checks which arithmetic stored weights need, and whether this computer can do it."""
 
 from typing import Final
 
@@ -51,7 +51,7 @@ def check_head_width(kv: KVPrecision, head_dim: int) -> None:
 
 
 def computed_apart(storage: Storage, head_dim: int) -> str:
-    """Names the part of a quantised model whose bits depend on the machine (docs/kernels.md); "" without one."""
+    """Names the part of a quantised model whose bits depend on the machine (docs/kernels.md); "" if no part does."""
     if not storage.head.quantised:
         return f"a head kept in {storage.head.value}"
     if head_dim > MAX_HEAD_WIDTH:

@@ -1,7 +1,7 @@
 """Decides which machines take part, with which share, and why.
 
-A machine on a slow link, or with an empty share, can cost more than it computes (`prediction`). Latency depends on the
-slowest link alone, so the first candidates are, for each round trip, the machines within it."""
+A machine on a slow link, or with an empty share, can cost more time than it saves (`prediction`). Latency depends only
+on the slowest link, so the first candidates are the sets of machines up to each round trip."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _TRIES = 3  # most promising sets of more machines that are tried
 
 @dataclass(frozen=True)
 class SpareReason:
-    """The reason for a machine without a part. `why` is a sentence about "it"."""
+    """The reason for a machine without a part. `why` is a sentence that calls the machine "it"."""
 
     kind: SpareKind
     why: str
@@ -34,7 +34,7 @@ class SpareReason:
 
 @dataclass(frozen=True)
 class Allocation:
-    """`members[rank]` is a machine, `reasons[rank]` why it has its part, `spare[index]` why another has none."""
+    """`members[rank]` is a machine, `reasons[rank]` why it has a part, `spare[index]` why a machine has none."""
 
     members: tuple[int, ...]
     plan: Plan
@@ -48,7 +48,7 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """Finds the fastest set that holds the model, with at least `min_workers`; `weights` (--shares) override it."""
+    """Finds the fastest set of at least `min_workers` that holds the model, or takes that of `weights` (--shares)."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(
@@ -100,8 +100,8 @@ class _Candidates:
     min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """Finds the fastest set; None if no set holds the model. Tries all sets of few machines; of many the sets
-        within each round trip, and improves the best by one machine at a time."""
+        """Finds the fastest set; None if no set holds the model. Tries all sets of few machines; of many machines the
+        sets up to each round trip, then changes the best set by one machine at a time."""
         least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
@@ -124,8 +124,8 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """Returns the fastest of `best` and the plans for `sets`, without idle members; None without any. Plans the
-        `tries` most promising sets in whole units only, for time."""
+        """Returns the fastest of `best` and the plans for `sets`, without idle members; None if there is no plan. Plans
+        only the `tries` most promising sets in whole units."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -153,7 +153,7 @@ class _Candidates:
         return members, plan
 
     def why_in(self, members: Sequence[int], rank: int, plan: Plan, total: int, *, assumed: bool) -> str:
-        """Explains a member's part of the `total` bytes. `assumed`: its speed was not measured."""
+        """Explains a member's part of `total` bytes. `assumed` says that its speed was not measured."""
         node, limit, need = self.machines[members[rank]], "", plan.needs[rank]
         guess = " (assumed, not measured)" if assumed else ""
         by_speed = node.speed / sum(self.machines[member].speed for member in members)
@@ -171,7 +171,7 @@ class _Candidates:
         return f"{format_bytes(node.speed)}/s of weights{guess}, {fraction:.0%} of the cluster{limit}"
 
     def why_out(self, index: int, seconds: tuple[float, float], workers: int) -> SpareReason:
-        """Explains why a machine has no part. `seconds` per token: the least with it, and those without it."""
+        """Explains why a machine has no part. `seconds` per token are (least with it, without it)."""
         model, machine = self.model, self.machines[index]
         small = too_small(model, machine)
         if small is not None:
@@ -196,7 +196,7 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """Says that the plan is as fast without the machine. Seconds per token; `workers` can take part at all."""
+    """Says that a machine saves no time. `with_s` and `without_s` are per token; --min-workers `workers` adds it."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -213,7 +213,7 @@ def drained(name: str) -> SpareReason:
 
 
 def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
-    """Refuses a worker that computes with `isa` if the model needs native kernels."""
+    """Refuses a worker with `isa` if the model needs native kernels and `isa` means none."""
     if not model.needs_native or isa != NO_ISA:
         return None
     return SpareReason(
@@ -224,7 +224,7 @@ def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
 
 
 def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
-    """Refuses a worker whose memory is too small for a part of any plan."""
+    """Refuses a worker whose memory is too small for any part."""
     shape, nothing = model.shape, Share(0, 0)
     last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
     kv_head = NodeShare(Share(0, shape.group_size), nothing)
@@ -241,8 +241,8 @@ def too_small(model: ModelFacts, machine: MachineFacts) -> SpareReason | None:
 def master_too_small(
     model: ModelFacts, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
-    """Returns why no plan fits the master's memory, however many workers join, or None. Without `weights` of --shares
-    it may have no layers."""
+    """Returns why no plan fits the master's memory, however many workers join, or None. Without `weights` (--shares) a
+    plan may give the master no layers."""
     nothing = NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
     least = smallest_bytes(model, 0, share, machine)

@@ -1,5 +1,5 @@
-"""Divides every layer among nodes, in real numbers, so that the slowest node is fastest. With a fraction f a node
-computes for f W / speed seconds. Meanwhile it reads the weights that do not fit in memory, in (f W - pinned) / disk
+"""Divides every layer among nodes, in real numbers, so that the slowest node is fastest. With a fraction f of W bytes a
+node computes for f W / speed seconds. Meanwhile it reads weights that do not fit in memory for (f W - pinned) / disk
 rate seconds (TPI-LLM, section 3.3)."""
 
 from bisect import bisect_left
@@ -15,7 +15,7 @@ _FOREVER_S = 1e30  # of a node without any speed
 
 
 def whole_bytes(model: ModelFacts) -> tuple[int, int]:
-    """Returns the bytes of the matrices of all layers, and of the KV cache."""
+    """Returns (bytes of all layers' matrices, bytes of the KV cache)."""
     weights = model.num_layers * sum(map(sum, model.blocks_of_layer))
     return weights, model.shape.kv_heads * model.kv_head_bytes
 
@@ -31,7 +31,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The largest part of every layer that a node can take, the part in memory, and rates of computing and reading."""
+    """A node's largest part of every layer, the part in memory, and rates of computing and reading."""
 
     limit: float
     pinned: float
@@ -45,7 +45,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """Seconds of a sweep without layers: rank 0 may have to read the LM head."""
+        """The seconds that a sweep takes without layers: rank 0 may have to read the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
@@ -84,7 +84,7 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Returns fractions of 1 with which the slowest node is fastest, and its time, a lower bound; None without room."""
+    """Returns (fractions of 1 with which the slowest node is fastest, a lower bound of its time); None without room."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -94,7 +94,7 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """Returns the time in which the nodes take everything; their sum is piecewise linear between the turns."""
+    """Returns the time in which the nodes take everything. Their sum is linear between turns."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
@@ -111,7 +111,7 @@ def _seconds_for_all(bounds: Sequence[Bound]) -> float:
 
 
 def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound]) -> Infeasible:
-    """Explains why nodes with such bounds cannot hold the model."""
+    """Explains why nodes with these `bounds` cannot hold the model."""
     limits = [bound.limit for bound in bounds]
     weights, kv_cache = whole_bytes(model)
     for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):
@@ -142,7 +142,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
-    """Returns the least bytes of a ring for whole layers, and for any share."""
+    """Returns the least bytes of a ring: (for whole layers, for any share)."""
     keeping, blocks = node.keeping, model.blocks_of_layer
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)

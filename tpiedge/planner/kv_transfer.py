@@ -1,5 +1,5 @@
-"""Plans moves of KV heads when a plan replaces another. A machine keeps the heads that both its nodes have. Rank 0
-gathers the others from the lowest old ranks, and scatters them to the new nodes that lack them. Pure."""
+"""Plans moves of KV heads when a plan replaces another. A machine keeps heads that its old and its new node have. Rank
+0 gathers other heads from the lowest old ranks, and scatters them to nodes that lack them. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _LINK_BYTES_PER_S: Final = 1e6  # of a link that was not measured
 
 @dataclass(frozen=True)
 class KVHolder:
-    """A node: its machine ("": the master's, rank 0's) and its KV heads."""
+    """A node's machine ("": the master's, with rank 0) and KV heads."""
 
     machine: str
     heads: Share
@@ -22,8 +22,8 @@ class KVHolder:
 
 @dataclass(frozen=True)
 class KVMoves:
-    """The moves of KV heads. `kept`: heads that stay on their machine, by old rank. `stored`: heads of old rank 0 that
-    new nodes elsewhere lack. `gathered`: (old rank, head) to rank 0. `scattered`: (new rank, head) from rank 0."""
+    """The moves of KV heads: `kept` on their machine, by old rank; `stored` by old rank 0, as new nodes elsewhere lack
+    them; `gathered` by rank 0, (old rank, head); `scattered` by rank 0, (new rank, head)."""
 
     kept: tuple[Share, ...]
     stored: tuple[int, ...]
@@ -32,7 +32,7 @@ class KVMoves:
 
 
 def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
-    """Finds the moves between the nodes of two plans, in rank order; both hold every head."""
+    """Finds the moves between the nodes of two plans, given in rank order. Both plans must hold every head."""
     after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
     nothing, kept = Share(0, 0), []
     for one in old:
@@ -58,7 +58,7 @@ def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
 
 
 def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
-    """Predicts the transfer's seconds, one link after the other. `head_bytes`: a head in all layers and pages."""
+    """Predicts the seconds of a transfer, one link after another. `head_bytes` are a head's in all layers and pages."""
     senders, receivers = [old[rank] for rank, _ in moves.gathered], [new[rank] for rank, _ in moves.scattered]
     rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
     travels = sum(head_bytes / rate for rate in rates)

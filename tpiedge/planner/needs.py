@@ -1,4 +1,4 @@
-"""A node's memory, disk and time for its share of a model, also with streamed weights. Pure."""
+"""A node's need of memory, disk and time for its share, also with streamed weights. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts as stored, per layer unless said; units by each matrix of a block."""
+    """Bytes of a model's parts as stored, of one layer unless named otherwise; of units, for each matrix."""
 
     shape: LayerShape
     num_layers: int
@@ -62,7 +62,7 @@ class ModelFacts:
 
     @cached_property
     def blocks_of_layer(self) -> tuple[tuple[int, ...], ...]:
-        """Bytes of each matrix of a whole layer, by blocks."""
+        """Bytes of each matrix of a whole layer, by block."""
         whole = NodeShare(Share(0, self.shape.heads), Share(0, self.shape.ffn_tiles))
         return pieces_of_blocks(self, 1, whole)
 
@@ -70,7 +70,7 @@ class ModelFacts:
 @dataclass(frozen=True)
 class NodeFacts:
     """A node's abilities. `speed` is bytes of layer weights per second, or relative in any scale. `disk_bytes_per_s`
-    (None: weights do not stream) and `head_speed` (None: as `speed`) have the same scale."""
+    (None: weights do not stream) and `head_speed` (None: equals `speed`) have the same scale."""
 
     speed: float
     memory_bytes: int | None = None
@@ -87,7 +87,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class NodeNeed:
-    """Predicted bytes of one node; `streamed_bytes` of its weights are read in every sweep."""
+    """A node's predicted bytes; `streamed_bytes` of its weights are read in every sweep."""
 
     weight_bytes: int
     kv_bytes: int
@@ -102,7 +102,7 @@ class NodeNeed:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """No plan: `reason` is one line with the numbers."""
+    """The absence of a plan; `reason` is one line with the numbers."""
 
     reason: str
 
@@ -152,7 +152,7 @@ def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
-    """Returns bytes of the share's nonempty matrices: q, k, v, o; gate, up, down; on rank 0 a tile of the LM head."""
+    """Returns bytes of nonempty matrices by block: q, k, v, o; gate, up, down; on rank 0 a tile of the LM head."""
     heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
     (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
@@ -164,7 +164,7 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
 
 
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
-    """Returns the need with all weights in memory, or as many as there is room for if the node streams."""
+    """Returns the need with all weights in memory or, if the node streams, as many weights as fit."""
     whole = whole_need(model, rank, share, node)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
@@ -236,7 +236,7 @@ def _held(
 
 
 def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping: Keeping) -> int:
-    """Returns bytes of matrices that must be held at once."""
+    """Returns the bytes of matrices that a node must hold at once."""
     if keeping.pin == "all":
         return matrices
     least = max(smallest_ring(blocks, frozenset()), window)
@@ -244,7 +244,7 @@ def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping:
 
 
 def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
-    """Returns bytes of the ring that the user wants; 0: no wish."""
+    """Returns the bytes of the ring that the user wants; 0 without a wish."""
     return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 

@@ -1,7 +1,7 @@
 """Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
-A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer (the
-slowest of its link and the ports at both ends, which the phase's messages share), encryption and copies. With equal
+A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer (at
+the slowest of its link and the ports at both ends, shared by the phase's messages), encryption and copies. With equal
 links of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
@@ -24,7 +24,7 @@ from tpiedge.wire.fields import CollectiveChoice, CollectiveName
 
 
 class Hop(NamedTuple):
-    """A message of `part` of the tensor."""
+    """A message with `part` of the tensor."""
 
     source: int
     target: int
@@ -32,7 +32,7 @@ class Hop(NamedTuple):
 
 
 def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
-    """Yields all messages of an all-reduce among `size` ranks, by phase."""
+    """Yields the messages of each phase of an all-reduce among `size` ranks."""
     if collective == "star":
         yield [Hop(rank, 0) for rank in range(1, size)]
         yield [Hop(0, rank) for rank in range(1, size)]
@@ -68,15 +68,15 @@ _COSTS: Final = Costs()
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """A link; `bytes_per_s` None: unlimited or unknown."""
+    """A link. `bytes_per_s` is None if unlimited or unknown."""
 
     one_way_latency_s: float
     bytes_per_s: float | None = None
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """Derives a link from an empty echo's round trip and the rate of a full one's extra bytes, without processing,
-        which predictions add. The rate is unlimited if processing explains most of it."""
+        """Derives a link from an empty echo's round trip and the rate of a full echo's extra bytes. Omits processing,
+        as predictions add it. The rate is unlimited if processing takes most of the time."""
         latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
         byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > _COSTS.byte_s else None)
@@ -84,9 +84,9 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The nodes by rank. `links`: by pair of ranks, in one order or both; a missing pair cannot reach each other; all
-    have one with rank 0. `hosts`: each rank's machine; its ranks share its `cores` (default 1) and its port.
-    `round_trips_s`: echoes by pair (lower rank first), for people alone."""
+    """The nodes by rank. `links` has pairs of ranks, in one order or both; a missing pair cannot reach each other; rank
+    0 needs all its pairs. `hosts` has each rank's machine; ranks of a machine share its `cores` (default 1) and port.
+    `round_trips_s` has echoes by pair (lower rank first), only for people."""
 
     links: Mapping[tuple[int, int], PairFacts]
     hosts: tuple[Host, ...]
@@ -129,7 +129,7 @@ class ChosenCollective:
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
     """Chooses the fastest collective for `nbytes` per node as they travel (bf16 halves them). Two nodes always exchange
-    their parts: one latency, and no more bytes or messages than otherwise."""
+    their parts, with one latency and the fewest bytes and messages."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
@@ -149,7 +149,7 @@ def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
 
 
 def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float | None:
-    """Predicts seconds of one all-reduce of `nbytes` per node, as they travel; None if nodes cannot reach each
+    """Predicts the seconds of one all-reduce of `nbytes` per node as they travel; None if nodes cannot reach each
     other."""
     ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
@@ -174,7 +174,7 @@ def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> flo
 def _loads(
     phase: Sequence[Hop], nbytes: int, message_s: float, facts: NetworkFacts
 ) -> tuple[Mapping[_PortSide, float], Mapping[tuple[int, str], float]]:
-    """Returns a phase's bytes through each port, and the seconds of work for each rank's messages."""
+    """Returns (bytes of a phase through each port, seconds of work for each rank's messages)."""
     port_bytes: defaultdict[_PortSide, float] = defaultdict(float)
     rank_s: defaultdict[tuple[int, str], float] = defaultdict(float)
     host_s: defaultdict[tuple[Host, str], float] = defaultdict(float)
@@ -192,7 +192,7 @@ def _loads(
 
 
 def are_linked(size: int, collective: CollectiveChoice) -> bool:
-    """Whether every node is linked to every other, not to rank 0 alone."""
+    """Whether every node has links to all other nodes, not only to rank 0."""
     return size == 2 or collective != "star"
 
 

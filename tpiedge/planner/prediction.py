@@ -1,6 +1,6 @@
 """Predicts a decode step on given machines: every node's weights and two all-reduces per layer. Three and more nodes
-all-reduce through rank 0: one round trip of the slowest link, and a row per worker each way. Two nodes exchange rows:
-half a round trip."""
+all-reduce through rank 0: this takes the slowest link's round trip, and a row per worker each way. Two nodes exchange
+rows in half a round trip."""
 
 import re
 import statistics
@@ -16,9 +16,9 @@ _USUAL_DISK = 2e8  # bytes per second of a disk that was not measured
 
 @dataclass(frozen=True)
 class MachineFacts(NodeFacts):
-    """A machine that offers itself; the first of several is the master's. Speeds are in bytes per second, 0: not
-    measured. `free_disk_bytes` includes the model's shards already there. The link is to the master: seconds per round
-    trip, bytes per second (0 for the master; None: no limit)."""
+    """A machine that offers itself; the first of several must be the master's. Speeds are in bytes per second (0: not
+    measured). `free_disk_bytes` includes the model's shards already there. `round_trip_s` and `link_bytes_per_s` (None:
+    no limit) describe the link to the master."""
 
     disk_bytes_per_s: float | None = 0.0
     name: str = ""
@@ -29,7 +29,7 @@ class MachineFacts(NodeFacts):
 def predict(
     model: ModelFacts, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Plan | Infeasible:
-    """Plans for exactly these `measured` machines, by speed or `weights`, in seconds of a step with one token."""
+    """Makes a plan for all these `measured` machines, by speed or `weights`. Times are of a step with one token."""
     plan = solve(model, machines) if weights is None else evaluate(model, machines, weights)
     if isinstance(plan, Infeasible):
         names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)
@@ -40,7 +40,7 @@ def predict(
 def without_idle(
     model: ModelFacts, machines: Sequence[MachineFacts], plan: Plan, busy: Sequence[int]
 ) -> Plan:
-    """Keeps the `busy` ranks of `plan`; `machines` are theirs."""
+    """Returns `plan` with only the `busy` ranks; `machines` must be their machines."""
     shares, needs = tuple(plan.shares[rank] for rank in busy), tuple(plan.needs[rank] for rank in busy)
     return replace(plan, shares=shares, needs=needs, reduce_s=_reduce_s(model, machines))
 
@@ -66,7 +66,7 @@ def _reduce_s(model: ModelFacts, machines: Sequence[MachineFacts]) -> float:
 
 
 def measured(machines: Sequence[MachineFacts]) -> list[MachineFacts]:
-    """Returns the machines with speeds: an unmeasured one counts as the median of the others."""
+    """Returns the machines with speeds; an unmeasured machine gets the median speed of measured machines."""
     known = [machine.speed for machine in machines if machine.speed > 0]
     usual = statistics.median(known) if known else 1e9
     speeds = [one.speed if one.speed > 0 else usual for one in machines]

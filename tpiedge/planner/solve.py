@@ -1,8 +1,8 @@
 """Cuts a model into shares by the nodes' capacities. Pure.
 
 Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, as all-reduces end blocks and rank 0
-computes the LM head alone; so the head does not move the split. Memory: weights, KV cache and a fixed part, on rank 0
-also the head. The split is by speed while parts fit; else full nodes stream, or others take weights (`fractions`).
+computes the LM head alone; so the head does not move the split. Memory holds weights, KV cache and a fixed part, on
+rank 0 also the head. The split is by speed while parts fit; else full nodes stream, or pass weights on (`fractions`).
 
 Attention and FFN are cut independently (TPI-LLM, section 3.1): attention at KV heads, or at query heads with replicated
 KV heads if more nodes take part."""
@@ -52,14 +52,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class ShareWeight:
-    """Relative weight of one node in attention and FFN; any scale."""
+    """A node's relative weights, in any scale, in attention and FFN."""
 
     attention: float
     ffn: float
 
 
 def apportion(weights: Sequence[float], units: int) -> list[int]:
-    """Divides `units` in proportion to `weights` by largest remainder; the lower index wins a tie. The weights are
+    """Divides `units` in proportion to `weights` by largest remainder; the lower index wins a tie. Weights must be
     finite, not negative and not all zero; weight zero gets nothing."""
     total = math.fsum(weights)
     quotas = [weight / total * units for weight in weights]
@@ -77,7 +77,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Apportions `units`; a node offered `count` takes only `most(index, count)`. None if any are left."""
+    """Apportions `units`; of `count` a node takes only `most(index, count)`. Returns None if units are left."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -91,7 +91,7 @@ def apportion_within(
 
 
 def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeShare, ...]:
-    """Returns one share per node, in rank order, that together cover every unit exactly once."""
+    """Returns shares in rank order that together cover every unit exactly once."""
     attention = [weight.attention for weight in weights]
     cut = heads_per_cut(shape, attention)
     counts = [cut * cuts for cuts in apportion(attention, shape.heads // cut)]
@@ -100,8 +100,7 @@ def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeSh
 
 
 def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
-    """Returns query heads between two places where attention may be cut: a KV head's, or one if KV heads do not
-    suffice."""
+    """Returns the query heads between places where attention may be cut: a KV head's, or 1 if KV heads are too few."""
     takers = sum(weight > 0 for weight in weights)
     return 1 if takers > shape.kv_heads else shape.group_size
 
@@ -161,7 +160,7 @@ def _check(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShar
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
-    """Finds the shares with which the slowest node is fastest within every node's memory and disk, or why none fit."""
+    """Finds the shares with which the slowest node is fastest, within all memories and disks; or why none fit."""
     bounds = [node_bound(model, rank, node) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
@@ -189,8 +188,8 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
 def _of_fractions(
     model: ModelFacts, nodes: Sequence[NodeFacts], parts: Sequence[float], seconds: float
 ) -> list[Plan | Infeasible]:
-    """Makes plans of whole units; the last one rounds the fractions. One head too many may make a node read too much,
-    so units are fitted to a time hardly longer than `seconds`."""
+    """Makes plans of whole units; the last plan rounds the fractions. One head too many may make a node read too much,
+    so another plan fits units to a time hardly longer than `seconds`."""
     rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts])
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
@@ -222,8 +221,8 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts]) -> _SecondsOf:
 def _fit_whole_units(
     shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
-    """Fits attention into every node's room and time, then the FFN, both by `parts`. Replicated KV heads take room
-    twice, so only the largest nodes may get attention."""
+    """Fits attention, then the FFN, into every node's room and time, both by `parts`. Replicated KV heads take room
+    twice, so maybe only the largest nodes get attention."""
 
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s

@@ -51,7 +51,7 @@ def fetch(
     sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
-    """Fetches the missing part of `share`; the caller closes the copy. No other thread uses `spoke` (plane FILES).
+    """Fetches the missing part of `share`; the caller closes the copy. No other thread may use `spoke` (plane FILES).
     `evict` deletes unused packs for room. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
@@ -224,7 +224,7 @@ class Provision:
 
     @contextlib.contextmanager
     def _locked(self, cancelled: threading.Event) -> Iterator[None]:
-        """Waits for the end of the previous transfer, which was cancelled. Raises Cancelled."""
+        """Holds the lock, after the previous transfer has ended. Raises Cancelled if `cancelled` is set first."""
         while not self._lock.acquire(timeout=0.1):
             if cancelled.is_set():
                 raise Cancelled("it was cancelled before it began")

@@ -1,8 +1,8 @@
 """The master's side of shipping: a thread that answers requests for bytes of packs.
 
-Only manifests, tables of hashes and blobs of layers of served packs are sent, never the embedding and the head, which
-only rank 0 uses. A worker has at most 8 requests waiting; further ones are dropped. Workers are served
-round robin, one chunk each; a worker that does not read is passed over.
+Only manifests, tables of hashes and blobs of layers of served packs are sent, never the embedding or the head, which
+only rank 0 uses. A worker has at most 8 requests waiting; further ones are dropped. Workers are served round robin, one
+chunk each; a worker that does not read is passed over.
 """
 
 import contextlib

@@ -20,8 +20,8 @@ _NOTHING = memoryview(b"")
 
 @dataclass(slots=True)
 class FileBytes:
-    """A range of a file of the fetched pack. The answer sets `data`, until then empty, and `total`, the file's size
-    according to the master. `layer` is the caller's own mark."""
+    """A range of a file of the fetched pack. `data` is empty before the answer, which also sets `total`, the file's
+    size according to the master. `layer` is only a mark of the caller."""
 
     part: FilePart
     layer: int
@@ -40,7 +40,7 @@ class FileBytes:
 
 
 class RequestWindow:
-    """Asks for bytes of `pack` over `spoke`, its own during a `stream`. If `stopped()`, a wait ends with Cancelled."""
+    """Asks for bytes of `pack` over `spoke`, its own during a `stream`. Waits raise Cancelled once `stopped()`."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke
@@ -55,7 +55,7 @@ class RequestWindow:
         self._duplicate: DuplicateName | None = None
 
     def stream(self, spans: Iterator[FileBytes]) -> Iterator[FileBytes]:
-        """Yields `spans` in order, in chunks, at most 8 MiB ahead. Raises PeerError, Cancelled, EndpointClosed."""
+        """Yields `spans` in order, in chunks; asks up to 8 MiB ahead. Raises PeerError, Cancelled, EndpointClosed."""
         self._open.clear()  # left by a stream that was given up
         self._heard_at = self._requested_at = self._clock.now()
         span = next(spans, None)

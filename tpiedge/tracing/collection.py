@@ -1,7 +1,7 @@
 """The trace of a whole cluster: the nodes' parts, joined into one file in Chrome's trace event format.
 
-A node is a process, a lane a thread; simultaneous reads have a thread each. Times are microseconds since the first
-event.
+A node is a process, a lane a thread; simultaneous events of a lane have a thread each. Times are microseconds since the
+first event.
 """
 
 import json
@@ -48,7 +48,7 @@ class Collection:
         return self._folder / f"node-{rank}"
 
     def join(self, nodes: int) -> Joined:
-        """Writes or replaces the trace of ranks 0, 1, ..., if any has a part. Raises UserError, DiskFull."""
+        """Writes or replaces the trace of the first `nodes` ranks, if any has a part. Raises UserError, DiskFull."""
         paths = [self.part(rank) for rank in range(nodes)]
         missing = tuple(rank for rank, path in enumerate(paths) if not path.exists())
         paths = [path for path in paths if path.exists()]
@@ -149,7 +149,7 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
 
 
 def rows(intervals: Iterable[Interval]) -> Iterator[int]:
-    """Yields for each interval, in order of their starts, the first row that is free at that time."""
+    """Yields for each of `intervals`, sorted by start, the first row that is free at its start."""
     busy_until: list[float] = []
     for start, end in intervals:
         row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))

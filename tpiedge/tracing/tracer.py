@@ -61,7 +61,7 @@ class EventSink(Protocol):
 
 
 class Tracer:
-    """Has room for `limit` events. Any thread may `add` and look a `name` up; only one makes new names."""
+    """Has room for `limit` events. Any thread may `add` and look up a `name`; only one may make names."""
 
     def __init__(self, limit: int = 1 << 18) -> None:
         self._limit = limit
@@ -106,7 +106,7 @@ def read_part(path: Path) -> TracePart:
 
 
 def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """Returns the time that any interval covers; gaps of at most `gap` are closed."""
+    """Returns disjoint, sorted intervals that cover the same time; closes gaps of at most `gap`."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start - found[-1][1] <= gap:
@@ -117,7 +117,7 @@ def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
 
 
 def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
-    """Returns the parts of `stretch` outside `holes`, a union."""
+    """Returns the parts of `stretch` outside `holes` (from `union`)."""
     left, start = [], stretch[0]
     for hole_start, hole_end in within(stretch, holes):
         left.append((start, hole_start))
@@ -127,7 +127,7 @@ def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
 
 
 def within(stretch: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
-    """Yields the parts of `others`, a union, inside `stretch`."""
+    """Yields the parts of `others` (from `union`) inside `stretch`."""
     first = bisect_right(others, stretch[0], key=itemgetter(1))
     last = bisect_left(others, stretch[1], key=itemgetter(0))
     return clip(others[first:last], *stretch)

@@ -1,7 +1,7 @@
 """Decides who may connect: ZeroMQ asks here (ZAP, RFC 27) before a CURVE handshake ends.
 
-One thread per context answers. Every hub is a ZAP domain with a list of keys; any other domain, mechanism or key is
-refused. A hub may let a few unknown keys in; only the code that admits newcomers gets their messages.
+One thread per context answers. Every hub is a ZAP domain with a list of keys; other domains, keys and mechanisms are
+refused. A hub may let a few unknown keys in; only code that admits newcomers gets their messages.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnknownPeerPolicy:
-    """Limits peers with unknown keys to `limit` and `per_address`, each for `stay_s`. A newcomer may replace the
-    oldest one after its `grace_s`. With `accepts_ticket`, which the hub's owner calls, a ticket gives one of `limit`
-    further places. All others get `refusal`. Each has one connection: libzmq would give the routing id to a second."""
+    """Admits `limit` peers with unknown keys, `per_address` of one address, for `stay_s`. Newcomers may replace the
+    oldest after `grace_s`. With `accepts_ticket`, called in the hub's thread, valid tickets give `limit` further
+    places; peers without a place get `refusal`. A peer has one connection: a second would get its route."""
 
     name_of: Callable[[str], str]
     limit: int = 32
@@ -45,7 +45,7 @@ class UnknownPeerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _UnknownPeer:
-    """A peer whose latest connection is introduced or gone by `until` (then 0). `connection`: None if it was gone."""
+    """A peer to be introduced by `until` (0: it is). `connection`: None before, or if gone."""
 
     key: str
     since: float
@@ -59,7 +59,7 @@ class _UnknownPeer:
 
 
 class Admission:
-    """The keys that one hub admits: public key (Z85) to peer name. Any thread may change them."""
+    """The public keys (Z85) that one hub admits, each with a peer name. Any thread may change them."""
 
     def __init__(
         self, allowed: Mapping[str, str], policy: UnknownPeerPolicy | None = None, clock: Clock | None = None
@@ -82,7 +82,7 @@ class Admission:
             self.admit(key, name)
 
     def may_be_unknown(self, name: str) -> bool:
-        """Whether the key of `name` may be unknown; `name` is "" before the introduction."""
+        """Whether the peer `name` ("" before its introduction) may have an unknown key."""
         return self._policy is not None and (name in self._unknown or name not in self.admitted)
 
     def key_of(self, name: str) -> str | None:
@@ -107,7 +107,7 @@ class Admission:
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """Drops what `name` still sends; refuses its key and `key`, even as unknown ones, until they are admitted."""
+        """Refuses `key` and the key of `name`, even as unknown keys, until admitted; drops what `name` still sends."""
         with self._lock:
             peer = self._unknown.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
@@ -118,13 +118,13 @@ class Admission:
             self._replace({known: other for known, other in self._names.items() if other != name})
 
     def dismiss(self, name: str) -> None:
-        """Removes the unknown peer `name`, which may come back; does nothing for a member."""
+        """Removes `name` if it is an unknown peer, which may come back."""
         with self._lock:
             if name in self._unknown:
                 self._dismiss(name)
 
     def expire(self) -> tuple[str, ...]:
-        """Removes overdue unknown peers; returns them and the replaced ones, for the caller to cut."""
+        """Removes overdue unknown peers. Returns their names and those of replaced peers: disconnect them."""
         if self._policy is None:
             return ()
         with self._lock:
@@ -143,7 +143,7 @@ class Admission:
                 self._unknown[name] = replace(peer, until=0.0, connection=connection)
 
     def authenticate(self, key: str, address: str = "") -> str | None:
-        """Returns the name for `key`, known or not; None (counted) refuses it."""
+        """Returns the peer name of a known or unknown `key`; None if it is refused."""
         with self._lock:
             name = self._names.get(key)
             if name is None:
@@ -200,7 +200,7 @@ class Admission:
         self._replace(self._names)
 
     def _remember(self, name: str, peer: _UnknownPeer) -> None:
-        """Remembers a peer that may be connected, and drops up to two old ones that are not, so that they stay few."""
+        """Remembers `peer`; forgets up to two old ones that are not connected, so that few are kept."""
         for other in tuple(itertools.islice(self._others, 2)):
             one = self._others.pop(other)
             if one.may_be_connected(self._clock.now()):
@@ -211,7 +211,7 @@ class Admission:
         return [name for name, peer in self._unknown.items() if peer.has_ticket == has_ticket]
 
     def _make_room(self, group: list[str], limit: int, now: float) -> bool:
-        """Whether `group` has room for one more, for which its oldest peer may be removed."""
+        """Whether `group` has room for another peer; may remove the oldest peer for it."""
         assert self._policy is not None
         if len(group) < limit:
             return True
@@ -234,7 +234,7 @@ class Admission:
 
 
 class ZmqContext:
-    """A context and its ZAP thread. `close` waits for all endpoints to close. `io_threads` encrypt in parallel."""
+    """A context and its ZAP thread. `close` waits until all sockets are closed. `io_threads` encrypt in parallel."""
 
     def __init__(self, io_threads: int = 1) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)

@@ -1,11 +1,11 @@
-"""Watches a hub's connections: cuts floods, and unauthenticated connections that stay.
+"""Watches a hub's connections: cuts those that flood it, and unauthenticated ones that stay.
 
 libzmq's high-water mark counts messages, not bytes, and libzmq 4.3.5 aborts the process if a connection that it no
 longer reads fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this module compares the
-kernel's count of received bytes with the owner's.
+kernel's count of received bytes with the bytes that the hub took.
 
-A connection is unauthenticated, for a limited time, until its peer is introduced, and once the peer is no longer
-admitted. Such connections are limited per address and in all; a new one replaces the oldest of the fullest address.
+A connection is unauthenticated until its peer is introduced, and once the peer is no longer admitted. Time and number,
+per address and in all, are limited: the fullest address loses its oldest connection.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ MAX_SEGMENTS: Final = 32768
 
 MAX_UNAUTHENTICATED: Final = 128
 UNAUTHENTICATED_PER_ADDRESS: Final = 64
-"""Unauthenticated connections of a hub: computers behind one address may start together."""
+"""The limit per address of a hub: computers behind one address may start together."""
 
 # A handshake has 3 s.
 _UNAUTHENTICATED_S: Final = 5.0
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def overfull_address(addresses: Sequence[str]) -> str | None:
-    """Returns which unauthenticated address (the last is new) has one connection too many; None if all may stay."""
+    """Returns the address with too many unauthenticated connections (the last is new), or None."""
     counts = Counter(addresses)
     if counts[addresses[-1]] > UNAUTHENTICATED_PER_ADDRESS:
         return addresses[-1]
@@ -66,16 +66,16 @@ def overfull_address(addresses: Sequence[str]) -> str | None:
 
 
 def curve_bytes(frame_bytes: int) -> int:
-    """Returns the bytes of a frame on the connection, CURVE and its flags and length included."""
+    """Returns a frame's bytes on the connection, with CURVE, flags and length."""
     encrypted = frame_bytes + _CURVE_BYTES
     return encrypted + (2 if encrypted <= 255 else 9)
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One connection. The owner adds received wire bytes to `taken`, and sets `route` and `name` at the introduction.
-    `flooded`: cut for too many bytes. `left`: bytes waiting at the last check. It is unauthenticated from `since` to
-    `until`."""
+    """One connection. The hub adds received wire bytes to `taken`, and sets `route` and `name` at the introduction.
+    `flooded`: cut for too many bytes. `left`: bytes waiting at the last check. It is unauthenticated since `since`, and
+    cut at `until`."""
 
     route: bytes = b""
     name: str = ""
@@ -91,7 +91,7 @@ class Flow:
     _other: int = 0
 
     def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
-        """Returns the waiting bytes, and the segments since a message was taken. `taken` was read before `arrived`."""
+        """Returns the waiting bytes, and the segments since a message was taken. Read `taken` before `arrived`."""
         if taken != self._taken:
             self._taken, self._idle_since = taken, segments
         self._other = max(self._other, taken - arrived)
@@ -100,8 +100,8 @@ class Flow:
 
 
 class Backlog:
-    """Watches one ROUTER in a thread, from before the bind to `close`. `limit`: bytes of an admitted peer that may
-    wait. Bytes left unread by ended connections count: while they are too many, every new connection is cut."""
+    """Watches one ROUTER in a thread until `close`; make it before the bind. At most `limit` bytes of an admitted peer
+    may wait. While ended connections have left more unread bytes, every new connection is cut."""
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
         self._router = router

@@ -1,5 +1,5 @@
-"""Ends TCP connections of a ZeroMQ socket, which has no call for it, by shutting down the file descriptor: to libzmq
-the peer hangs up.
+"""Ends TCP connections of a ZeroMQ socket by shutting down the file descriptor, as ZeroMQ has no call for that. libzmq
+sees the peer hang up.
 
 (Taking over the peer's routing id instead leaves an engine without a pipe, which libzmq 4.3.5 does not survive.)
 """
@@ -16,7 +16,7 @@ FAREWELL_S: Final = 0.25
 
 
 class TcpConnection(NamedTuple):
-    """A file descriptor and its inode when a message came: descriptors are reused. `address`: the peer's."""
+    """A file descriptor and the inode that it had then, because descriptors are reused. `address`: the peer's."""
 
     descriptor: int
     inode: int
@@ -24,8 +24,8 @@ class TcpConnection(NamedTuple):
 
 
 def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpConnection | None:
-    """Returns the connection of a frame's property `__fd` or an event's value; None if it is gone. Its descriptor may
-    be another's by then: only a TCP connection to `port`, and from `address` if given, counts."""
+    """Returns the connection of `descriptor` (a frame's property `__fd`, or an event's value), None if it is gone. As
+    descriptors are reused, only a TCP connection to `port`, and from `address` if given, counts."""
     with contextlib.suppress(OSError, ValueError):
         connection = TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
         with borrowed(connection) as lent:
@@ -45,7 +45,7 @@ def is_open(connection: TcpConnection) -> bool:
 
 @contextlib.contextmanager
 def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
-    """Lends the socket for a short look; libzmq may close it at any time. Raises OSError if it has."""
+    """Lends the socket for a short look; libzmq may close it meanwhile. Raises OSError if it is closed."""
     if not is_open(connection):
         raise OSError(errno.EBADF, "the connection is gone")
     lent = socket.socket(fileno=connection.descriptor)

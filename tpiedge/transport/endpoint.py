@@ -1,7 +1,7 @@
 """The transport's interface: a hub with many spokes, and messages as frames.
 
-A frame is the encoded header and the raw bytes of its tensor. Messages between a hub and a spoke arrive in the order
-sent, or the peer is gone. One thread owns an endpoint; others may call `post` and `close` and read the counters.
+A frame is an encoded message and its tensor's raw bytes. Messages of a connection arrive in order until it breaks. One
+thread owns an endpoint; others may call `post` and `close` and read the counters.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ SEND_TIMEOUT_S = 3.0
 _MOST_WAITING = 192 * MIB
 
 Buffer = bytes | bytearray | memoryview
-"""Contiguous bytes, flat or not; may change as soon as `send` returns."""
+"""Contiguous memory of any shape; may change as soon as `send` returns."""
 
 
 class EndpointClosed(TpiedgeError):
@@ -51,7 +51,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew: messages may be lost. `broke` is a part of a sentence."""
+    """The connection of `peer` broke and was made anew: messages may be lost. `broke`: a sentence's predicate."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -60,7 +60,7 @@ class LinkReset(PeerError):
 
 
 class DuplicateName(PeerError):
-    """The hub `hub` already serves a living process under this name."""
+    """The hub `hub` already serves a living process of the same name."""
 
     def __init__(self, hub: str, name: str) -> None:
         super().__init__(
@@ -79,8 +79,8 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Limits in bytes, and messages that may queue per peer and direction. `waiting_limit`: bytes of a peer that may
-    wait at a hub beside one message. `prompt`: posts and closes end a wait at once; else in 20 ms, for speed."""
+    """Limits in bytes; `queue_length`: messages per peer and direction. `waiting_limit`: bytes of a peer that may wait
+    at a hub beside one message. `prompt`: a post or close ends a wait at once, else within 20 ms."""
 
     header_limit: int
     tensor_limit: int
@@ -112,7 +112,7 @@ FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
 
 def frame_of(message: Message, tensor: Buffer | None, plane: Plane) -> bytes:
-    """Encodes a message; ProtocolError if it breaks the plane's limits or the tensor does not fit."""
+    """Encodes a message. Raises ProtocolError if it breaks limits of `plane` or does not fit the tensor."""
     view = None if tensor is None else memoryview(tensor)
     _check_tensor(message, None if view is None else view.nbytes, plane)
     header = encode(message, plane.header_limit)
@@ -155,7 +155,7 @@ def _check_tensor(message: Message, count: int | None, plane: Plane) -> None:
 
 @dataclass(slots=True)
 class Counters:
-    """Bytes that passed. `refused`: handshakes and messages that no honest peer makes."""
+    """Counts of an endpoint. `refused`: handshakes and messages that no honest peer makes."""
 
     refused: int = 0
     bytes_sent: int = 0
@@ -163,7 +163,7 @@ class Counters:
 
 
 class Endpoint:
-    """A hub or a spoke. A hub needs the peer in `to`, a spoke does not."""
+    """A hub or a spoke. Calls of a hub must name the peer in `to`."""
 
     address: str
 
@@ -180,11 +180,11 @@ class Endpoint:
         timeout_s: float | None = None,
     ) -> None:
         """Encodes a message once and sends it to each peer, waiting up to `timeout_s` (None: SEND_TIMEOUT_S) for each.
-        Unreachable names the first that did not take it; later ones get nothing. ProtocolError: nothing was sent."""
+        Unreachable names the first peer that did not take it; later peers get nothing. ProtocolError comes before."""
         self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
-        """Returns the next message, or None. Works on after MalformedMessage, LinkReset and DuplicateName."""
+        """Returns the next message, or None. Call it again after MalformedMessage, LinkReset or DuplicateName."""
         received = self.recv_frame(timeout_s)
         if received is None:
             return None
@@ -197,7 +197,7 @@ class Endpoint:
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        """Sends a frame from `frame_of`, unchecked; otherwise as `send`."""
+        """Sends a frame from `frame_of` without checks; otherwise as `send`."""
         raise NotImplementedError
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
@@ -205,7 +205,7 @@ class Endpoint:
         raise NotImplementedError
 
     def reducer(self, _exchange: "Exchange") -> "Reduce | None":
-        """Returns a native all-reduce; None if it is impossible now, or of no use."""
+        """Returns a native all-reduce; None if it is impossible or would not help."""
         return None
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""CURVE key pairs, which are the identity of a node, and what this computer's ZeroMQ can do."""
+"""CURVE key pairs, which identify a node; the versions of ZeroMQ, and whether it can encrypt."""
 
 import re
 from dataclasses import dataclass, field
@@ -43,5 +43,5 @@ def key_text(raw: bytes) -> str:
 
 
 def zeromq_versions() -> tuple[str, bool]:
-    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5', and whether libzmq can encrypt links; else none is made."""
+    """Returns a text like 'pyzmq 27.1.0, libzmq 4.3.5', and whether libzmq can encrypt, as links must."""
     return f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}", zmq.has("curve")

@@ -1,4 +1,4 @@
-"""One endpoint over the links of a rank: a hub for peers that connect here, spokes to those that listen.
+"""One endpoint over the links of a rank: a hub for peers that connect to it, and spokes to peers that listen.
 
 Its all-reduces may run in native calls. Messages of one peer stay in order of arrival: the frames that a native reducer
 holds return to the links before Python sends or receives, and before another reducer runs.
@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 1 << 18
 
 
 class ZmqMesh(Endpoint):
-    """Owns `hub`, and `spokes` by their peers' names. Has no posts."""
+    """Owns `hub` and `spokes` (by peer name). Has no `post`."""
 
     def __init__(self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke]) -> None:
         super().__init__(name, TENSOR)
@@ -80,7 +80,7 @@ class ZmqMesh(Endpoint):
         return functools.partial(self._reduce, native)
 
     def _requeue_frames(self) -> None:
-        """Makes the links' `recv_frame` return the frames received ahead."""
+        """Returns frames received ahead to their links, for `recv_frame`."""
         with self._lock:
             if self._holder is not None:
                 self._holder.requeue()

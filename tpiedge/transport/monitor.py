@@ -1,4 +1,4 @@
-"""Observes a spoke's attempts to connect: libzmq tries for ever and raises nothing."""
+"""Observes a spoke's attempts to connect: libzmq tries for ever and reports no error."""
 
 import math
 import threading
@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING for a handshake, at first or after a break; REFUSED by an (unproved) hub; FAILED: no hub with the key."""
+    """WAITING: for a handshake, first or after a break; REFUSED: by a hub, perhaps a false one; FAILED: wrong key."""
 
     WAITING = "waiting"
     UP = "up"
@@ -32,7 +32,7 @@ _CERTAIN = 2
 
 
 class LinkMonitor:
-    """Watches one socket: make it before the connect, close it before the socket. Any one thread waits."""
+    """Watches one socket. Make it before the socket connects; close it before the socket. One thread may wait."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class LinkMonitor:
         self.state = LinkState.WAITING
 
     def wait(self, timeout_s: float) -> LinkState:
-        """Waits up to `timeout_s` until the link is UP, REFUSED or (twice) FAILED; returns the state."""
+        """Waits up to `timeout_s` until the link is UP, REFUSED or has FAILED twice. Returns the state."""
         deadline = time.monotonic() + timeout_s
         self.poll()  # what has happened already costs no time
         while not self.is_final and self._read_event(max(0.0, deadline - time.monotonic())):
@@ -58,7 +58,7 @@ class LinkMonitor:
         return self.state
 
     def gave_up(self) -> bool:
-        """Returns True once after a break that libzmq does not mend, like bytes that it cannot decrypt."""
+        """Whether libzmq does not mend a break, as after bytes that it cannot decrypt. True once per break."""
         self.poll()
         if self._broken_at is None or time.monotonic() - self._broken_at < _RETRY_S:
             return False

@@ -1,7 +1,7 @@
 """Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets it works.
 
-If the libzmq is uncertain (not Linux, inside pyzmq's extension, two of them) or the native side not built or switched
-off, Python does the same. TPIEDGE_FAST_LINK=0 switches all but the packing off; TPIEDGE_NATIVE=0 also the kernels.
+Python does the same if pyzmq's libzmq is uncertain (no Linux, inside the extension, two of them), or the native side is
+not built or switched off. TPIEDGE_FAST_LINK=0 switches off all but the packing, TPIEDGE_NATIVE=0 also the kernels.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from tpiedge.native_code import Signatures, find_library, load_library
 from tpiedge.wire.fields import SummandPrecision
 
 PRECISIONS: Final[dict[SummandPrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2, "i32": 3}
-"""Precision in native/wire.h."""
+"""Numbers of the precisions in native/wire.h."""
 
 _ABI: Final = 5
 # As `Zmq` in native/message.h.
@@ -90,7 +90,7 @@ def transport_library() -> TransportLibrary | None:
 
 
 def packing_library() -> ctypes.CDLL | None:
-    """Returns the library for `native/wire.h` alone."""
+    """Returns the library for packing (`native/wire.h`), which needs no libzmq."""
     return None if os.environ.get("TPIEDGE_NATIVE") == "0" else _loaded()
 
 

@@ -1,7 +1,7 @@
-"""All-reduces in one native call, for the steady state: `native/reducer.h` on one or several sockets.
+"""Does steady-state all-reduces in one native call: `native/reducer.h` on one or several sockets.
 
-Right after a wake-up every Python call costs several times the usual. When anything unforeseen happens the native side
-stops without a loss, and `recv_frame` first returns the received frames that were not used.
+Right after a wake-up a Python call costs several times the usual. If anything unforeseen happens, the native side stops
+and loses nothing: `recv_frame` first returns the received frames that were not used.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ DONE: Final = -1
 
 
 class Combine(IntEnum):
-    """The role of this endpoint. A sum of f32 that is not finite is left to the caller."""
+    """The role of this endpoint. The native call stops if a sum of f32 is not finite."""
 
     TAKE = 0
     """Send the own part, replace it by the answer."""
@@ -37,9 +37,9 @@ class Combine(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Parameters that the all-reduces of one shape share. `rank`: the own part's place in the order of summation (SUM:
-    0). All parts and the sum are rounded to `precision`; with i32 sums wrap around. `header`: of the frame to send;
-    `answers`: the peers' headers, in the order of ranks. A call's `place` is at PLACE_AT of each. `scratch`: room for a
-    tensor of f32 or int32, which every call overwrites."""
+    0). All parts and the sum are rounded to `precision`; with i32 sums wrap around. `header` begins the frame to send;
+    `answers`: the headers to expect of peers, in the order of ranks. A call writes its `place` at PLACE_AT of each
+    header. `scratch`: room for a tensor of f32 or int32, which every call overwrites."""
 
     combine: Combine
     rank: int
@@ -51,13 +51,13 @@ class Exchange:
 
 
 Reduce = Callable[[bytes, int], int]
-"""`reduce(place, tensor)`: all-reduces the contiguous tensor (f32 or int32) at this address in place; returns DONE.
-Otherwise the tensor is unchanged and the result is how many peers, in order, got this rank's frame. With Combine.SUM
-the frame is the sum, unrounded in `scratch`; if no peer got it, parts are still to be received. Never raises."""
+"""`reduce(place, tensor)` all-reduces the contiguous tensor (f32 or int32) at the address `tensor` in place and returns
+DONE. If it stops early, the tensor is unchanged, and it returns how many peers, in order, got this rank's frame: with
+Combine.SUM the sum, unrounded in `scratch`; after 0, parts are to be received. Never raises."""
 
 
 class ReceivedFrame:
-    """A copy of a natively received frame, with the used part of `zmq.Frame`."""
+    """A copy of a frame that native code received, with the needed methods of `zmq.Frame`."""
 
     def __init__(self, view: View) -> None:
         self.buffer = memoryview(ctypes.string_at(view.frame, view.frame_bytes))
@@ -73,8 +73,8 @@ class ReceivedFrame:
 
 
 class NativeReducer:
-    """All-reduces over the link of each peer, in order. Opened for the present routes and admissions; closed when
-    anything unforeseen has happened. Only the owner of the sockets calls it."""
+    """All-reduces over the `links` of the peers, in order. `open` it for the present routes and admissions; `close` it
+    after anything unforeseen. For the sockets' owner only."""
 
     def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
         rows, columns = exchange.shape
@@ -94,7 +94,7 @@ class NativeReducer:
         self._wire_bytes = curve_bytes(self.frame_bytes)
 
     def open(self, first: "ZmqEndpoint") -> bool:
-        """Opens the native side. `run` does nothing once the peers that `first` admits have changed."""
+        """Opens the native side; False if a peer has no route. `run` does nothing once `first` admits other peers."""
         # The count is read first: a change from here on shows. The counter must live as long as the handle.
         self._changes = first.changes
         self._plan.changes, self._plan.seen = ctypes.addressof(self._changes), self._changes.value
@@ -113,7 +113,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce`. Returns less than DONE if done and more was received, for the next run or `requeue`."""
+        """Runs as `Reduce`. Returns less than DONE if done and holding more frames, for the next run or `requeue`."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:
@@ -123,7 +123,7 @@ class NativeReducer:
             flow.taken += self._wire_bytes
 
     def requeue(self) -> None:
-        """Returns unused frames to their links. More frames of the last message are still in the socket."""
+        """Returns unused frames to their links; later parts of a multipart message stay in the socket."""
         view = View()
         for index in range(self._dll.tpiedge_reducer_received(self.handle)):
             self._dll.tpiedge_reducer_view(self.handle, index, ctypes.byref(view))
@@ -132,7 +132,7 @@ class NativeReducer:
         self._dll.tpiedge_reducer_release(self.handle)
 
     def close(self) -> None:
-        """Frees the handle. Idempotent; may be opened again."""
+        """Frees the handle; `open` makes another. Idempotent."""
         if self.handle is not None:
             self.handle = None
             self._finalizer()

@@ -14,7 +14,7 @@ _POLL_S = 0.02
 
 
 class Listener(Enum):
-    """The outcome of a look: a closed port, no answer, ZeroMQ with CURVE (like a master), anything else."""
+    """The listener at a port: none, no answer, ZeroMQ with CURVE (like a master), or another one."""
 
     NOBODY = "nobody"
     UNREACHABLE = "unreachable"
@@ -23,7 +23,7 @@ class Listener(Enum):
 
 
 def probe(host: str, port: int, timeout_s: float) -> Listener:
-    """Connects, exchanges a ZeroMQ greeting and hangs up."""
+    """Returns what listens: connects, exchanges ZeroMQ greetings and hangs up."""
     deadline = time.monotonic() + timeout_s
     try:
         connection = socket.create_connection((host, port), timeout_s)
@@ -45,8 +45,8 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
-    """Tells whether the longest packets of the path MTU are confirmed; None without a connection, or if the system does
-    not tell. Tries twice, as a link may be lossy: blocks for up to four times `timeout_s`."""
+    """Tells whether the peer confirms the longest packets of the path MTU; None without a connection, or if the system
+    does not tell. Tries twice, as links may be lossy: blocks up to four times `timeout_s`."""
     try:
         return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)
     except OSError:

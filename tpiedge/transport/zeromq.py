@@ -1,9 +1,9 @@
 """Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-Identity is the key. `admission` turns it into a name, and the first frame of a connection shows whether the routing id,
-`name/nonce/ticket`, agrees; afterwards messages go by routing id. Only this hub learns the nonce, so no other process
-can take the route over. A second process under the key has another nonce, and is refused while the first is connected.
-A spoke announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
+A key identifies a peer. `admission` gives the key a name; the first frame of a connection shows whether the routing id,
+`name/nonce/ticket`, has that name; then routing ids identify messages. Only this hub learns the nonce, so no other
+process can take over the route. A second process with the key has another nonce, and is refused while the first is
+connected. A spoke announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class _Peer:
 
 
 class ZmqHub(ZmqEndpoint):
-    """Binds `address` (tcp://HOST:PORT, or *). `allowed` names keys; only the policy `unknown` admits other keys."""
+    """Binds `address` (tcp://HOST:PORT, or *). `allowed`: names by key; only the policy `unknown` admits others."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class ZmqHub(ZmqEndpoint):
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
-        """Whether the kernel has the connection; it notices vanishing packets only after seconds."""
+        """Whether the kernel has a connection of `name`; vanishing packets show only after seconds."""
         with self.lock:
             route = self._routes.get(name)
             return route is not None and not self._closed and self._is_alive(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of `name`, no longer admitted: at once, or in a later `recv` if there is a `farewell`."""
+        """Ends the connection of `name`, no longer admitted: at once; with a `farewell`, in a later `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -153,7 +153,7 @@ class ZmqHub(ZmqEndpoint):
         return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
-        """Receives meanwhile, because a peer's first frame introduces it."""
+        """Waits, and receives meanwhile, because a peer's first frame introduces it."""
         held_bytes = sum(len(item[1]) for item in self._held if isinstance(item, tuple))
         if len(self._held) >= 256 or held_bytes >= self._plane.backlog_limit:
             time.sleep(timeout_s)
@@ -233,7 +233,7 @@ class ZmqHub(ZmqEndpoint):
         return LinkReset(user, flood if before.flow.flooded else "")
 
     def _is_alive(self, route: bytes) -> bool:
-        """Tests the connection of the route with a frame that no spoke passes on."""
+        """Whether `route` is connected: sends a frame that spokes ignore."""
         try:
             self.socket.send_multipart([route, PROBE], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -242,7 +242,7 @@ class ZmqHub(ZmqEndpoint):
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address`, and again after every break. With an unknown key, `ticket` gives a place."""
+    """Connects to the hub at `address`, and again after every break. A valid `ticket` gives an unknown key a place."""
 
     _keeps_posts = True
 
@@ -289,7 +289,7 @@ class ZmqSpoke(ZmqEndpoint):
         return (b"", self._flow) if name == self._hub_name else None
 
     def _idle(self) -> None:
-        """Connects anew after bytes that cannot be read: libzmq does not mend such a link."""
+        """Connects anew after bytes that libzmq cannot decrypt: it does not mend such a link."""
         now = time.monotonic()
         if now < self._look_at:
             return

@@ -95,7 +95,7 @@ class Wakeup:
 
 
 class ZmqEndpoint(Endpoint):
-    """The lock makes `close` safe during a wait; the wake-up ends the wait."""
+    """The base of hub and spoke. Its lock makes `close` safe during a wait, which the wake-up ends."""
 
     #: Names, in errors, the addressee of a message without `to`.
     _hub_name = "nobody"
@@ -171,11 +171,11 @@ class ZmqEndpoint(Endpoint):
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing must be sent or received before a native all-reduce, which holds the lock."""
+        """Whether nothing must be sent or received before a native all-reduce. Hold the lock."""
         return not (self._closed or self._posted or self._held)
 
     def route_to(self, name: str) -> tuple[bytes, Flow] | None:
-        """Returns the peer's route (empty on a DEALER) and its flow; None if it is not admitted or connected."""
+        """Returns the peer's route (empty on a DEALER) and flow; None if the peer is not admitted and connected."""
         raise NotImplementedError
 
     def requeue(self, route: bytes, frame: ReceivedFrame) -> None:
@@ -185,7 +185,7 @@ class ZmqEndpoint(Endpoint):
             self._held.append(item)
 
     def wake(self) -> None:
-        """Ends the present wait in `recv` on a prompt plane, else the next one, as if its time were up. Any thread."""
+        """Ends the present or else the next wait in `recv`, at once only on a prompt plane. For any thread."""
         self._woken = True
         self._wakeup.ring()
 
@@ -220,15 +220,15 @@ class ZmqEndpoint(Endpoint):
         self.close()
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
-        """Handles a received message by its first frame; None if the owner need not know of it."""
+        """Handles a message, given its first frame; returns None if the owner need not know of it."""
         raise NotImplementedError
 
     def _receive(self, flags: int) -> Item | None:
-        """Receives one message; None if the owner need not know of it. Raises zmq.Again without one."""
+        """Receives one message; returns None if the owner need not know of it. Raises zmq.Again if none waits."""
         raise NotImplementedError
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
-        """Returns False if libzmq does not take the frame at once or the peer is not there."""
+        """Returns False if the peer is absent or libzmq does not take the frame at once."""
         raise NotImplementedError
 
     def _wait_to_send(self, timeout_s: float) -> None:
@@ -269,7 +269,7 @@ class ZmqEndpoint(Endpoint):
             self._wakeup.silence()
 
     def _receive_next(self, flags: int) -> Item | None:
-        """Returns the owner's next message; None without one (`flags` 0: in 20 ms), or after 100 others."""
+        """Returns the owner's next message; None if none comes (`flags` 0: in 20 ms), or after 100 others."""
         for _ in range(100):
             try:
                 item = self._receive(flags)

@@ -6,7 +6,7 @@
 The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. No tag
 is used twice; a change of any message's fields raises PROTOCOL.
 
-Anything but one valid message raises ProtocolError, on both sides, and costs at most a few times its bytes.
+Anything but one valid message raises ProtocolError, sent or received, and takes at most a few times its bytes.
 """
 
 import struct
@@ -34,7 +34,7 @@ TAGS: Final[dict[int, type[Message]]] = {
 FLAT_MARK: Final = 0xC1
 FLAT_BYTES: Final = 64
 PLACE: Final = struct.Struct("<QII")
-"""A BlockMessage's step, block and chunk in its header, at PLACE_AT."""
+"""The layout of a BlockMessage's step, block and chunk, at PLACE_AT."""
 # Behind the mark, the protocol, the tag and the epoch.
 PLACE_AT: Final = 3 + 4
 
@@ -59,7 +59,7 @@ _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 
 
 def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
-    """Returns bytes that `decode` turns into an equal message; ProtocolError for a field out of bounds."""
+    """Returns bytes that `decode` turns into an equal message. Raises ProtocolError for a field out of bounds."""
     kind: Any = type(message)
     tag = _TAG_OF.get(kind)
     if tag is None:
@@ -84,7 +84,7 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER) -> Message:
-    """Returns the message in `data`; ProtocolError for anything else."""
+    """Returns the message in `data`. Raises ProtocolError for anything else."""
     if len(data) > limit:
         raise ProtocolError(f"a message of {len(data)} bytes; at most {limit} are allowed")
     at = 3 if data[:1] == b"\xdc" else 1
@@ -123,7 +123,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 @cache
 def _array(kind: Any, more: int) -> bytes:
-    """Returns the beginning of an array of all fields and `more` items."""
+    """Returns the beginning of an array of the fields of `kind` and `more` items."""
     count = len(kind.__struct_fields__) + more
     return bytes((0x90 + count,)) if count < 16 else struct.pack(">BH", 0xDC, count)
 

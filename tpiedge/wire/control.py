@@ -15,12 +15,12 @@ SPECULATE_AUTO: Final = 255
 
 
 class Hello(f.NodeMessage, frozen=True, tag=32):
-    """Node to master, first of all."""
+    """Node to master: its first message."""
 
 
 class KVSnapshot(f.Wire, frozen=True):
-    """KV pages saved by the nodes of `epoch`. A node finds its heads on its machine, but for `scattered` (rank, head),
-    which rank 0 sends. `private`: the pages must not enter the prefix cache."""
+    """KV pages saved by the nodes of `epoch`. A node finds its KV heads on its machine, but rank 0 sends the heads
+    `scattered` (rank, head). `private`: the pages must not enter the prefix cache."""
 
     epoch: f.U32
     pages: f.U32
@@ -32,7 +32,7 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
     """Master to node: its part of the plan, among the ranks `nodes`.
 
     `peer_keys`: public keys of all data endpoints. Unless `collective` is "star", every node but the last listens for
-    higher ranks and connects to the lower ones that Connect names. Partials travel as `wire`; keys and values are kept
+    higher ranks and connects to the lower ranks that Connect names. Partials travel as `wire`; keys and values are kept
     as `kv`. `grids`: each quantised layer's exponents of o and down (kernels/grid.py).
 
     Up to `sequences` requests run at once, each with at most `context_tokens` positions, together `capacity_tokens`.
@@ -87,7 +87,7 @@ class WorkerLink:
 
 
 class Ready(f.NodeMessage, frozen=True, tag=36):
-    """Node to master: it can take steps. Rank 0 adds collectives, `why` if they may surprise, and workers' links."""
+    """Node to master: it can take steps. Rank 0 adds its collectives, links, and `why` for a surprising choice."""
 
     weight_bytes: f.U64
     collective: f.Name = ""
@@ -97,7 +97,7 @@ class Ready(f.NodeMessage, frozen=True, tag=36):
 
 
 class Heartbeat(f.NodeMessage, frozen=True, tag=37):
-    """Node to master, regularly: its engine's progress. Rank 0 adds the computed positions of prompts being read."""
+    """Node to master, regularly: its engine's progress. Rank 0 adds how much of each prompt is computed."""
 
     step: f.U64
     block: f.U32
@@ -134,8 +134,8 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 
 
 class Compile(f.EpochMessage, frozen=True, tag=56):
-    """Master to rank 0: compile the grammar of a request that Generate will bring. Compiled or Failed answers;
-    Finished answers a Cancel. Requests of one non-empty `group` share a grammar while one of them lasts."""
+    """Master to rank 0: compile the grammar of a request that Generate will bring. The answer is Compiled or Failed;
+    after Cancel, Finished. Requests of one non-empty `group` share a grammar while any lasts."""
 
     request: GenerationRequest
     group: f.Name
@@ -149,8 +149,8 @@ class Compiled(f.EpochMessage, frozen=True, tag=57):
 
 
 class Halt(f.EpochMessage, frozen=True, tag=51):
-    """Master to rank 0: take no more steps. Save the running requests' KV cache for the epoch `following`: each rank
-    saves its KV heads `kept`, rank 0 also its heads `stored` and others' `gathered` (rank, head). Halted answers."""
+    """Master to rank 0: take no more steps. Save the running requests' KV cache for the epoch `following`: ranks save
+    their KV heads `kept`, rank 0 also its `stored` and others' `gathered` (rank, head). The answer is Halted."""
 
     following: f.U32
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
@@ -159,7 +159,7 @@ class Halt(f.EpochMessage, frozen=True, tag=51):
 
 
 class Halted(f.NodeMessage, frozen=True, tag=52):
-    """Rank 0 to master: nothing more is drawn, and `pages` pages are saved for the epoch `following` (`why`, if 0)."""
+    """Rank 0 to master: no more tokens are drawn; `pages` are saved for the epoch `following` (0: see `why`)."""
 
     following: f.U32
     pages: f.U32
@@ -180,7 +180,7 @@ class Token(f.EpochMessage, frozen=True, tag=41):
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):
-    """Rank 0 to master: log probabilities of the prompt from `first` on, and equally many likeliest per position."""
+    """Rank 0 to master: log probabilities of the prompt from `first` on; equally many `likeliest` per position."""
 
     request: f.Name
     first: f.U32
@@ -206,8 +206,8 @@ AnswerPart = Token | PromptScores | Embedding
 
 
 class Finished(f.EpochMessage, frozen=True, tag=42):
-    """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps; the first `cached_tokens` positions
-    of the prompt came from earlier requests. `processor_s`: the grammar's CPU time, without Compiled's."""
+    """Rank 0 to master: the answer of `tokens` tokens is complete, by `steps` sweeps. The first `cached_tokens`
+    positions of the prompt came from earlier requests. `processor_s`: CPU time for the grammar since Compiled."""
 
     request: f.Name
     reason: FinishReason
@@ -219,7 +219,7 @@ class Finished(f.EpochMessage, frozen=True, tag=42):
 
 
 class Failed(f.NodeMessage, frozen=True, tag=43):
-    """Node to master: an error of class `kind` ended `request`, or the node if "". `processor_s`: as Finished."""
+    """Node to master: an error of class `kind` ended `request` ("": the node). `processor_s`: as in Finished."""
 
     request: f.Name
     kind: f.Name
@@ -249,8 +249,8 @@ class AskStats(f.EpochMessage, frozen=True, tag=45):
 class Stats(f.NodeMessage, frozen=True, tag=46):
     """Node to master: what it used since its counters were reset.
 
-    `attention_s` and `ffn_s` are parts of `compute_s`. Of streamed weights: `reads` from disk; `load_s` with at least
-    one read under way; blocks that were read ahead (`prefetch_hits`) or waited for (`stalls`, for `weight_wait_s`).
+    `attention_s` and `ffn_s` are parts of `compute_s`. Streamed weights took `reads` from disk; for `load_s` one or
+    more were under way. `prefetch_hits` blocks were read ahead; `stalls` were waited for, for `weight_wait_s`.
     `window_bytes` is the ring's part of `weight_bytes`. `dropped` messages came late, `refused` ones are not an honest
     node's. Some of `kv_pages_used` are kept for later requests. `accepted` of `drafted` tokens were right.
     """
@@ -284,8 +284,8 @@ class Stats(f.NodeMessage, frozen=True, tag=46):
 
 
 class StepSpans(f.NodeMessage, frozen=True, tag=55):
-    """Node to master: a step of `tokens` positions as spans (start, end) in microseconds since the first began:
-    arithmetic, parts in all-reduces, and waits for weights, perhaps within the arithmetic."""
+    """Node to master: spans (start, end) of a step of `tokens` positions, in microseconds since the first span began:
+    of arithmetic, of all-reduces, and of waits for weights, which may lie within arithmetic."""
 
     step: f.U64
     tokens: f.U32

@@ -16,7 +16,7 @@ CANCEL = 1
 
 class Segment(f.Wire, frozen=True):
     """New positions [start, start + length) of the sequence in slot `slot` of the KV cache. The last FFN and the logits
-    are computed for the last `wanted` of them alone."""
+    are computed only for the last `wanted` positions."""
 
     slot: f.U32
     start: f.U32
@@ -25,7 +25,7 @@ class Segment(f.Wire, frozen=True):
 
 
 class TableChange(f.Wire, frozen=True):
-    """A slot's table before the step: `kept` pages stay, `pages` follow; `filled` positions have keys and values."""
+    """A slot's new page table: `kept` pages stay, `pages` follow; `filled` positions have keys and values."""
 
     slot: f.U32
     kept: f.U32
@@ -34,9 +34,9 @@ class TableChange(f.Wire, frozen=True):
 
 
 class StepPlan(f.EpochMessage, frozen=True, tag=1):
-    """Rank 0 announces a step of `tokens` new positions, in chunks of `chunk_tokens`; the first `apart_tokens` at most
-    sixteen at a time. `tables` change first; `discarded` pages are freed. All-reduces of more than `small_bytes` (as
-    f32) use `bulk_collective`. `recorded`: each node sends the master its StepSpans."""
+    """Rank 0 announces a step of `tokens` new positions, in chunks of `chunk_tokens`; the first `apart_tokens` are in
+    chunks of at most sixteen. `tables` change first; `discarded` pages are freed. All-reduces of more than
+    `small_bytes` (as f32) use `bulk_collective`. `recorded`: each node sends the master its StepSpans."""
 
     step: f.U64
     segments: Annotated[tuple[Segment, ...], Meta(max_length=f.MAX_SEGMENTS)]
@@ -53,8 +53,8 @@ class StepPlan(f.EpochMessage, frozen=True, tag=1):
 
 
 class SavePages(f.EpochMessage, frozen=True, tag=9):
-    """Rank 0 to every node, in place of a step: save these pages for the next epoch, each rank its KV heads `kept` on
-    its machine, and send rank 0 the heads in `gathered` (rank, head)."""
+    """Rank 0 to every node, in place of a step: save these pages for the next epoch. Each rank saves its KV heads
+    `kept` on its machine, and sends rank 0 its heads `gathered` (rank, head)."""
 
     step: f.U64
     pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]
@@ -101,7 +101,7 @@ class Gathered(BlockMessage, frozen=True, tag=5):
 
 
 class Slice(BlockMessage, frozen=True, tag=6):
-    """A part of a summand or sum in an all-reduce of several hops, counted from 0; no tensor: nothing to add."""
+    """A part of a summand or sum in an all-reduce. `hop` counts from 0; no tensor: an empty share."""
 
     flags: f.U8
     hop: f.U8
@@ -110,7 +110,7 @@ class Slice(BlockMessage, frozen=True, tag=6):
 
 
 class Survey(f.EpochMessage, frozen=True, tag=7):
-    """Rank 0 to every node, before the first step: `turn` measures its links to lower ranks; 0: the survey is over."""
+    """Rank 0 to every node, before the first step: node `turn` measures its links to lower ranks; 0 ends the survey."""
 
     turn: f.Rank
 
@@ -140,8 +140,8 @@ FilePart = Literal["manifest", "hashes", "blob"]
 
 
 class Fetch(f.EpochMessage, frozen=True, tag=80):
-    """Worker to master: send bytes [offset, offset + length) of a file of `pack` (its manifest's sha256), or fewer at
-    the end of a manifest."""
+    """Worker to master: send bytes [offset, offset + length) of a file of `pack` (the sha256 of its manifest), or fewer
+    at a manifest's end."""
 
     number: f.U32
     pack: Digest

@@ -3,7 +3,7 @@ the worker's shards.
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
 NodeEnded, or Release by the master, which NodeEnded answers. NodeEnded without Spawned: preparing failed. The previous
-epoch may serve until the Launch. An agent without an epoch writes 0. Prefetch and Prefetched belong to no epoch.
+epoch may serve until the Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PackId = Annotated[str, Meta(max_length=128)]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A node's speed in a product of bf16 weights, or of panels (quantised), with one token. Zeros: not measured."""
+    """A node's speeds in products with one token: of bf16 weights, and of panels (quantised). 0: not measured."""
 
     weight_bytes_per_s: f.Rate
     panel_bytes_per_s: f.Rate
@@ -27,7 +27,7 @@ class Capacity:
         f.check_rates(self.weight_bytes_per_s, self.panel_bytes_per_s)
 
     def speed(self, quantised: bool) -> float:
-        """Returns bytes per second of such weights in a product with one token; 0: not measured."""
+        """Returns the speed for quantised or for bf16 weights; 0: not measured."""
         return self.panel_bytes_per_s if quantised else self.weight_bytes_per_s
 
 
@@ -53,8 +53,8 @@ class AskOffer(f.EpochMessage, frozen=True, tag=106):
 
 
 class Prepare(f.NodeMessage, frozen=True, tag=97):
-    """Master to agent: fetch the missing part of this share of rank `rank` of `ranks`. `planned_bytes`: the plan's
-    limit for node and agent. The seconds are the node's Timing."""
+    """Master to agent: fetch what is missing of the share of rank `rank` of `ranks`. `planned_bytes`: the plan's limit
+    for node and agent. The seconds are the node's Timing."""
 
     ranks: f.U32
     pack: PackId
@@ -67,7 +67,7 @@ class Prepare(f.NodeMessage, frozen=True, tag=97):
 
 
 class Preparing(f.EpochMessage, frozen=True, tag=98):
-    """Agent to master: progress of fetching; `total_bytes` was missing at the start."""
+    """Agent to master: it has `done_bytes` of the share's `total_bytes`."""
 
     done_bytes: f.U64
     total_bytes: f.U64
@@ -104,7 +104,7 @@ class Release(f.EpochMessage, frozen=True, tag=101):
 
 
 class Spare(f.EpochMessage, frozen=True, tag=110):
-    """Master to agent, and again when `kind` changes: the plan has no part for it. `why` is a sentence about "it"."""
+    """Master to agent, again when `kind` changes: the plan has no part for it. `why`: a sentence about "it"."""
 
     kind: f.SpareKind
     why: f.Text
@@ -125,7 +125,7 @@ class MasterPulse(f.EpochMessage, frozen=True, tag=103):
 
 
 class Prefetch(f.EpochMessage, frozen=True, tag=111):
-    """Master to agent: prefetch only these (attention, ffn) of `pack`, while idle and while the disk has room."""
+    """Master to agent: prefetch only these shares (attention, ffn) of `pack`, while idle and the disk has room."""
 
     number: f.U32
     pack: PackId

@@ -10,13 +10,13 @@ from msgspec import Meta, Struct
 from tpiedge.units import KIB, MIB
 
 MAX_TENSOR_HEADER = 64 * KIB
-"""Encoded message on the tensor plane, without its tensor."""
+"""Bytes of a message on the tensor plane, without its tensor."""
 
 MAX_CONTROL_HEADER = 1 * MIB + 640 * KIB
-"""Encoded message on the control plane: fits a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS and MAX_GRAMMAR."""
+"""Bytes of a control message: room for a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS and MAX_GRAMMAR."""
 
 MAX_TENSOR_BYTES = 32 * MIB
-"""One tensor: a chunk's has 1 MiB, or one row of hidden states if larger; wide integers take twice that."""
+"""Bytes of a tensor. A chunk's has 1 MiB, or one row of hidden states if larger, and twice that for wide integers."""
 
 MAX_FILE_CHUNK = 4 * MIB
 MAX_ARRAY = 128

@@ -1,4 +1,4 @@
-"""Messages by which a worker joins, read by every version whatever protocol the rest speaks.
+"""Messages by which a worker joins. Every version reads them, whatever its protocol.
 
 Their fields never change (a change needs a new tag), so master and worker can name their versions. They have no epoch.
 """
@@ -19,8 +19,8 @@ RefusalKind = Literal[
 
 
 class Enrol(Message, frozen=True, tag=64):
-    """Worker to master, first of all. `secret` is a token's, or "" for a known key; `name` the computer's; `nonce`
-    this process's, so a restart shows; `torch` its release; `numbers` byte order and float format."""
+    """Worker to master: its first message. `secret`: a token's, or "" for a member; `name`: the computer's; `nonce`:
+    each process's own, so restarts show; `torch`: its release; `numbers`: byte order and float format."""
 
     protocol: U32
     version: Name

@@ -20,7 +20,7 @@ class LinkSpeed:
 
 @dataclass
 class Probing:
-    """One measurement: `begin`, then `heard` for every Echo until it returns the LinkSpeed. Times are on the caller's
+    """One measurement: `begin`, then `heard` for each Echo until that gives the LinkSpeed. Times are on the caller's
     clock. The quickest payload counts. Payload time below the noise of the empty echoes counts as that noise."""
 
     payload_bytes: int = MAX_BLOB

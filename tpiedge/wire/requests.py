@@ -32,8 +32,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The texts that an answer may be; `text` is not parsed. `begins`: the grammar applies only after this token, up to
-    where `text` may end. `thoughts`: tokens that open and close reasoning, in which the grammar does not begin."""
+    """The texts that an answer may be; `text` is not parsed here. `begins`: the grammar applies only after this token,
+    until its text may end. `thoughts`: tokens that open and close reasoning, in which the grammar does not begin."""
 
     kind: GrammarKind
     text: Annotated[str, Meta(max_length=MAX_GRAMMAR)]

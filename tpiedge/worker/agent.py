@@ -48,7 +48,7 @@ class AgentSettings:
 
 @dataclass
 class _Part:
-    """A worker's part of an epoch; `shards` is None until they are fetched."""
+    """A worker's part of an epoch; `shards` is None until fetched."""
 
     order: epochs.Prepare
     keys: CurveKeys
@@ -62,7 +62,7 @@ class _Part:
 @dataclass(eq=False)
 class Agent:
     """A worker that has enrolled on `endpoint`, which the caller closes; the agent closes `slot`. One thread calls
-    `run`; any may call `stop`. `say` gets lines for the user; `probe_path` runs in its own thread."""
+    `run`; any thread may call `stop`. `say` gets lines for the user; `probe_path` runs in its own thread."""
 
     _settings: AgentSettings
     _endpoint: Endpoint
@@ -319,7 +319,7 @@ class Agent:
         self._small_mtu = path == "small MTU"
 
     def _send(self, message: Message) -> bool:
-        """Sends without waiting. Returns False if the master is gone."""
+        """Sends without waiting. Returns False if the master takes nothing now."""
         try:
             self._endpoint.send(message, timeout_s=0.0)
         except Unreachable:

@@ -15,7 +15,7 @@ PathState: TypeAlias = Literal["moved", "small MTU", "unknown"]
 
 
 class TrustedMasters:
-    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Raises UserError if that fails."""
+    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Methods raise UserError if that fails."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "masters.json"

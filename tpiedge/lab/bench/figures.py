@@ -1,4 +1,4 @@
-"""Shared by benches: repeatable requests, figures of several runs, and varied links of a testbed."""
+"""Repeatable requests, figures of several runs, and varied links of a testbed, for all benches."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ def integers(flag: str, text: str, low: int, high: int) -> list[int]:
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Sends a greedy request that ignores end tokens; `keep` continues the previous prompt, one token per step."""
+    """Sends a greedy request that ignores end tokens. `keep` continues the previous prompt, one token per step."""
     ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
@@ -63,7 +63,7 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
 
 @dataclass(frozen=True)
 class LinkSetting:
-    """One-way latency and rate of a testbed's links. None means unchanged, a rate of 0 unlimited."""
+    """One-way latency and rate of a testbed's links. None: unchanged; rate 0: unlimited."""
 
     latency_s: float | None = None
     bytes_per_s: float | None = None
@@ -74,7 +74,7 @@ class LinkSetting:
         return ", ".join(filter(None, (latency, rate)))
 
     def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
-        """Returns (latency, rate) between the first two devices; None if unknown or unlimited."""
+        """Returns (latency, rate) between the first two devices; None if unknown, or for no limit."""
         latency_s, rate = self.latency_s, self.bytes_per_s
         if testbed is not None:
             way = testbed.expected(*testbed.devices[:2])
@@ -87,7 +87,7 @@ AS_THEY_ARE = LinkSetting()
 
 
 def link_settings(latency: str | None, rate: str | None, testbed: str | None) -> list[LinkSetting]:
-    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s, which need a testbed. Raises UserError."""
+    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s. Raises UserError, also without a testbed."""
     pairs = itertools.product(latencies(latency), rates(rate))
     found = list(dict.fromkeys(LinkSetting(*pair) for pair in pairs))
     if testbed is None and found != [AS_THEY_ARE]:
@@ -96,12 +96,12 @@ def link_settings(latency: str | None, rate: str | None, testbed: str | None) ->
 
 
 def latencies(text: str | None) -> list[float | None]:
-    """Parses '0.5,1' in ms to seconds. Raises UserError."""
+    """Parses '0.5,1' (milliseconds) as seconds. Raises UserError."""
     return [None] if text is None else [value / 1e3 for value in _numbers("--latency", text, "ms")]
 
 
 def rates(text: str | None) -> list[float | None]:
-    """Parses '100,none' in Mbit/s to bytes per second, 0 for none. Raises UserError."""
+    """Parses '100,none' (Mbit/s) as bytes per second, with 0 for none. Raises UserError."""
     if text is None:
         return [None]
     items = ["0" if item.strip() == "none" else item for item in text.split(",")]
@@ -118,7 +118,7 @@ class Dial:
 
     @contextlib.contextmanager
     def turned(self, setting: LinkSetting) -> Iterator[None]:
-        """Scales all latencies, to `latency_s` between the first two devices. Raises UserError, ResourceError."""
+        """Applies `setting` for the block; all latencies scale in proportion. Raises UserError, ResourceError."""
         if setting == AS_THEY_ARE:
             yield
             return

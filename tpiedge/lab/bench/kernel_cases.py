@@ -48,8 +48,8 @@ Run = Callable[[Linear, int], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one number of tokens. `nbytes` move once; `operations` are multiplications and additions, of 8-bit
-    numbers if `int8`. If it `streams`, bytes come from memory, not a cache."""
+    """A kernel for one number of tokens. `nbytes` move once; `operations` are multiplications and additions, on 8-bit
+    numbers if `int8`. `streams`: bytes come from memory, not a cache."""
 
     kernel: str
     shape: str
@@ -76,12 +76,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The least bytes of operands in rotation, so that no cache holds them."""
+    """The least size of all copies of operands together, so that no cache holds them."""
 
     nbytes: int
 
     def copies(self, nbytes: int) -> int:
-        """Returns how many copies of operands of `nbytes` bytes to use in turn."""
+        """Returns how many copies of operands of `nbytes` bytes are used in turn."""
         return min(32, max(2, -(-self.nbytes // max(1, nbytes))))
 
 
@@ -106,7 +106,7 @@ def check_room(
     rotation: Rotation,
     available_bytes: int,
 ) -> None:
-    """Raises OutOfMemory if a case with all copies does not fit; called before operands are made."""
+    """Raises OutOfMemory if a case with all copies does not fit. Call it before operands are made."""
     for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
         matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
         own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
@@ -187,7 +187,7 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Yields makers of cases that share operands. Activations are f32, so elementwise kernels have one precision."""
+    """Yields functions that make cases with shared operands. Elementwise kernels are f32 only, like activations."""
     for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
         if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
             block = _Block(hidden, columns, precision, rotation)

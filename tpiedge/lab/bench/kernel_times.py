@@ -1,4 +1,4 @@
-"""Times kernels in alternation with torch's, memory reads and the processor's peak."""
+"""Times kernels in alternation with torch's kernels, memory reads and the processor's peak."""
 
 import itertools
 import time
@@ -31,7 +31,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20}
 
 
 def last_level_cache_bytes() -> int:
-    """Returns the largest reported cache; 32 MiB without one."""
+    """Returns the largest reported cache size, or 32 MiB without a report."""
     sizes = []
     for path in _CACHES.glob("index*/size"):
         text = path.read_text().strip()
@@ -41,8 +41,6 @@ def last_level_cache_bytes() -> int:
 
 @dataclass
 class _Samples:
-    """Times of one case, by repeat."""
-
     own_s: list[float] = field(default_factory=list)
     torch_s: list[float] = field(default_factory=list)
     read_bytes_per_s: list[float] = field(default_factory=list)
@@ -50,7 +48,7 @@ class _Samples:
 
 
 class Bench:
-    """Measures cases and the machine's bounds; without a `library` only torch. `say` gets a line per case."""
+    """Measures cases and the machine's bounds; without a `library` it times torch only. `say` gets a line per case."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -60,7 +58,7 @@ class Bench:
     def measure(
         self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
     ) -> list[dict[str, Any]]:
-        """Measures cases that share operands with every number of threads; returns JSON objects."""
+        """Measures the cases that `make` returns with every number of threads; returns JSON objects."""
         found = []
         for case in make():
             for count in threads:
@@ -120,7 +118,7 @@ class _CallTimer:
 
 
 def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[str, Any]:
-    """Computes parts of the bounds per repeat, as a noisy neighbour slows both."""
+    """Computes parts of a bound per repeat, as a noisy neighbour slows both."""
     report: dict[str, Any] = {
         "kernel": case.kernel,
         "shape": case.shape,

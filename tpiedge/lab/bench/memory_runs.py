@@ -37,13 +37,13 @@ class Budget:
 
     @property
     def nbytes(self) -> int:
-        """The limit of every node, or the predicted need of the largest."""
+        """The limit of every node, or the largest predicted need."""
         if self.layout.memory_bytes is not None:
             return self.layout.memory_bytes
         return max(need.total_bytes for need in self.plan.needs)
 
     def held(self, model: PreparedModel) -> list[tuple[Sweep, Placement]]:
-        """Returns bytes that each node reads per sweep and keeps in memory."""
+        """Returns each node's sweep, and the placement of its weights."""
         sweeps = [Sweep.of(model.pack, share, rank == 0) for rank, share in enumerate(self.plan.shares)]
         pairs = zip(sweeps, self.plan.needs, strict=True)
         return [(sweep, placed(need.weights, sweep)) for sweep, need in pairs]
@@ -53,7 +53,7 @@ class Budget:
 
 
 def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Returns settings of `--budgets`, smallest first. Raises UserError, or OutOfMemory for an impossible one."""
+    """Returns the settings that `text` names, smallest first. Raises UserError, OutOfMemory if one is impossible."""
     names = dict.fromkeys(item.strip().lower() for item in text.split(","))
     found = [_budget(name, model, layout, capacity) for name in names]
     return sorted(found, key=lambda budget: budget.nbytes)
@@ -65,7 +65,7 @@ def whole(model: PreparedModel, layout: Layout, capacity: int) -> Budget:
 
 
 def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
-    """Returns the least memory per node, in whole MiB, that works."""
+    """Returns the least bytes per node that work, a multiple of 1 MiB."""
 
     def works(nbytes: int) -> bool:
         try:
@@ -78,7 +78,7 @@ def smallest_budget(model: PreparedModel, layout: Layout, capacity: int) -> int:
 
 
 def least(works: Callable[[int], bool], enough: int) -> int:
-    """Returns the least multiple of 1 MiB that works, in bytes; `enough` bytes do, and `works` is monotonic."""
+    """Returns the least multiple of 1 MiB that works, in bytes; `works` must be monotonic, and true for `enough`."""
     low, high = 0, -(-enough // MIB)
     while high - low > 1:
         middle = (low + high) // 2
@@ -179,7 +179,7 @@ class Sample:
 
     @property
     def streamed_bytes(self) -> float:
-        """Bytes per token of all nodes, which share the disk."""
+        """Bytes per token that all nodes read; they share the disk."""
         return sum(node["streamed_bytes"] for node in self.nodes)
 
 
@@ -205,7 +205,7 @@ def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
 
 
 def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
-    """Measures with all nodes in one control group of their budgets. A failure is a result."""
+    """Measures with all nodes in one control group of their budgets' sum. Returns failures as results."""
     limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
     with memory_group(limit_bytes) as group:
         place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
@@ -253,7 +253,7 @@ def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) ->
 
 
 def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
-    """Returns seconds per token with all weights in memory, else of the fastest setting less its waits for weights."""
+    """Returns (seconds per token, source): all weights in memory, or else the fastest setting less its waits."""
     settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
     samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:
@@ -265,7 +265,7 @@ def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, st
 
 
 def _unstalled(sample: Sample) -> float:
-    """Returns seconds per token less the longest weight wait of a node."""
+    """Returns seconds per token less the longest wait of a node for weights."""
     return sample.s_per_token - max(node["stall_s"] for node in sample.nodes)
 
 
@@ -303,7 +303,7 @@ def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None
 
 
 def _busy(sample: Sample) -> float:
-    """Returns the part of the time in which the busiest node read; near 1 if the disk is the limit."""
+    """Returns the part of the time in which the busiest node read; it is near 1 if the disk is the limit."""
     return min(1.0, max(node["load_s"] for node in sample.nodes) / sample.s_per_token)
 
 

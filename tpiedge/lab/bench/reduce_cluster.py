@@ -34,7 +34,7 @@ BEGUN, ENDED = 0, 1
 
 
 def main() -> NoReturn:
-    """Reads its job from standard input and prints where it listens; the second line read says where others do."""
+    """Reads a job from standard input, prints where this rank listens, then reads where lower ranks listen."""
     job = json.loads(sys.stdin.buffer.readline())
     torch.set_num_threads(1)
     with ExitStack() as resources:
@@ -44,7 +44,7 @@ def main() -> NoReturn:
 
 
 def _linked(job: Mapping[str, Any], resources: ExitStack) -> tuple[Endpoint, Collection[int]]:
-    """Returns the endpoint of all links, and the ranks that this one connected to."""
+    """Returns the endpoint of all links, and the ranks to which this rank connected."""
     rank, keys = job["rank"], CurveKeys(job["public_key"], job["secret_key"])
     peer_keys = {int(peer): key for peer, key in job["peer_keys"].items()}
     links = TensorLinks(rank, keys, peer_keys, resources)
@@ -74,7 +74,7 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
 
 
 def confirm(group: Communicator, step: int, moment: int) -> None:
-    """Forms a barrier on rank 0 before and after a survey: probes and parts of a step must not meet."""
+    """Makes rank 0 wait for all ranks before and after a survey: probes and parts of a step must not meet."""
     for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
         group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
 
@@ -91,8 +91,8 @@ _WARM_UP = 20
 
 
 class ReduceCluster:
-    """`nodes` processes (at least two); this one is rank 0, and with `places` the caller's thread must already be at
-    the first. A context manager."""
+    """`nodes` processes (at least two); this one is rank 0. With `places`, the caller's thread must already be at the
+    first place. A context manager."""
 
     def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
         self.size = nodes
@@ -121,7 +121,7 @@ class ReduceCluster:
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Returns seconds of each of `rounds` all-reduces of `payload_bytes` of f32, once warm. Raises PeerLost."""
+        """Returns seconds of each of `rounds` warm all-reduces of `payload_bytes` of f32. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(

@@ -1,5 +1,5 @@
-"""Streams requests to an OpenAI-compatible server from one thread, one connection each. Bytes are kept with their times
-and parsed after the measurement, because the client shares the server's processors."""
+"""Streams requests to an OpenAI-compatible server from one thread, with a connection per request. Bytes are kept with
+their times and parsed after the measurement, because the client shares the server's processors."""
 
 import contextlib
 import http.client
@@ -28,13 +28,13 @@ _SILENT_S = 900.0
 
 
 class _Unreadable(Exception):
-    """Says why bytes are not an answer."""
+    """The bytes are not an answer."""
 
 
 def read_answer(
     sent_s: float, pieces: Sequence[Arrival], ended_s: float, prompt_tokens: int, failure: str = ""
 ) -> TimedAnswer:
-    """Parses a stream of `/v1/completions`. `failure` is the client's own; `prompt_tokens` is the default if the server
+    """Parses a stream of `/v1/completions`. `failure` is the client's own error; `prompt_tokens` counts if the server
     sends no count."""
     arrivals: list[float] = []
     done, tokens = False, 0
@@ -59,7 +59,7 @@ def read_answer(
 
 
 def _tokens_of(choice: object) -> int:
-    """Returns the number of ids if sent; else one for a text."""
+    """Returns the number of ids; without ids, 1 for text, else 0."""
     match choice:
         case {"token_ids": list(ids)}:
             return len(ids)
@@ -76,7 +76,7 @@ def _value(payload: bytes) -> object:
 
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Yields each event's data, timed by the end of its line."""
+    """Yields each event's data, timed by its line's end."""
     status, rest = 0, b""
     for time_s, event in _parsed(pieces):
         if isinstance(event, h11.Response):
@@ -161,7 +161,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class MeasuredServer:
-    """A server and its model's facts; None for unknown facts."""
+    """A server, with facts of its model; unknown facts are None."""
 
     address: ServerAddress
     model: str
@@ -243,7 +243,7 @@ class Streams:
         return len(self._selector.get_map())
 
     def start(self, prompt: ServePrompt, tokens: int) -> StreamedRequest:
-        """Sends a request; the exchange has ended if the server cannot be reached."""
+        """Sends a request; if the server cannot be reached, the returned request has already ended."""
         request = self.server.request(prompt, tokens)
         address = self.server.address
         exchange = StreamedRequest(self.clock.now(), len(prompt) if isinstance(prompt, tuple) else 0)
@@ -262,7 +262,7 @@ class Streams:
         return exchange
 
     def wait(self, limit_s: float = _SILENT_S) -> list[StreamedRequest]:
-        """Blocks until data arrives, at most `limit_s`; returns the exchanges that ended."""
+        """Blocks until data arrives, at most `limit_s`; returns the requests that ended."""
         ready = self._selector.select(min(limit_s, _SILENT_S))
         if not ready and limit_s >= _SILENT_S:
             return self._silent()

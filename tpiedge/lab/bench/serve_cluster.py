@@ -59,8 +59,8 @@ class ClusterWish:
 
 @contextmanager
 def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
-    """Starts a server for the block. Raises PeerError, ResourceError. With places, the caller is in the first one's
-    network (`RunningTestbed.inside`)."""
+    """Starts a server for the block. Raises PeerError, ResourceError. With places, the caller must be in the first
+    place's network (`RunningTestbed.inside`)."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
         first = free_ports(_PORTS, wish.place(0).host)
@@ -87,7 +87,7 @@ class RunningProcess:
         self._log = log
 
     def check(self) -> None:
-        """Raises PeerError with its last words if it has ended."""
+        """Raises PeerError with the process's last words if it has ended."""
         status = self._process.poll()
         if status is not None:
             raise PeerError(f"{self._name} ended with status {status}: {self.last_words()}")
@@ -138,7 +138,7 @@ def _tpiedge(place: Place) -> list[str]:
 def await_ready(
     server: ServerAddress, path: str, processes: Sequence[RunningProcess], limit_s: float = _ALONE_S
 ) -> None:
-    """Blocks until the first process answers 200 at `path`; tells its reason for waiting. Raises PeerError."""
+    """Blocks until `server` answers 200 at `path`; prints the first process's reasons for waiting. Raises PeerError."""
     deadline = time.monotonic() + limit_s
     said = ""
     while True:

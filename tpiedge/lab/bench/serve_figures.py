@@ -17,8 +17,8 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """One request seen by its client, in seconds of one clock. `token_s` are arrivals of all tokens, in order; `error`
-    is empty for a whole answer."""
+    """A request as its client saw it, in seconds of one clock. `token_s`: arrivals of all tokens; `error` is empty for
+    a whole answer."""
 
     sent_s: float
     token_s: tuple[float, ...]
@@ -28,7 +28,6 @@ class TimedAnswer:
 
     @property
     def first_s(self) -> float | None:
-        """Seconds to the first token; None without one."""
         return self.token_s[0] - self.sent_s if self.token_s else None
 
     @property
@@ -38,8 +37,8 @@ class TimedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """Figures of one round of requests; times and rates are of whole answers, None without any.
-    `answering_tokens_per_s`: the rate while all clients received answers and no prompt was computed."""
+    """Figures of a round; times and rates count whole answers only. `answering_tokens_per_s`: the rate while all
+    clients received answers and no prompt was computed."""
 
     requests: int
     errors: int
@@ -53,7 +52,7 @@ class RoundFigures:
 
     @staticmethod
     def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
-        """Sums up at least one answer of `clients` concurrent clients (None: not fixed)."""
+        """Sums up `answers` (at least one); `clients` is None if not fixed."""
         whole = [answer for answer in answers if not answer.error]
         failed = [answer.error for answer in answers if answer.error]
         seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
@@ -73,7 +72,7 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """A long prompt and the answers beside it. `normal_s` and `beside_s` are the others' gaps before and during the
+    """A long prompt and answers beside it. `normal_s` and `beside_s`: gaps in the answers before and during the
     prompt."""
 
     normal_s: Distribution
@@ -87,12 +86,12 @@ class LongPromptFigures:
 
     @property
     def prompt_ratio(self) -> float:
-        """The prompt's speed beside others as a part of its speed alone."""
+        """The prompt's speed beside other answers, divided by its speed alone."""
         return self.beside_tokens_per_s / self.alone_tokens_per_s
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the least value that `percent` of the values (at least one) do not exceed."""
+    """Returns the least of `values` (at least one) that `percent` % of them do not exceed."""
     rank = math.ceil(percent / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 
@@ -107,7 +106,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """Returns gaps between tokens that overlap [start_s, end_s]."""
+    """Returns an answer's gaps between tokens that overlap [start_s, end_s]."""
     return [
         later - earlier
         for answer in answers
@@ -117,7 +116,7 @@ def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) ->
 
 
 def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float | None:
-    """Returns tokens per second while exactly `clients` answers were between first and last token; None if never."""
+    """Returns tokens per second while exactly `clients` answers were between first and last token, or None."""
     spans = _times_of(
         clients, [(answer.token_s[0], answer.token_s[-1]) for answer in answers if answer.token_s]
     )
@@ -141,7 +140,7 @@ def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tupl
 
 
 def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
-    """Returns median, minimum and maximum of each percentile over the repeats that have it; None without any."""
+    """Returns median, minimum and maximum of each percentile over all distributions; None if there are none."""
     known = [one for one in found if one is not None]
     return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
 
@@ -149,6 +148,6 @@ def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]]
 def spread_of(
     repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
 ) -> dict[str, float] | None:
-    """Returns median, minimum and maximum over the repeats that have the figure; None without any."""
+    """Returns median, minimum and maximum over the repeats that have the figure; None if there are none."""
     known = [value for value in map(figure, repeats) if value is not None]
     return spread(known) if known else None

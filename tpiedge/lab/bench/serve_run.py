@@ -1,5 +1,5 @@
-"""Repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside others; and their record. A seed
-fixes prompts and arrivals."""
+"""Repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside answers. A seed fixes prompts and
+arrivals."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ from tpiedge.lab.bench.serve_figures import (
 
 @dataclass
 class RandomPrompts:
-    """Token ids below `vocabulary`; prompts differ after their first `shared` tokens."""
+    """Prompts of random token ids below `vocabulary`, which share their first `shared` tokens."""
 
     vocabulary: int
     shared: int
@@ -38,7 +38,7 @@ class RandomPrompts:
         self._prefix = self.unlike(self.shared)
 
     def of(self, tokens: int) -> tuple[int, ...]:
-        """Returns the next prompt of `tokens` tokens, shared ones first."""
+        """Returns the next prompt, shared tokens first."""
         prefix = self._prefix[:tokens]
         return (*prefix, *self.unlike(tokens - len(prefix)))
 
@@ -54,8 +54,8 @@ def arrivals(rate: float, seed: int) -> Iterator[float]:
 
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
-    """Reads a prompt per line: a JSON string, a JSON array of token ids, or the line itself. Messages have `name`.
-    Raises UserError without a prompt."""
+    """Reads a prompt from each line: a JSON string, a JSON array of token ids, or the line itself. Raises UserError,
+    which names `name`, also without a prompt."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -86,7 +86,7 @@ OTHERS = 3
 def by_clients(
     streams: Streams, prompts: Sequence[ServePrompt], tokens: int, clients: int
 ) -> list[TimedAnswer]:
-    """Runs a closed loop: each client sends its next prompt when its answer ends."""
+    """Runs a closed loop: each client sends the next prompt when its answer ends."""
     left, free = iter(prompts), clients
     found: list[StreamedRequest] = []
     while free or streams.running:
@@ -114,7 +114,7 @@ def at_random(
 
 
 def ask_alone(streams: Streams, prompt: ServePrompt) -> float:
-    """Returns a prompt's tokens per second up to the first token, alone. Raises PeerError."""
+    """Returns a prompt's tokens per second up to the first token, without other requests. Raises PeerError."""
     (answer,) = by_clients(streams, [prompt], 1, 1)
     return _prompt_rate(answer)
 
@@ -127,8 +127,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """A prompt computed beside answers to `others` of up to `answer_tokens`, each of which has `settled_tokens` before
-    the long prompt is sent."""
+    """`prompt` and `alone` are equally long. `prompt` is sent when OTHERS answers to `others`, of up to
+    `answer_tokens`, have `settled_tokens` each."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -138,7 +138,7 @@ class LongPrompt:
 
 
 def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigures:
-    """Measures a prompt of that length alone, then beside OTHERS. Raises PeerError."""
+    """Measures a long prompt alone, then another beside OTHERS answers. Raises PeerError."""
     alone = ask_alone(streams, wanted.alone)
     beside = [streams.start(next(wanted.others), wanted.answer_tokens) for _ in range(OTHERS)]
     first = tuple(beside)
@@ -154,7 +154,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
 def _answering(
     streams: Streams, beside: list[StreamedRequest], wanted: LongPrompt, done: Callable[[], bool]
 ) -> None:
-    """Replaces answers that end until `done`. Raises PeerError."""
+    """Adds an answer to `beside` for each that ends, until `done`. Raises PeerError."""
     while not done():
         for ended in streams.wait():
             if ended not in beside:
@@ -182,13 +182,13 @@ _LONG_ANSWER = 2048
 
 @dataclass(frozen=True)
 class ServeLoad:
-    """`clients` that wait for answers, or requests at random times, `rate` per second."""
+    """Either `clients` that wait for their answers, or requests at random times, `rate` per second."""
 
     clients: int | None
     rate: float | None = None
 
     def requests(self, wanted: int | None) -> int:
-        """The number of requests: `wanted`, or two per client."""
+        """Returns `wanted`; without it, two per client but at least 4, or 32 at random times."""
         if wanted is not None:
             return wanted
         return 32 if self.clients is None else max(4, 2 * self.clients)
@@ -199,7 +199,7 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """A measurement: `prompts` replace random ones that begin with `shared` equal tokens; `long_prompt` may be None."""
+    """A measurement. Random prompts begin with `shared` equal tokens; `prompts`, if any, replace them."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None
@@ -220,7 +220,7 @@ class ServeWish:
 
 
 def check_wish(wish: ServeWish, context: int | None) -> None:
-    """Raises UserError if the prompts exceed the server's known context."""
+    """Raises UserError if the wish is contradictory or exceeds `context`."""
     if wish.shared > wish.prompt_tokens:
         raise UserError(f"--shared-prefix {wish.shared} is more than --prompt-tokens {wish.prompt_tokens}")
     most = max(load.clients or 1 for load in wish.loads)

@@ -4,10 +4,10 @@
 
 It prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
 
-`state`   the switch's counters, changed links, and what each device's group uses
-`set`     `links`: changes as SwitchClient.set_links takes them; `remember`: member -> [up, down], for `state`
-`measure` round trips of at most about `longest_rtt_s`, and throughput from the first to the second of
-`devices`: each has name, address and pid
+`state`   returns the switch's counters, changed links, and the use of each device's group
+`set`     makes the changes `links`, as SwitchClient.set_links takes them; keeps `remember` as links for `state`
+`measure` returns round trips, which may take `longest_rtt_s`, and throughput from the first to the second of
+`devices`; each has name, address and pid
 """
 
 import json
@@ -56,7 +56,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _use(pid: int) -> dict[str, Any]:
-    """Reads memory use of the device's control group through its first process: a container sees only its own."""
+    """Returns the use of a device's control group, read through a process in it: a container sees only its own."""
     groups = Path(f"/proc/{pid}/root/sys/fs/cgroup")
     old = (groups / "memory" / "memory.limit_in_bytes").exists()
     controllers, group = Controllers(None, 0, groups, 1 if old else 2), "memory" if old else "."

@@ -1,6 +1,6 @@
-"""A testbed of containers: one per device, and one with the switch, which gives the others interfaces.
+"""A testbed of containers: one per device, and one with the switch, which makes the devices' interfaces.
 
-Needs a docker engine on Linux, here or in a virtual machine, and no root on this side.
+Needs a docker engine on Linux, here or in a virtual machine, but no root here.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Containers:
 
     @property
     def state(self) -> str:
-        """up; starting; abandoned (its maker is gone, or nothing runs); broken (its switch ended)."""
+        """One of: up; starting; abandoned (the maker is gone, or nothing runs); broken (the switch ended)."""
         if self.switch is None:
             return "abandoned"
         if self.switch.status == "created":
@@ -63,7 +63,7 @@ class Containers:
         return Topology(parse_description(text, f"the testbed {self.name}"))
 
     def topology_now(self, state: Mapping[str, Any]) -> Topology:
-        """The topology with the changed links of the agent's `state`."""
+        """Returns the topology with the changed links of the agent's answer `state`."""
         topology = self.topology
         for member, (up, down) in state["links"].items():
             topology = topology.with_links(member, Link(**up), Link(**down))
@@ -76,7 +76,7 @@ class Containers:
 
     @property
     def pids(self) -> dict[str, int]:
-        """First processes of running devices, on the engine's computer."""
+        """Ids of the running devices' first processes, on the engine's computer."""
         return {name: device.pid for name, device in self.devices.items() if device.running}
 
     def require(self, device: str) -> Container:
@@ -87,7 +87,7 @@ class Containers:
 
 
 class DockerTestbeds:
-    """NamespaceTestbeds' methods, for containers."""
+    """Testbeds of containers, with the methods of NamespaceTestbeds."""
 
     may_look = True
 
@@ -96,12 +96,11 @@ class DockerTestbeds:
         self._image = image
 
     def names(self) -> list[str]:
-        """Returns names of all testbeds, leftovers included."""
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """Brings a testbed up until `down`, after removing leftovers. Raises UserError if it is up or the image is
-        missing, ResourceError; then nothing is left."""
+        """Removes leftovers and brings a testbed up. Raises UserError if it is up or lacks the image, ResourceError; a
+        failed start leaves nothing."""
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
@@ -124,7 +123,7 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """Returns `status_of`'s record without keys of namespaces; None if nothing is there."""
+        """Returns `status_of`'s record without keys of namespaces; None if there are no containers."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 
@@ -176,7 +175,7 @@ class DockerTestbeds:
         return made
 
     def _start_switch(self, switch: str, description: Description, pids: Mapping[str, int]) -> None:
-        """Starts the switch: packets flow on return. Raises ResourceError."""
+        """Starts the switch, and returns when packets flow. Raises ResourceError."""
         namespaces = {name: Path(f"/proc/{pid}/ns/net") for name, pid in pids.items()}
         plan = Topology(description).switch_plan(namespaces)
         self._engine.put(switch, PLAN_FILE, plan.to_json().encode() + b"\n")
@@ -192,7 +191,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether such a testbed exists; False if no engine answers at once."""
+    """Whether there is such a testbed of containers; False if no engine answers at once."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -200,7 +199,7 @@ def in_containers(name: str) -> bool:
 
 
 class AttachedContainers:
-    """RunningTestbed's methods, for containers."""
+    """A running testbed of containers, with the methods of RunningTestbed."""
 
     def __init__(self, engine: ContainerEngine, found: Containers) -> None:
         self._engine = engine
@@ -233,7 +232,7 @@ class AttachedContainers:
 
 
 def ask(engine: ContainerEngine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
-    """Runs container_agent.py. Raises UserError, ResourceError by its answer."""
+    """Runs container_agent.py. Raises UserError or ResourceError if its answer says so."""
     if found.switch is None or not found.switch.running:
         raise ResourceError(
             f"the switch of the testbed {found.name} has ended: tpiedge testbed down {found.name}"

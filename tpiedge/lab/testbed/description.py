@@ -21,7 +21,7 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction. Up to `jitter_s` is added to the one-way `latency_s`; `loss` is a fraction; None: no limit."""
+    """One direction. Up to `jitter_s` is added to `latency_s`. `loss` is a fraction; `bytes_per_s` None: no limit."""
 
     latency_s: float = 0.0
     jitter_s: float = 0.0
@@ -31,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`uplink` is None for the root, whose links have no meaning. `up` leads towards the uplink."""
+    """`up` leads towards `uplink`. The root has no uplink; its links have no meaning."""
 
     name: str
     uplink: str | None
@@ -41,7 +41,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device's limits (None: no limit). `swap_bytes` is allowed beyond `memory_bytes`."""
+    """A device's limits (None: no limit). `swap_bytes` come on top of `memory_bytes`."""
 
     name: str
     uplink: str
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A testbed; the order of devices is that of the file and of the ranks."""
+    """A testbed; the file's order of devices is that of ranks."""
 
     about: str
     routers: tuple[Router, ...]

@@ -1,7 +1,7 @@
-"""A docker engine by its command `docker`, and a testbed's containers. Every call has a deadline.
+"""A docker engine, used by the command `docker`, and a testbed's containers.
 
-Labels on containers are the only record: the switch's labels hold the description and the maker. Its container is made
-first and started last. So any command can use and remove a testbed, even after a crash.
+Labels on containers are the only record: the switch's labels hold the description and the maker. The switch's container
+is made first and started last. So any command can use and remove a testbed, even after a crash.
 """
 
 import io
@@ -42,7 +42,7 @@ _PYTHON = ("python", "-P", "-m")
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """`flags` of `docker create`: limits and rights."""
+    """`flags` of `docker create` set limits and rights."""
 
     name: str
     hostname: str
@@ -74,8 +74,8 @@ def container_name(testbed: str, member: str) -> str:
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """Describes a device's container: docker's own init reaps; the command only keeps it running. A limit of all
-    processors, or more, is left out."""
+    """Describes a device's container, whose command only keeps it running. A limit of all processors, or more, is left
+    out."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
         quota, period = cpu_quota_us(device.cpus)
@@ -91,8 +91,8 @@ def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
 
 
 def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
-    """Describes the switch's container, which enters network namespaces by process ids of the engine's computer. Its
-    plan belongs in PLAN_FILE."""
+    """Describes the switch's container, which enters network namespaces by process ids. Put the plan into PLAN_FILE
+    first."""
     run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
     made_by = msgspec.json.encode(maker).decode()
     flags = (
@@ -119,14 +119,14 @@ def maker_of(labels: Mapping[str, str]) -> Maker | None:
 
 
 def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns the command of container_agent.py in the switch's container."""
+    """Returns the command that runs container_agent.py in the switch's container."""
     return (*_PYTHON, "tpiedge.lab.testbed.container_agent", json.dumps(request))
 
 
 @dataclass(frozen=True)
 class Container:
-    """`status` is docker's word (created, running, exited ...), `pid` the first process on the engine's computer, 0
-    without one; `started` orders containers by last start."""
+    """`status` is docker's word (created, running, exited ...), `pid` the first process, or 0; `started` orders
+    containers by last start."""
 
     id: str
     labels: Mapping[str, str]
@@ -141,7 +141,7 @@ class Container:
 
 
 class ContainerEngine:
-    """The engine of DOCKER_HOST or docker's settings. Raises UserError if unusable; methods raise ResourceError."""
+    """The engine of DOCKER_HOST or docker's settings. Raises UserError if unusable; its methods raise ResourceError."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -225,7 +225,6 @@ class ContainerEngine:
         return ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
 
     def remove(self, container: str) -> None:
-        """Kills and removes the container, if any."""
         ended = self._ended("rm", "--force", "--volumes", container)
         if b"No such container" not in ended.stderr:
             _check(ended, "remove a container")
@@ -269,7 +268,7 @@ def _check(ended: "subprocess.CompletedProcess[bytes]", doing: str) -> None:
 
 
 def run_here(container: str, command: Sequence[str]) -> int:
-    """Runs a command in a container with this process's files, terminal and signals. Returns its status."""
+    """Runs a command in a container with this process's files, terminal and signals. Returns the command's status."""
     pid_file = f"/tmp/tpiedge-{secrets.token_hex(8)}"
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     announced = ("sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *command)

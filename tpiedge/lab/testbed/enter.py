@@ -15,7 +15,7 @@ _NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> int:
-    """Returns only if it fails."""
+    """Returns a status only if it fails."""
     border = arguments.index("--")
     (namespace, *groups), command = arguments[:border], arguments[border + 1 :]
     try:

@@ -1,7 +1,7 @@
 """Network namespaces and control groups (version 1 or 2) of devices. Linux, root.
 
-All groups lie below the topmost group that this process sees; names contain their testbed's, so leftovers of a crash
-are found.
+All groups lie below the topmost group that this process sees. Their names contain the testbed's name, so leftovers
+of a crash are found.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def remove_namespace(path: Path) -> None:
 
 @contextlib.contextmanager
 def inside(path: Path) -> Iterator[None]:
-    """Puts this thread into the namespace; sockets, threads and processes made there stay. Raises OSError."""
+    """Puts this thread into the namespace for the block; sockets and processes made there stay. Raises OSError."""
     with _opened(Path("/proc/thread-self/ns/net")) as before:
         with _opened(path) as wanted:
             _set_namespace(wanted)
@@ -93,8 +93,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
-    """Sends SIGTERM to all that `members` finds, SIGKILL after `polite_s`, until only this process is left. Raises
-    ResourceError if one does not end."""
+    """Sends SIGTERM to all `members`, SIGKILL after `polite_s`, until only this process is left. Raises
+    ResourceError."""
     started = time.monotonic()
     signalled: set[int] = set()
     while running := members() - {os.getpid()}:
@@ -113,7 +113,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Returns processes started as `... -m MODULE ARGUMENT` with the same /run; a container's has other files."""
+    """Returns processes `... -m MODULE ARGUMENT` with this process's /run, so none in containers."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -141,7 +141,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A device's use now: bytes, and processes killed by the kernel for want of memory. None: not counted."""
+    """A group's use in bytes, and processes killed for want of memory. None: not counted."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -160,14 +160,13 @@ class Controllers:
 
     @staticmethod
     def here(root: Path = Path("/")) -> "Controllers":
-        """Returns controllers of this computer; each is in one of the two hierarchies."""
+        """Returns this computer's controllers of either version."""
         own = Cgroups.own(root)
         cpu, cpu_version = _topmost(own.cpu_v1, own.unified, "cpu")
         memory, memory_version = _topmost(own.memory_v1, own.unified, "memory")
         return Controllers(cpu, cpu_version, memory, memory_version)
 
     def folders(self, name: str) -> tuple[Path, ...]:
-        """Returns the group's one or two folders."""
         tops = (self.cpu, self.memory)
         return tuple(dict.fromkeys(top / name for top in tops if top is not None))
 
@@ -197,7 +196,7 @@ class Controllers:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """Returns memory use; unknown without the group."""
+        """Returns memory use; unknown if there is no group."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 return _use(MemoryGroup(self.memory / name, self.memory_version))
@@ -213,7 +212,7 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """Kills its processes and removes the group, if any; this process moves up first. Raises ResourceError."""
+        """Kills the group's processes and removes the group. This process moves up first. Raises ResourceError."""
         for folder in self.folders(name):
             _remove_group(folder)
 
@@ -229,7 +228,7 @@ def processors() -> int:
 
 
 def cpu_quota_us(cpus: float) -> tuple[int, int]:
-    """Returns (quota, period). Short periods keep waits within 10 ms unless the quota is below the kernel's least."""
+    """Returns (quota, period). The period keeps waits within 10 ms, unless the quota is below the kernel's least."""
     least_us = 1_000
     period = max(10_000, math.ceil(least_us / cpus))
     return max(least_us, round(period * cpus)), period
@@ -266,7 +265,6 @@ def _remove_group(folder: Path) -> None:
 
 
 def _tree(folder: Path) -> list[Path]:
-    """Returns the group and all subgroups, the lowest first."""
     return [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
 
 

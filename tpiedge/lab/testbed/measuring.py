@@ -1,7 +1,6 @@
 """Measures round trips and TCP throughput of a running testbed. Linux, root.
 
-All sockets belong to this process, made in the devices' namespaces, so only the network counts, not the devices'
-limits.
+This process makes all sockets in the devices' namespaces, so only the network counts, not the devices' limits.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ class End:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of a pair: median `rtt_s`, and arrived payload per second."""
+    """Results for a pair: `rtt_s` is a median, `bytes_per_s` the payload that arrived."""
 
     source: str
     target: str
@@ -46,7 +45,7 @@ class Measured:
 
 
 def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
-    """Measures for about three seconds; waits may take `more_s` longer. Raises ResourceError."""
+    """Measures for about three seconds; each wait may take `more_s` longer. Raises ResourceError."""
     count = _RTTS if not more_s else max(5, min(_RTTS, int(4.0 / more_s)))
     times, lost = rtts_s(source, target, count, more_s)
     rate, ping = _payload_per_s(source, target, more_s), ping_rtt_s(source, target)
@@ -54,22 +53,22 @@ def measure_pair(source: End, target: End, more_s: float = 0.0) -> Measured:
 
 
 def expected_rtt_s(there: Expected, back: Expected) -> float:
-    """Returns the mean, which includes half of the jitter."""
+    """Returns the mean round trip, which includes half of the jitter."""
     return there.latency_s + back.latency_s + (there.jitter_s + back.jitter_s) / 2
 
 
 def longest_rtt_s(there: Expected, back: Expected) -> float:
-    """Returns the round trip with all jitter and empty queues."""
+    """Returns the round trip with all jitter, but empty queues."""
     return there.latency_s + back.latency_s + there.jitter_s + back.jitter_s
 
 
 def expected_payload(expected: Expected) -> float | None:
-    """Returns payload per second of one TCP connection without IP and TCP headers; None: no limit."""
+    """Returns payload per second of one TCP connection without IP and TCP headers; None without a limit."""
     return None if expected.bytes_per_s is None else expected.bytes_per_s * (1500 - 52) / 1500
 
 
 def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) -> tuple[list[float], int]:
-    """Returns (round trips of small datagrams, lost ones). Raises ResourceError if all were lost."""
+    """Returns (round trips of small datagrams, number of lost datagrams). Raises ResourceError if all were lost."""
     with (
         _socket(source, socket.SOCK_DGRAM, 1.0 + more_s) as here,
         _socket(target, socket.SOCK_DGRAM, 1.0 + more_s) as there,
@@ -83,7 +82,7 @@ def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) ->
 
 
 def ping_rtt_s(source: End, target: End) -> float | None:
-    """Returns the mean of the system's `ping`; None if it is missing or gets no answer."""
+    """Returns the mean round trip of the system's `ping`; None if it is missing or gets no answer."""
     if shutil.which("ping") is None:
         return None
     command = ["ping", "-q", "-c", "20", "-i", "0.02", target.address]
@@ -103,7 +102,7 @@ def _socket(device: End, kind: socket.SocketKind, timeout_s: float) -> socket.so
 
 
 def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float | None:
-    """Plays both ends in one thread, so only the network wakes it. None if lost; late datagrams are skipped."""
+    """Plays both ends in one thread, so only the network wakes it. Returns None for a loss; skips late datagrams."""
     time.sleep(0.002)
     started = time.perf_counter()
     here.send(_DATAGRAM.pack(number))
@@ -119,7 +118,7 @@ def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float
 
 
 def _payload_per_s(source: End, target: End, more_s: float) -> float:
-    """Measures after TCP's slow start. Raises ResourceError."""
+    """Returns TCP payload per second, measured after slow start. Raises ResourceError."""
     limit_s = 10.0 + more_s
     with (
         _socket(target, socket.SOCK_STREAM, limit_s) as listener,

@@ -1,4 +1,4 @@
-"""Opens a testbed of namespaces, up already or not; gives its devices and status. Linux, root."""
+"""Opens a testbed of namespaces, which may be up already; gives its devices and status. Linux, root."""
 
 import contextlib
 import math
@@ -38,7 +38,7 @@ from tpiedge.progress import say
 
 @dataclass(frozen=True)
 class RunningDevice(End):
-    """A command after `enter_command` runs on it as the same process, with its id, signals and standard input."""
+    """A device. A command after `enter_command` runs on it as the same process, with its signals and standard input."""
 
     enter_command: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class RunningTestbed:
 
     @contextlib.contextmanager
     def inside(self, device: RunningDevice | str) -> Iterator[None]:
-        """Puts this thread into the device's network, without its limits; what it makes there stays there."""
+        """Puts this thread into the device's network, without limits; sockets and processes made there stay there."""
         found = self.device(device) if isinstance(device, str) else device
         with contextlib.ExitStack() as stack:
             try:
@@ -76,12 +76,12 @@ class RunningTestbed:
 
     @property
     def links(self) -> Mapping[str, tuple[Link, Link]]:
-        """The current links, (up, down) by the member below each."""
+        """The current links as (up, down), by the member below each link."""
         members = self._made.topology.description.members
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
-        """Changes links; `links` as the property gives them. Raises UserError, ResourceError."""
+        """Changes links; `links` has the form of the property `links`. Raises UserError, ResourceError."""
         for name, pair in links.items():
             self._made = change_link(self.name, name, partial(_both, *pair))
 
@@ -94,7 +94,7 @@ class RunningTestbed:
         return tuple(device.name for device in self.devices)
 
     def measure(self, source: str, target: str) -> Measured:
-        """Measures for some seconds. Raises ResourceError if nothing arrives."""
+        """Measures a pair for some seconds. Raises ResourceError if nothing arrives."""
         longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
         return measure_pair(self.device(source), self.device(target), longest_s)
 
@@ -113,8 +113,8 @@ class RunningTestbed:
 def open_testbed(
     given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
-    """Opens a running testbed, or brings a shipped one or a file up for the block. After a kill, the next command that
-    uses the name removes it. `name` replaces the file's. Raises UserError, ResourceError."""
+    """Opens a running testbed, or brings one up for the block. After a kill, the next command of that name removes it.
+    `name` replaces the file's. Raises UserError, ResourceError."""
     require_root()
     running = _running(given, name)
     if running is not None:
@@ -147,15 +147,15 @@ def attach(name: str) -> RunningTestbed:
 
 
 def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
-    """Returns the words before a command that runs on the device."""
+    """Returns the words before a command on the device."""
     groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
     return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """Returns the record of `status`. `state`: up; starting; abandoned (its owner is gone); broken (its switch ended).
-    With `backend` docker it has `container` for `namespace` and no `totals`."""
+    """Returns the record of `status`. `state` is up, starting, abandoned (owner gone) or broken (switch ended). With
+    `backend` docker, `container` replaces `namespace`, without `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
     counted: dict[str, Any] = {"links": {}, "totals": None}
@@ -209,7 +209,7 @@ def _running(given: str, name: str | None) -> TestbedState | None:
 
 
 def timing_over(round_trip_s: float, loss: float) -> Timing:
-    """Returns the timing for a round trip and one-way loss: beyond 1 %, TCP's doubling waits would look like death."""
+    """Returns the timing for a round trip and one-way loss: longer beyond 1 % loss, as TCP then doubles its waits."""
     timeout_s = max(Timing().timeout_s, 8 * round_trip_s)
     return Timing(timeout_s=3 * timeout_s if loss > 0.01 else timeout_s)
 

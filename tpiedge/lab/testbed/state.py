@@ -1,7 +1,7 @@
 """A testbed's state while it exists, and who may change it. Linux.
 
-Namespaces and control groups `tpiedge.NAME.*`, the folder `/run/tpiedge/testbeds/NAME` and the switch's socket in it
-are found by name, so leftovers need no record. The state file, written first, holds the description, changed links and
+Namespaces and control groups `tpiedge.NAME.*`, the folder `/run/tpiedge/testbeds/NAME` and the socket in it are
+found by name, so leftovers need no record. The state file, written first, holds the description, changed links and
 the owner.
 """
 
@@ -30,7 +30,7 @@ _NEEDS_LINUX = "the testbed needs Linux: elsewhere use containers (tpiedge testb
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, distinguished from a later one with its id."""
+    """A process, told by its start from a later process with the same id."""
 
     pid: int
     started: float
@@ -47,8 +47,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings it up; once `ready` it ends with `owner`, if any. `links`: member -> (up, down) that differ from
-    the description."""
+    """`maker` brings the testbed up; once `ready`, it ends with `owner`, if any. `links`: member -> (up,
+    down), if changed."""
 
     name: str
     text: str
@@ -67,7 +67,7 @@ class TestbedState:
 
     @property
     def abandoned(self) -> bool:
-        """Whether only its removal is left: its maker or owner is gone, or the computer restarted."""
+        """Whether only removal is left: the maker or owner is gone, or the computer restarted."""
         if self.boot != _boot():
             return True
         keeper = self.owner if self.ready else self.maker
@@ -78,7 +78,6 @@ class TestbedState:
         return self.owner is not None and not self.owner.alive
 
     def write(self) -> None:
-        """Writes the file atomically."""
         folder = folder_of(self.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = folder / "state.json.partial"
@@ -87,7 +86,7 @@ class TestbedState:
 
 
 def read_state(name: str) -> TestbedState | None:
-    """Reads the state; None without a testbed, or if it is damaged. Raises UserError without root."""
+    """Returns the state; None if the file is missing or damaged. Raises UserError without root."""
     try:
         return msgspec.json.decode((folder_of(name) / "state.json").read_bytes(), type=TestbedState)
     except PermissionError:
@@ -97,7 +96,6 @@ def read_state(name: str) -> TestbedState | None:
 
 
 def names() -> list[str]:
-    """Returns names of testbeds that have a folder."""
     try:
         return sorted(entry.name for entry in os.scandir(ROOT) if entry.is_dir())
     except OSError:
@@ -132,7 +130,6 @@ def locked(limit_s: float = 60.0) -> Iterator[None]:
 
 
 def require_root() -> None:
-    """Raises UserError without Linux and root."""
     if sys.platform != "linux":
         raise UserError(_NEEDS_LINUX)
     if os.geteuid():
@@ -145,7 +142,7 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> float | None:
-    """Returns a process's start (Linux: ticks since boot, independent of the clock); None if it ended."""
+    """Returns a process's start (on Linux in ticks since boot); None if it ended."""
     if sys.platform != "linux":
         try:
             return psutil.Process(pid).create_time()

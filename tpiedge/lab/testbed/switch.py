@@ -1,4 +1,4 @@
-"""The switch's plan, a line of JSON, and both ends of its socket: a line of JSON each way."""
+"""The switch's plan, and both ends of its socket. Plan, requests and answers are lines of JSON."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from tpiedge.errors import ResourceError, TpiedgeError, UserError
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A device's only network interface, made by the switch in this network namespace."""
+    """A device's only network interface, made in `namespace`."""
 
     device: str
     namespace: str
@@ -28,8 +28,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. A uniform part of `jitter_s` is added to the one-way `latency_s`, in order. `loss`:
-    fraction of packets dropped; a limited rate queues at most `queue_bytes`; None: no limit."""
+    """One direction of a link. `latency_s` is one-way; a uniform part of `jitter_s` is added, in order. `loss`:
+    fraction of packets dropped. A limited rate queues at most `queue_bytes`; `bytes_per_s` None: no limit."""
 
     name: str
     latency_s: float
@@ -41,7 +41,7 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class SwitchPlan:
-    """`paths[source][target]`: indices into `links` that a packet passes, in order."""
+    """`paths[source][target]` has indices of the `links` that a packet passes, in order."""
 
     ports: tuple[Port, ...]
     links: tuple[SwitchLink, ...]
@@ -53,7 +53,7 @@ class SwitchPlan:
 
     @staticmethod
     def from_json(text: str) -> "SwitchPlan":
-        """Raises UserError unless `to_json` wrote it."""
+        """Raises UserError unless `to_json` wrote `text`."""
         try:
             return msgspec.json.decode(text, type=SwitchPlan)
         except ValueError as error:
@@ -65,13 +65,13 @@ SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Each call opens a connection and takes at most 5 s. Raises UserError if refused, ResourceError."""
+    """Each call connects and takes at most 5 s. Raises UserError if refused, ResourceError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def counters(self) -> dict[str, Any]:
-        """Returns `links`, LINK_COUNTERS by link name, and `totals`, TOTALS, both of switch_native.py."""
+        """Returns `links` (LINK_COUNTERS by link name) and `totals` (TOTALS), as in switch_native.py."""
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
@@ -134,7 +134,7 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens at `path` for this user; `answer` gets one request at a time, on other threads. Our errors are answered
+    """Listens at `path` for this user. `answer` gets one request at a time, on other threads; its errors are sent back
     as `error`. Raises UserError."""
     path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
     before = os.umask(0o177)

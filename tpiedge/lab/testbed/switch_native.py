@@ -34,7 +34,7 @@ _SIGNATURES: Final[Signatures] = {
 
 
 class _Link(ctypes.Structure):
-    """LinkSettings in native/link.h."""
+    """The struct LinkSettings in native/link.h."""
 
     _fields_ = (
         ("latency_ns", _size),
@@ -50,7 +50,7 @@ _Address, _Mac = ctypes.c_uint8 * 4, ctypes.c_uint8 * 8
 
 
 class _SwitchPort(ctypes.Structure):
-    """PortSettings in native/switch.h."""
+    """The struct PortSettings in native/switch.h."""
 
     _fields_ = (("tap", ctypes.c_int32), ("address", _Address), ("mac", _Mac))
 
@@ -77,8 +77,8 @@ def switch_library() -> ctypes.CDLL:
 
 
 class NativeSwitch:
-    """A switch over the descriptors `taps`, one per port of the plan, which must outlive it. `run` blocks without the
-    GIL; other threads may call all but `close` meanwhile."""
+    """A switch over the descriptors `taps`, one per port; close them after the switch. `run` blocks without the GIL;
+    meanwhile other threads may call all methods but `close`."""
 
     def __init__(self, plan: SwitchPlan, taps: Sequence[int]) -> None:
         self._library = switch_library()
@@ -114,7 +114,7 @@ class NativeSwitch:
             raise ResourceError(f"the switch did not take the change of link {link.name!r} within 2 s")
 
     def counters(self) -> dict[str, Any]:
-        """Returns `links`, LINK_COUNTERS of each, and `totals`, TOTALS."""
+        """Returns `links` (LINK_COUNTERS by link name) and `totals` (TOTALS)."""
         values = (_size * len(LINK_COUNTERS))()
         links = {}
         for name, index in self._links.items():
@@ -142,7 +142,7 @@ def _settings(link: SwitchLink) -> _Link:
 
 
 def _paths(plan: SwitchPlan) -> list[int]:
-    """Returns numbers for each pair of source and target: the count of links, or -1 without a path, then the links."""
+    """Returns, for each pair of source and target, the count of links and then the links, or -1 without a path."""
     numbers: list[int] = []
     for source in plan.ports:
         for target in plan.ports:

@@ -1,7 +1,7 @@
 """The switch's process: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Linux.
 
-It reads a SwitchPlan, one line, makes the devices' interfaces, and prints `ready`, or `error: ...` and ends with status
-1. Then it forwards until SIGTERM or SIGINT, and answers on SOCKET (see switch.py).
+It reads a SwitchPlan, one line, makes the devices' interfaces and prints `ready`. Then it forwards packets until
+SIGTERM or SIGINT, and answers on SOCKET (see switch.py). A failure prints `error: ...` and ends with status 1.
 
 Each interface is a TAP device in its device's network namespace and vanishes with its descriptor here. Without ARP and
 IPv6, only packets of the device's programs are sent.
@@ -95,7 +95,7 @@ class Switch:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _allow_segmentation(self) -> None:
-        """Allows frames of up to 64 KiB only over lossless paths: packets must be lost one by one."""
+        """Allows frames of up to 64 KiB where all paths are lossless: elsewhere packets must be lost one by one."""
         links = tuple(self._links.values())
         for tap, port in zip(self._taps, self._plan.ports, strict=True):
             paths = self._plan.paths.get(port.device, {}).values()

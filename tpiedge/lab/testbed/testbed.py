@@ -1,6 +1,6 @@
-"""Brings testbeds of namespaces up and down and changes their links. Linux, root; one command at a time.
+"""Brings testbeds of namespaces up and down and changes their links, one command at a time. Linux, root.
 
-The network is a process of its own: switch.py.
+The network is a separate process: see switch.py.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """Brings a testbed up until `down` or the end of `owner`, after removing leftovers and testbeds of dead owners.
-    Raises UserError if it is up or this computer cannot have it, ResourceError; then nothing is left."""
+    """Removes leftovers and testbeds of dead owners, then brings a testbed up. Raises UserError if it is up or
+    impossible here, ResourceError; a failed start leaves nothing."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -57,8 +57,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """Ends all processes in a testbed but this one and removes it; with `owner` only if it is the owner. Returns
-    whether there was anything. Raises UserError, ResourceError."""
+    """Ends all processes in a testbed but this one and removes the testbed; with `owner`, only if it belongs to that
+    owner. Returns whether anything was removed. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
@@ -75,7 +75,7 @@ def known_names() -> list[str]:
 
 
 def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> TestbedState:
-    """Changes the link of `member` to its uplink to `change((up, down))`. Raises UserError, ResourceError."""
+    """Replaces (up, down) of `member`'s uplink by `change(up, down)`. Raises UserError, ResourceError."""
     with locked():
         found = read_state(name)
         if found is None or found.abandoned or not found.ready:
@@ -88,7 +88,7 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
 
 
 def namespaces_of(made: TestbedState) -> dict[str, Path]:
-    """Returns devices' namespaces; the switch replaces all routers."""
+    """Returns devices' namespaces; routers have none."""
     devices = made.topology.description.devices
     return {device.name: NAMESPACES / f"{prefix_of(made.name)}{device.name}" for device in devices}
 
@@ -99,7 +99,6 @@ def members(name: str, device: str) -> set[int]:
 
 
 def switches(name: str) -> set[int]:
-    """Returns the testbed's switch process, if any."""
     return module_processes(_SWITCH_MODULE, str(socket_of(name)))
 
 
@@ -112,7 +111,7 @@ def _is_name(name: str) -> bool:
 
 
 def _clear_orphans(say: Say) -> None:
-    """Removes every testbed whose owner has ended, as its name may not be used again."""
+    """Removes every testbed whose owner has ended, as no later command may use its name."""
     for name in state.names():
         found = read_state(name)
         if found is None or not found.orphaned:
@@ -125,7 +124,7 @@ def _clear_orphans(say: Say) -> None:
 
 
 def _clear(name: str, say: Say) -> None:
-    """Removes leftovers. Raises UserError if the testbed exists."""
+    """Removes leftovers. Raises UserError if the testbed is in use."""
     found = read_state(name)
     if found is None or found.abandoned:
         if _remove(name):
@@ -167,7 +166,7 @@ def _make_groups(made: TestbedState, say: Say) -> None:
 
 
 def _limit(controllers: Controllers, group: str, device: Device) -> None:
-    """Sets a device's limits, but none of as many processors as there are, or more."""
+    """Sets a device's limits; leaves out a limit of all processors, or more."""
     try:
         if device.cpus is not None and device.cpus < processors():
             controllers.limit_cpus(group, device.cpus)
@@ -178,7 +177,7 @@ def _limit(controllers: Controllers, group: str, device: Device) -> None:
 
 
 def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
-    """Starts the switch in a session of its own. Packets flow on return. Raises ResourceError."""
+    """Starts the switch in a session of its own, and returns when packets flow. Raises ResourceError."""
     log = folder_of(made.name) / "switch.log"
     switch = (sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name)))
     with (
@@ -205,7 +204,7 @@ def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
 
 
 def _remove(name: str) -> bool:
-    """Removes the testbed by names alone, in any state."""
+    """Removes a testbed, found by names alone."""
     controllers, prefix, folder = Controllers.here(), prefix_of(name), state.folder_of(name)
     (folder / "state.json").unlink(missing_ok=True)
     paths = sorted(NAMESPACES.glob(f"{prefix}*"))

@@ -14,7 +14,7 @@ from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One way between two devices. Up to `jitter_s` is added to `latency_s`; None: no limit."""
+    """One way between two devices. Up to `jitter_s` is added to `latency_s`. `bytes_per_s` None: no limit."""
 
     latency_s: float
     jitter_s: float
@@ -40,7 +40,7 @@ class Topology:
         self.addresses = _addresses(description)
 
     def with_links(self, name: str, up: Link, down: Link) -> "Topology":
-        """Returns the topology with other links of the member `name` to its uplink."""
+        """Returns the topology in which the member `name` has these links to its uplink."""
         known = self.description
         routers = (replace(one, up=up, down=down) if one.name == name else one for one in known.routers)
         devices = (replace(one, up=up, down=down) if one.name == name else one for one in known.devices)
@@ -54,7 +54,7 @@ class Topology:
         return tuple(passed)
 
     def path(self, source: str, target: str) -> tuple[tuple[str, str], ...]:
-        """Returns links in order, as (member, "up" or "down"): up to the first router above both, then down."""
+        """Returns the links as (member, "up" or "down"), in order: up to the first router above both, then down."""
         climb, descent = self.ascent(source), self.ascent(target)
         meeting = next(name for name in climb if name in descent)
         ups = itertools.takewhile(lambda name: name != meeting, climb)
@@ -73,7 +73,7 @@ class Topology:
         return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
 
     def switch_plan(self, namespaces: Mapping[str, Path]) -> SwitchPlan:
-        """Returns the plan of a switch that replaces all routers; links are named "laptop up"."""
+        """Returns the plan of a switch that replaces all routers; link names are like "laptop up"."""
         wired = [member for member in self.description.members if member.uplink is not None]
         keys = [(member.name, way) for member in wired for way in ("up", "down")]
         numbers = {key: number for number, key in enumerate(keys)}
@@ -92,11 +92,11 @@ class Topology:
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
-        """Returns changes of both directions of the member's link, for a running switch."""
+        """Returns settings of both directions of the member's link, for a running switch."""
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
-        """Returns the named member that has a link. Raises UserError that lists the names."""
+        """Returns the member `name`. Raises UserError, which lists names, unless it has a link."""
         found = self.members.get(name)
         if found is None or found.uplink is None:
             wired = [member.name for member in self.description.members if member.uplink is not None]
@@ -105,7 +105,7 @@ class Topology:
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the two directions of every link; `counted` by "laptop up"."""
+    """Returns both directions of every link; `counted` has keys like "laptop up"."""
     return [
         {"member": member.name, "uplink": member.uplink, "way": way}
         | asdict(topology.link(member.name, way))
@@ -124,7 +124,7 @@ def pairs_of(topology: Topology) -> list[dict[str, Any]]:
 
 
 def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the device's record in `status`; `use` of its control group, as GroupUse has it."""
+    """Returns the device's record in `status`. `use` is its control group's, with the fields of GroupUse."""
     return {
         "name": device.name,
         "address": address,
@@ -138,7 +138,7 @@ def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[
 
 
 def _settings(link: Link) -> dict[str, Any]:
-    """Returns settings whose queue holds a twentieth of a second of a limited rate, within bounds."""
+    """Returns settings for the switch; a queue holds a twentieth of a second, within bounds."""
     least, most = 1 << 18, 1 << 22
     wanted = most if link.bytes_per_s is None else int(link.bytes_per_s / 20)
     return asdict(link) | {"queue_bytes": max(least, min(wanted, most))}

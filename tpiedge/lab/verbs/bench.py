@@ -1,4 +1,4 @@
-"""`tpiedge bench`: what a cluster on this computer reaches, in numbers to compare within one run."""
+"""`tpiedge bench`: measures clusters on this computer, in numbers to compare within one run."""
 
 import click
 

@@ -94,7 +94,7 @@ def allreduce(
 
 @contextlib.contextmanager
 def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | None, tuple[Place, ...]]]:
-    """Yields the places; in the block this thread is on the testbed's first device."""
+    """Yields (testbed, places); during the block this thread is on the testbed's first device."""
     if name is None:
         yield None, ()
         return

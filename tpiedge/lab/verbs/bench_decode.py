@@ -67,7 +67,7 @@ class _Bench:
     testbed: RunningTestbed | None
 
     def measure(self, setting: _Setting) -> dict[str, Any]:
-        """Warms up, prefills the prompt, then decodes one token per step. All weights are resident: with streaming,
+        """Warms up, prefills the prompt, then decodes one token per step. All weights stay resident: with streaming,
         "layers_s_per_token" would lack the head's waits."""
         layout, capacity = setting.layout(self.described), self.prompt_tokens + self.tokens
         plan = plan_cluster(self.model, layout, capacity)
@@ -92,7 +92,7 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """Returns the setting, and its links' least time per token: a latency for each of two all-reduces per layer."""
+        """Returns the setting and its least network time per token: a latency for each of 2 all-reduces per layer."""
         latency_s, rate = setting.links.over(self.testbed)
         reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {
@@ -212,7 +212,7 @@ def _counted(before: Sequence[Stats], after: Sequence[Stats], s_per_token: float
 
 
 def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns median, minimum and maximum of every number; the memory figures of the last run."""
+    """Returns median, minimum and maximum of every float; other values are those of the last run."""
     summary: dict[str, Any] = {}
     for name, value in samples[-1].items():
         is_time = isinstance(value, float)

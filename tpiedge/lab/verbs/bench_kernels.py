@@ -1,4 +1,4 @@
-"""`tpiedge bench kernels`: how near every kernel comes to what memory and processor allow."""
+"""`tpiedge bench kernels`: how near every kernel comes to the bounds of memory and processor."""
 
 import itertools
 import json

@@ -47,7 +47,6 @@ class NamespaceTestbeds:
 
     @property
     def may_look(self) -> bool:
-        """Whether this user may read the status of others' testbeds."""
         return os.geteuid() == 0
 
     def names(self) -> list[str]:
@@ -64,7 +63,7 @@ Attached = RunningTestbed | AttachedContainers
 
 
 def every_backend() -> tuple[Backend, ...]:
-    """Returns the two backends if a docker engine answers, else namespaces."""
+    """Returns both backends if a docker engine answers, else the backend of namespaces."""
     try:
         return NamespaceTestbeds(), DockerTestbeds(ContainerEngine(), DEFAULT_IMAGE)
     except UserError:
@@ -72,7 +71,7 @@ def every_backend() -> tuple[Backend, ...]:
 
 
 def backend_of(name: str) -> Backend:
-    """Returns the backend that has the testbed, else the first, which raises the error."""
+    """Returns the backend that has the testbed, else that of namespaces, whose methods raise the error."""
     first = NamespaceTestbeds()
     if name in first.names():
         return first
@@ -103,7 +102,7 @@ def print_status(record: dict[str, Any]) -> None:
 
 
 def print_check(testbed: Attached, measured: Sequence[Measured], as_json: bool) -> None:
-    """Prints measurements beside the file's values; `off` is the deviation."""
+    """Prints measurements beside the expected values; `off` is the deviation."""
     records = [_check_record(testbed, item) for item in measured]
     if as_json:
         click.echo(json.dumps({"name": testbed.name, "pairs": records}))
@@ -195,12 +194,11 @@ def _cell(pair: dict[str, Any] | None) -> str:
 
 
 def _rate(text: str) -> float:
-    """Parses a rate; infinite: no limit."""
     return math.inf if text == "none" else parse_rate(text)
 
 
 def _loss(text: str) -> float:
-    """Parses a loss, up to 100 %: a link may be cut."""
+    """Parses a loss of up to 100 %, which cuts a link."""
     return parse_part(text, greatest=1.0)
 
 
@@ -342,7 +340,7 @@ def check(name: str, everything: bool, as_json: bool) -> None:
 def _changer(
     given: dict[str, float], only_up: bool, only_down: bool
 ) -> Callable[[Link, Link], tuple[Link, Link]]:
-    """Returns a function that changes (up, down). Raises UserError if nothing is given."""
+    """Returns a function that changes (up, down). Raises UserError if `given` is empty."""
     if not given:
         raise UserError("say what to change: --latency, --jitter, --loss or --rate")
     changes: dict[str, Any] = {key: None if value == math.inf else value for key, value in given.items()}
@@ -365,6 +363,6 @@ def _chosen_backend(kind: str, image: str | None) -> Backend:
 
 
 def _plain(name: str) -> str:
-    """Returns the name of a testbed, also from its file's path."""
+    """Returns a testbed's name; `name` may be its file's path."""
     is_file = "/" in name or name.endswith(".toml")
     return load_scenario(name).name if is_file else check_name(name, "a testbed")

@@ -150,7 +150,7 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
-    """Finds the Llama 3 parameters that give the file's divisors of the frequencies, if it has any."""
+    """Finds the Llama 3 parameters that give the file's divisors of the frequencies; "default" if it has none."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}
@@ -178,7 +178,7 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
 
 
 def _single(value: float) -> float:
-    """Returns the shortest decimal of an f32, like 1e-05."""
+    """Rounds to f32 and returns its shortest decimal, like 1e-05."""
     return float(str(np.float32(value)))
 
 
@@ -188,7 +188,7 @@ _NORMAL = 1
 
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
-    """Returns the id of token `name` ("bos", "eos", ...), or SentencePiece's usual one, if below `rows`."""
+    """Returns the id of token `name` ("bos", "eos", ...), else SentencePiece's usual id; None if not below `rows`."""
     value = header.fields.raw(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
@@ -197,7 +197,7 @@ def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
-    """Finds by their texts the tokens that end an answer, whatever their kind in the file."""
+    """Finds tokens that end an answer by their texts, whatever their kind in the file."""
     tokens, kinds = header.fields.raw("tokenizer.ggml.tokens"), header.fields.raw("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []
@@ -206,7 +206,7 @@ def marked_end_ids(header: GgufHeader) -> list[int]:
 
 
 def ids_of(tokens: Sequence[str]) -> dict[str, int]:
-    """Returns text -> its first id."""
+    """Returns each text's first id."""
     ids: dict[str, int] = {}
     for index, text in enumerate(tokens):
         ids.setdefault(text, index)

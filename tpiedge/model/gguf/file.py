@@ -46,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`fields` holds arrays in numpy and lists of texts. `digest` changes with header, size or modification time."""
+    """`fields` has numbers in numpy arrays, texts in lists. `digest` changes with header, size or modification time."""
 
     path: Path
     fields: ConfigFields
@@ -55,7 +55,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Raises UserError."""
+    """Reads and checks the header. Raises UserError."""
     try:
         with os.fdopen(open_regular(path), "rb", buffering=MIB) as file:
             return _Parser(path, file).header()

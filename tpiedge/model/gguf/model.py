@@ -1,4 +1,4 @@
-"""A model in a GGUF file: config, places of its tensors, text files, and the best storage for its pack."""
+"""A model in a GGUF file: its config, tensors' places, text files, and the best storage for its pack."""
 
 import re
 from collections import Counter
@@ -29,7 +29,7 @@ _BIASED = ("attn_q", "attn_output", "ffn_down")
 
 @dataclass(frozen=True)
 class GgufModel:
-    """`fingerprint` changes with the header, size or modification time."""
+    """`fingerprint` changes with the file's header, size or modification time."""
 
     path: Path
     config: ModelConfig
@@ -51,14 +51,14 @@ class GgufModel:
         return self.path.name
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
-        """Returns a checkpoint's files beside its weights, and why it has no tokenizer. Takes half a second for a large
-        vocabulary. Raises UserError."""
+        """Returns (a checkpoint's files beside its weights; why the tokenizer is missing, or None). Takes half a second
+        for a large vocabulary. Raises UserError."""
         files, notice = text_files(self.header, self.config.vocab_size)
         return config_files(self.header) | files, notice
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`, by default the one that holds most weights
-        unrounded. Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault."""
+        """Returns the storage of a pack with layers in `precision`, by default the storage that rounds fewest weights.
+        Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault."""
         storage, vectors = self._matrix_storage(precision), []
         for key, blob in model_spec(self.config).blobs.items():
             if storage.of_blob(key).of_vectors is Precision.BF16:
@@ -114,7 +114,7 @@ _PAIRED = re.compile(r"blk\.\d+\.attn_[qk]\.\w+")
 
 
 def gguf_name(source: str) -> str:
-    """'model.layers.3.mlp.up_proj.weight' -> 'blk.3.ffn_up.weight'. Raises KeyError for an unknown name."""
+    """Translates 'model.layers.3.mlp.up_proj.weight' to 'blk.3.ffn_up.weight'. Raises KeyError for an unknown name."""
     if source in _OUTER:
         return _OUTER[source]
     layer, _, inner = source.removeprefix("model.layers.").partition(".")
@@ -123,7 +123,7 @@ def gguf_name(source: str) -> str:
 
 
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
-    """Returns a checkpoint's name -> tensor. Raises UserError for a missing or unknown tensor or a wrong shape."""
+    """Returns tensors by checkpoint name. Raises UserError for a missing or unknown tensor or a wrong shape."""
     found: dict[str, BlockTensor] = {}
     known = {FREQUENCIES}
     for source, shape in model_spec(config).source_shapes.items():

@@ -33,7 +33,7 @@ _CASED_WORDS = (
 
 @dataclass(frozen=True)
 class _Cut:
-    """The way a family cuts text before its merges; a `pattern` of None is GPT-2's."""
+    """The way a family cuts text before its merges; without a `pattern`, GPT-2's way."""
 
     pattern: str | None = None
     digits: bool = False  # first cuts off each digit
@@ -54,7 +54,7 @@ _CUTS = {
 
 
 class _NoTokenizer(Exception):
-    """Says why no tokenizer can be made."""
+    """No tokenizer can be made; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Vocabulary:
 
 
 def text_files(header: GgufHeader, vocab_size: int) -> tuple[dict[str, bytes], str | None]:
-    """Returns file name -> content of templates and tokenizer, and why the tokenizer is missing."""
+    """Returns (file name -> content of templates and tokenizer; why the tokenizer is missing, or None)."""
     files = _templates(header)
     try:
         vocabulary = _vocabulary(header, vocab_size)
@@ -111,7 +111,7 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
 
 
 def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
-    """Returns (True if BOS is added by default, tokenizer.json)."""
+    """Returns (whether BOS is added by default, the object of tokenizer.json)."""
     kind = str(header.fields.raw("tokenizer.ggml.model"))
     if kind == "llama":
         return True, _sentencepiece(header, vocabulary)
@@ -174,7 +174,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Lists all merges by their results' scores, best first, like SentencePiece. Raises _NoTokenizer."""
+    """Returns all merges by their results' scores, best first, like SentencePiece. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
