@@ -151,7 +151,7 @@ def _cluster(folder: Path) -> Iterator[tuple[Serving, Target]]:
 def _target(cluster: Serving, key: str, cache: Path) -> Target:
     state = cluster.state / "master"
     master_key = load_or_create_keys(state).public
-    _, secret = TokenStore(state).create(uses=None)
+    _, secret = TokenStore(state).create(7 * 86400.0, uses=None)
     (manifest,) = cache.rglob("manifest.json")
     return Target(
         cluster.address,

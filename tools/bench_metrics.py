@@ -64,7 +64,7 @@ def _token_us(tokens: int) -> float:
 
     def tell() -> None:
         for message in messages:
-            requests.tell(message)
+            requests.handle(message)
 
     return _us(tell, tokens)
 

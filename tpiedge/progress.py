@@ -25,7 +25,7 @@ class LiveLine:
         self._live = sys.stderr.isatty()
         self._last = ""
 
-    def tell(self, how_far: str) -> None:
+    def update(self, how_far: str) -> None:
         now = self._clock.now()
         if now - self._shown < (0.1 if self._live else 5.0):
             return
@@ -58,7 +58,7 @@ class ByteProgress:
         told = f"{self._label}: {100 * share:.0f}% of {format_bytes(total)}, {format_bytes(rate)}/s"
         if elapsed >= 3.0 and share >= 0.05:  # a slow start (cold disk) predicts nothing
             told += f", {format_seconds((total - done) / rate)} left"
-        self._line.tell(told)
+        self._line.update(told)
 
     def finish(self, done: int) -> None:
         elapsed = self._clock.now() - self._started

@@ -34,7 +34,7 @@ class MasterHub:
         return parse_address(self.hub.address.removeprefix("tcp://"))
 
     def token(self) -> str:
-        return self.tokens.create()[1]
+        return self.tokens.create(3600.0)[1]
 
     def close(self) -> None:
         self._ends = True

@@ -98,7 +98,7 @@ def test_what_others_say_of_their_work_is_one_line_on_a_terminal(
     progress = LiveLine(clock)
     for done in (3, 6):
         clock.advance(1.0)
-        progress.tell(f"reading {done} of 9 tokens")
+        progress.update(f"reading {done} of 9 tokens")
     progress.finish()
     progress.finish()
     told = "reading 6 of 9 tokens"

@@ -107,7 +107,7 @@ class RoundRobin:
         #: Further acts of each client that acted in this iteration.
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
-    def ask(self, client: str, act: Callable[[], None]) -> None:
+    def call(self, client: str, act: Callable[[], None]) -> None:
         """Calls `act`: at once if it is the client's first act in this iteration, else in a later one."""
         if client in self._waiting:
             self._waiting[client].append(act)
@@ -190,7 +190,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
     def _ask(self) -> None:
         if not self._parse_scheduled:
             self._parse_scheduled = True
-            self._round_robin.ask("" if self.client is None else self.client[0], self._parse)
+            self._round_robin.call("" if self.client is None else self.client[0], self._parse)
 
     def _parse(self) -> None:
         """Parses bytes that h11 holds, then the next piece unless uvicorn has paused reading."""

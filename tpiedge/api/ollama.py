@@ -163,12 +163,12 @@ class OllamaFormat(AnswerFormat):
     failure = staticmethod(ollama_error)
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        self.scores.hear(piece)
+        self.scores.keep(piece)
         parts = self.parsers[0].feed_whole(piece.text, piece.last)
-        return [json_bytes(self._shown([one], self.scores.tell()) | {"done": False}) + b"\n" for one in parts]
+        return [json_bytes(self._shown([one], self.scores.pop()) | {"done": False}) + b"\n" for one in parts]
 
     def closing(self) -> Sequence[bytes]:
-        return (json_bytes(self._shown([], self.scores.tell()) | self._end()) + b"\n",)
+        return (json_bytes(self._shown([], self.scores.pop()) | self._end()) + b"\n",)
 
     def alive(self, _why: str) -> bytes:
         """Returns a JSON line without content, as Ollama's clients fail at an empty line."""
@@ -180,9 +180,9 @@ class OllamaFormat(AnswerFormat):
     def whole(self, pieces: Sequence[Sequence[TextPiece]]) -> Json:
         parts: list[OutputText | CallEnded] = []
         for piece in pieces[0]:
-            self.scores.hear(piece)
+            self.scores.keep(piece)
             parts += self.parsers[0].feed_whole(piece.text, piece.last)
-        return self._shown(parts, self.scores.tell()) | self._end()
+        return self._shown(parts, self.scores.pop()) | self._end()
 
     def _shown(self, parts: Sequence[OutputText | CallEnded], scores: Sequence[object] = ()) -> Json:
         text, reasoning = joined(parts, reasoning=False), joined(parts, reasoning=True)

@@ -282,7 +282,7 @@ class OpenAIFormat(AnswerFormat):
     def _choice(self, number: int, shown: Json, piece: TextPiece | None, last: str | None = None) -> Json:
         choice: Json = {"index": number, **shown, "logprobs": None, "finish_reason": last}
         if piece is not None and self._chat and self.reply.logprobs is not None:
-            choice["logprobs"] = {"content": self.scores.told(piece.tokens), "refusal": None}
+            choice["logprobs"] = {"content": self.scores.written(piece.tokens), "refusal": None}
         elif piece is not None and self.reply.logprobs is not None:
             choice["logprobs"] = {
                 "tokens": [self.scores.text(token.token) for token in piece.tokens],

@@ -216,7 +216,7 @@ class ResponsesFormat(AnswerFormat):
         return [self._event(kind, response=begun) for kind in ("created", "in_progress")]
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        self.scores.hear(piece)
+        self.scores.keep(piece)
         frames: list[bytes] = []
         for part in self.parsers[0].feed(piece.text, piece.last):
             match part:
@@ -229,7 +229,7 @@ class ResponsesFormat(AnswerFormat):
                 case CallArguments(text=text):
                     frames.append(self._delta(text))
                 case CallEnded(broken=broken):
-                    self.scores.tell()
+                    self.scores.pop()
                     frames += self._done("incomplete" if broken else "completed")
                 case OutputText(text=text, reasoning=reasoning):
                     kind = "reasoning" if reasoning else "message"
@@ -239,7 +239,7 @@ class ResponsesFormat(AnswerFormat):
             return frames
         self._cut = piece.last == "length"
         if self._open == "message":
-            self._part["logprobs"] += self.scores.tell()  # scores of tokens without text
+            self._part["logprobs"] += self.scores.pop()  # scores of tokens without text
         if not self.items:
             frames += self._begun("message")
         return frames + self._done("incomplete" if self._cut else "completed")
@@ -273,7 +273,7 @@ class ResponsesFormat(AnswerFormat):
         return frames
 
     def _delta(self, text: str) -> bytes:
-        scores = self.scores.tell()
+        scores = self.scores.pop()
         self._written.append(text)
         self._part.get("logprobs", []).extend(scores)
         more: Json = {"logprobs": scores} if self._open == "message" else {}

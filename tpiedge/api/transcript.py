@@ -177,25 +177,25 @@ class TokenScores:
     ) -> None:
         self._logprobs = logprobs
         self._without_bytes = without_bytes
-        self._untold: list[dict[str, object]] = []
+        self._kept: list[dict[str, object]] = []
         # Most scores of a long prompt are of the same tokens.
         self._bytes = cache(lambda token: None if tokenizer is None else tokenizer.token_bytes(token))
 
-    def told(self, tokens: Sequence[Token]) -> list[dict[str, object]]:
+    def written(self, tokens: Sequence[Token]) -> list[dict[str, object]]:
         return [
             self._scored(token.token, self.own(token))
             | {"top_logprobs": [self._scored(*pair) for pair in token.logprobs[: self._logprobs]]}
             for token in tokens
         ]
 
-    def hear(self, piece: TextPiece) -> None:
+    def keep(self, piece: TextPiece) -> None:
         """Keeps the scores of the piece's tokens, whose text may be shown later."""
         if self._logprobs is not None:
-            self._untold += self.told(piece.tokens)
+            self._kept += self.written(piece.tokens)
 
-    def tell(self) -> list[dict[str, object]]:
-        told, self._untold = self._untold, []
-        return told
+    def pop(self) -> list[dict[str, object]]:
+        kept, self._kept = self._kept, []
+        return kept
 
     @staticmethod
     def own(token: Token) -> float | None:

@@ -88,7 +88,7 @@ class _MasterBackend:
                 click.echo(f"\n[{text}]", err=True)
 
         try:
-            with self._master.stream("/v1/chat/completions", body, note, line.tell) as events:
+            with self._master.stream("/v1/chat/completions", body, note, line.update) as events:
                 for event in events:
                     if text := _add_event(event, answer):
                         line.finish()

@@ -131,7 +131,7 @@ def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: f
                         f"{called} is still in use after {format_seconds(limit_s)} ({waits}); the next plan is "
                         "without it: run this again to keep waiting, or add --undo"
                     )
-                progress.tell(f"{called} stays in use until the others are ready: {waits}")
+                progress.update(f"{called} stays in use until the others are ready: {waits}")
                 time.sleep(0.2)
     finally:
         progress.finish()

@@ -20,9 +20,7 @@ from tpiedge.errors import Cancelled, ProtocolError
 from tpiedge.kernels.grid import Grid, add_sums, widened
 from tpiedge.kernels.library import Pool
 from tpiedge.wire.data import Segment, StepPlan
-from tpiedge.wire.fields import WirePrecision
-
-ACTIVATION_BYTES = 64 << 20
+from tpiedge.wire.fields import ACTIVATION_BYTES, WirePrecision
 
 #: Most rows of a chunk computed apart: up to this number, native f32 and bf16 products give a row the same bits.
 APART_ROWS = 16

@@ -49,7 +49,7 @@ def labels(host: str, cluster: str) -> tuple[str, str]:
     return name, f"{name}-{cluster[:4]}"
 
 
-def heard(
+def read_record(
     name: str,
     addresses: Iterable[str],
     port: int | None,
@@ -135,7 +135,7 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
     if not record.load_from_cache(mdns) and (wait_s <= 0 or not record.request(mdns, wait_s * 1000)):
         return None
     addresses = record.parsed_addresses(zeroconf.IPVersion.V4Only)
-    return heard(name, addresses, record.port, record.properties, own_networks())
+    return read_record(name, addresses, record.port, record.properties, own_networks())
 
 
 @contextlib.contextmanager

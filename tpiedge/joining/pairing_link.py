@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from tpiedge.clock import Clock, MonotonicClock
-from tpiedge.errors import ProtocolError, TpiedgeError, UserError
+from tpiedge.errors import ProtocolError, TpiedgeError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
 from tpiedge.joining.connecting import hear, open_link
 from tpiedge.joining.identity import peer_name
@@ -120,8 +120,8 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Pairs with the master whose control port is `address`; returns the master's key once the user has typed the code
-    there. Raises UserError (refused, or a false master), PeerError (no answer, gone, or no code in time)."""
+    """Pairs with the master whose control port is `address`. Returns the master's key once its user has typed the code.
+    Raises UserError (refused, or a false master) and PeerError (no code in time, a lost link, or a breach)."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     pairing_address, key = address.beside(PAIRING_OFFSET), introduction_keys().public
@@ -141,5 +141,5 @@ def pair(
         )
         result = hear(link, deadline, _GONE, silent)
         if not isinstance(result, PairingResult):
-            raise UserError(f"the master breaks the pairing protocol: {BY_TOKEN}")
+            raise ProtocolError(f"the master breaks the pairing protocol: {BY_TOKEN}")
         return worker.verify(result)

@@ -113,7 +113,7 @@ class TokenStore:
         self._latest: tuple[TokenRecord, ...] = ()
         self._latest_of: object = None
 
-    def create(self, expires_s: float = DAY_S, uses: int | None = 1) -> tuple[TokenRecord, str]:
+    def create(self, expires_s: float, uses: int | None = 1) -> tuple[TokenRecord, str]:
         """Returns a new token and its secret, which is stored nowhere. Raises UserError."""
         if not 1.0 <= expires_s <= 366 * DAY_S:
             raise UserError("a token is valid for 1 second to 366 days")

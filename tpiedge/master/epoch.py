@@ -67,7 +67,7 @@ class Member:
 @dataclass(eq=False)
 class Epoch:
     """Belongs to one thread; nothing blocks. Each node goes STARTING -> JOINED -> LOADING -> READY, each at most once,
-    and to LOST from anywhere, for good. `assign(rank)` must return a node's part of the plan; `tell` gets events."""
+    and to LOST from anywhere, for good. `assign(rank)` must return a node's part of the plan; `emit` gets events."""
 
     number: int
     _clock: Clock
@@ -75,7 +75,7 @@ class Epoch:
     _timing: Timing
     _assign: Callable[[int], control.Assign]
     _post: Callable[[Message, int], None]
-    _tell: Callable[[EpochEvent], None]
+    _emit: Callable[[EpochEvent], None]
     started: bool = False  # every node was ready
 
     def __post_init__(self, nodes: int) -> None:
@@ -101,7 +101,7 @@ class Epoch:
         member.state, cause = NodeState.LOST, sanitised_line(cause)  # cut: it must fit into a message
         for other in self._present():
             self._post(control.Lost(self.number, rank, cause), other)
-        self._tell(PeerLost(rank, "the work" if self.started else "the start", cause))
+        self._emit(PeerLost(rank, "the work" if self.started else "the start", cause))
 
     def fail(self, rank: int, cause: str) -> None:
         """Marks a node as lost that ended or hangs."""
@@ -180,22 +180,22 @@ class Epoch:
                     member.heard, member.bytes_read = self._clock.now(), message.bytes_read
                     member.step, member.block = message.step, message.block
                 if rank == 0 and message.reading:
-                    self._tell(message)
+                    self._emit(message)
             case control.Loading():
                 self._reach(member, NodeState.LOADING)
-                self._tell(message)
+                self._emit(message)
             case control.Ready():
                 self._reach(member, NodeState.READY)
                 self.started = self.all_ready
-                self._tell(message)
+                self._emit(message)
             case control.Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
                 self._node_failed(member, message)
             case control.Breach(offender=offender, cause=cause) if rank == 0:
                 self.broke_protocol(offender, cause)
             case control.Stats() | control.StepSpans():
-                self._tell(message)
+                self._emit(message)
             case _ if rank == 0 and isinstance(message, _OF_RANK_0):
-                self._tell(message)
+                self._emit(message)
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")
 
@@ -225,7 +225,7 @@ class Epoch:
         """Notes why a node ends. If the reason is a lost peer, that loss is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
             member.failed, member.state = True, NodeState.LOST
-            self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
+            self._emit(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
         elif failed.kind in ("PeerLost", "Misconduct"):
             member.gave_up = sanitised_line(failed.message) or _UNSAID
             missed = PeerLost.read(failed.message)

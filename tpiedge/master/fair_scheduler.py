@@ -75,7 +75,7 @@ class Compiling:
         able = [one for one in able if one.has_reader] or able
         return scheduler.pick(able, held, waiting) if able else None
 
-    def ask(self, one: PendingAnswer) -> str:
+    def start(self, one: PendingAnswer) -> str:
         """Notes that rank 0 is asked to compile the grammar. Returns a name that this client's equal grammars share:
         rank 0 compiles them once, and no client learns of another's grammars."""
         self.entries[one.request.id], one.compiling = one, "asked"

@@ -33,10 +33,10 @@ def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[st
 
 @dataclass(eq=False)
 class LossPlans:
-    """Plans for losses; for the control thread. Nothing blocks: `tell(message, machine)` sends without waiting."""
+    """Plans for losses; for the control thread. Nothing blocks: `send(message, machine)` sends without waiting."""
 
     _plan: PlaceNodes
-    _tell: Callable[[Prefetch, str], None]
+    _send: Callable[[Prefetch, str], None]
     _pack_id: str
     prefetch: bool  # False: machines only report what is on their disks
     _facts: object = None  # the input of the plans
@@ -47,7 +47,7 @@ class LossPlans:
     _told: dict[str, tuple[int, Prefetch]] = field(default_factory=dict)  # nonces and orders, by machine
     reports: dict[str, Prefetched] = field(default_factory=dict)
 
-    def heard(self, machine: str, message: Prefetched) -> None:
+    def note_prefetched(self, machine: str, message: Prefetched) -> None:
         """Stores a machine's answer to its latest order."""
         _, told = self._told.get(machine, (0, None))
         if told is not None and told.number == message.number:
@@ -83,7 +83,7 @@ class LossPlans:
             order = Prefetch(0, self._number, self._pack_id, shares)
             self._told[machine.name] = machine.offer.nonce, order
             self.reports.pop(machine.name, None)
-            self._tell(order, machine.name)
+            self._send(order, machine.name)
         self.reports = {name: said for name, said in self.reports.items() if name in self._told}
 
 

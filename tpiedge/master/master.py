@@ -243,7 +243,7 @@ class Master:
                 self._hear_offer(name, message, now)
             case epochs.Echo():
                 probing = self._probings.get(name)
-                result = None if probing is None else probing.heard(message, now)
+                result = None if probing is None else probing.receive(message, now)
                 if isinstance(result, LinkSpeed):
                     del self._probings[name]
                     self._roster.measured(name, result)
@@ -256,25 +256,25 @@ class Master:
             case _ if not isinstance(message, AgentReport | epochs.AgentPulse | epochs.Prefetched):
                 cause = f"it sent {type(message).__name__}, which is not a worker's to send"
                 self._broke_protocol(name, cause)
-            case _ if not self._roster.heard(name, now):
+            case _ if not self._roster.note_alive(name, now):
                 self._send(epochs.AskOffer(0), name)
             case epochs.Prefetched():
-                self._loss_plans.heard(name, message)
+                self._loss_plans.note_prefetched(name, message)
             case _ if isinstance(message, AgentReport):
-                self._sessions.heard(name, message)
+                self._sessions.handle_report(name, message)
 
     def _hear_offer(self, name: str, offer: epochs.Offer, now: float) -> None:
         known = self._roster.get(name)
         if known is not None and known.offer.nonce != offer.nonce:
             self._drop_peer(name, "its agent was started anew")
         offer, known = structs.replace(offer, host=sanitised_name(offer.host)), self._roster.get(name)
-        if known is not None and known.offer == offer and self._roster.heard(name, now):
+        if known is not None and known.offer == offer and self._roster.note_alive(name, now):
             return  # it was asked twice
         if known is None or not known.present:
             self._sessions.rank_zero.warm_if_possible()  # while the link is measured and others come
         self._roster.offered(name, offer, now)
         probing = self._probings[name] = Probing()
-        self._send(probing.begin(now), name)
+        self._send(probing.next_probe(now), name)
 
     def _look_at_links(self) -> None:
         """Drops machines whose connection is gone since the last heartbeat, unless they may be reconnecting."""

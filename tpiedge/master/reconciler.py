@@ -274,7 +274,7 @@ class Reconciler:
             self._reason = "a faster plan waits until it makes up for the pause"
         while self._requests.prepare(serving.compile):
             pass
-        while self._requests.start(serving.ask):
+        while self._requests.start(serving.generate):
             pass
 
     def _end(self, session: Session, failure: Failure) -> None:

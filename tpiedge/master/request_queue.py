@@ -171,13 +171,13 @@ class RequestQueue:
             if one is None:
                 return False
             try:
-                compile_next(one.request, self._compiling.ask(one))
+                compile_next(one.request, self._compiling.start(one))
             except ProtocolError as error:
                 self._waiting.remove(one)
                 self._fail([one], UserError(f"the request cannot be served: {error}"))
         return True
 
-    def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
+    def start(self, generate: Callable[[GenerationRequest], None]) -> bool:
         """Hands the next request to `ask`, which must send it to rank 0 without blocking or calling back. Returns False
         if none can start; then running requests without a reader may be preempted."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
@@ -201,12 +201,12 @@ class RequestQueue:
             self._rate.start(now)
             self._times.started(starting.times, now)
             try:
-                ask(starting.rest)
+                generate(starting.rest)
             except ProtocolError as error:
                 self._fail([starting], UserError(f"the request cannot be served: {error}"))
         return True
 
-    def tell(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """Handles a message of rank 0."""
         name = getattr(message, "request", None)
         with self._lock:

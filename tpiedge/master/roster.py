@@ -89,7 +89,7 @@ class Roster:
             self._apply(known, known.standing, ("plan",))
         self._machines[name] = replace(known, offer=offer, heard=now)
 
-    def heard(self, name: str, now: float) -> bool:
+    def note_alive(self, name: str, now: float) -> bool:
         """Notes a sign of life. Returns False if the machine must make its offer."""
         machine = self._machines.get(name)
         if machine is None or not machine.present:

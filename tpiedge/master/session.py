@@ -65,7 +65,7 @@ class _Preparation:
 
 @dataclass(eq=False)
 class Session:
-    """Belongs to one thread; nothing blocks. `send(message, peer)` does not wait; `tell` gets news of requests."""
+    """Belongs to one thread; nothing blocks. `send(message, peer)` does not wait; `notify` gets news of requests."""
 
     number: int
     _plan: Assignments
@@ -73,7 +73,7 @@ class Session:
     _timing: Timing
     _clock: Clock
     _send: Callable[[Message, str], None]
-    _tell: Callable[[Message], None]
+    _notify: Callable[[Message], None]
     phase: Phase = Phase.PREPARING
     failure: Failure | None = None
     epoch: Epoch | None = None
@@ -169,7 +169,7 @@ class Session:
         for machine in self.ranks:
             self._send(Launch(self.number), machine)
 
-    def heard(self, machine: str, message: AgentReport) -> None:
+    def handle_report(self, machine: str, message: AgentReport) -> None:
         """Handles an agent's message; messages about other epochs are dropped."""
         rank = self.ranks.get(machine)
         if rank is None or message.epoch != self.number or self.phase is Phase.ENDED:
@@ -206,13 +206,13 @@ class Session:
                 self.failure, worker=None, died=False, machine_lost=True, intended=intended
             )
 
-    def ask(self, request: GenerationRequest) -> None:
+    def generate(self, request: GenerationRequest) -> None:
         """Sends the request to rank 0. Raises ProtocolError for a value that does not fit its field."""
         self._to_node(control.Generate(self.number, request), 0)
         self._watch.add(request.id, self._clock.now())
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Sends the request's grammar to rank 0. Raises as `ask` does."""
+        """Sends the request's grammar to rank 0. Raises as `generate` does."""
         self._to_node(control.Compile(self.number, request, group), 0)
         self._watch.add(request.id, self._clock.now())
 
@@ -309,7 +309,7 @@ class Session:
                 self._watch.remove(event.request, now)
                 refused = isinstance(event, control.Failed) and event.kind in ("UserError", "GrammarRefused")
                 self._answered |= refused or isinstance(event, control.Finished)
-        self._tell(event)
+        self._notify(event)
 
     @property
     def _collective(self) -> CollectiveChoice:

@@ -98,11 +98,11 @@ class SessionManager:
         serving = self.serving
         return serving.epoch if serving is not None and serving.number == number else None
 
-    def heard(self, machine: str, message: AgentReport) -> None:
+    def handle_report(self, machine: str, message: AgentReport) -> None:
         if isinstance(message, Prepared) and self._hub.admission.knows(message.public_key):
             message = NodeEnded(message.epoch, "the key of its node is not a new one")
         for session in self.active:
-            session.heard(machine, message)
+            session.handle_report(machine, message)
 
     def drop_machine(self, machine: str, cause: str, *, intended: bool = False) -> None:
         for session in self.active:
@@ -138,7 +138,7 @@ class SessionManager:
         self.abandon()
         self.number += 1
         self.coming = Session(
-            self.number, plan, self.served, self._timing, self._clock, self._send, self._requests.tell
+            self.number, plan, self.served, self._timing, self._clock, self._send, self._requests.handle
         )
         self.rank_zero.warm_if_possible()
         self._note(WorkerEvent.ENGAGED, self.coming.machines)

@@ -52,13 +52,13 @@ class Switching:
         slower = [usable[one.machine].slowdown / one.slowdown for one in serving.assignments if one.machine]
         step_s = serving.step_s * max([1.0, *slower])
         # The nodes of a new session take at least 1.5 s to get ready.
-        pause_s = max(1.5, serving.start_s) + self._outlook(serving, coming)[1]
+        pause_s = max(1.5, serving.start_s) + self._plan_transfer(serving, coming)[1]
         if self._waiting[0] != coming.number:
             self._waiting = coming.number, now
         gain = 1 - coming.step_s / step_s
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
-    def _outlook(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
+    def _plan_transfer(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
         """Returns the transfer between the sessions (None: recompute everything) and its predicted seconds (0:
         unknown). A transfer takes two minutes at most, ten seconds if the time to recompute is unknown."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
@@ -82,7 +82,7 @@ class Switching:
     def ready(self, serving: Session, coming: Session, now: float) -> bool:
         """Halts `serving` for `coming`. Returns whether the switch may happen now."""
         if not serving.halting:
-            (self._moves, takes_s), self.since = self._outlook(serving, coming), now
+            (self._moves, takes_s), self.since = self._plan_transfer(serving, coming), now
             if self._moves is None:
                 return True
             # Rank 0 ends its step first. With a prompt it may take six times as long as one token (engine/batcher.py).

@@ -97,13 +97,13 @@ class LinkSurvey:
         """Measures the link to `rank`. Returns None without an answer; raises PeerLost if rank 0 is silent."""
         probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
-        step: Probe | LinkSpeed | None = probing.begin(self._clock.now())
+        step: Probe | LinkSpeed | None = probing.next_probe(self._clock.now())
         try:
             while not isinstance(step, LinkSpeed):
                 if step is not None:
                     self._send(step, rank, deadline)
                 echo = self._await(rank, f"an echo of node {rank}", deadline)
-                step = probing.heard(echo, self._clock.now()) if isinstance(echo, Echo) else None
+                step = probing.receive(echo, self._clock.now()) if isinstance(echo, Echo) else None
         except PeerLost as lost:
             if rank == 0 or (lost.rank, lost.cause) != (rank, _SILENT):
                 raise

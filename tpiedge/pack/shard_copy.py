@@ -81,7 +81,7 @@ def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextMan
 
 class RangeWriter(Descriptor):
     """Writes the bytes of `ranges` of one blob, given in order, cut anywhere; `damaged` collects ranges with a wrong
-    hash. `commit` and `close` may run in another thread than `write` and `take`, but one call at a time."""
+    hash. `commit` and `close` may run in another thread than `write` and `pop_verified`, but one call at a time."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -124,12 +124,12 @@ class RangeWriter(Descriptor):
                 self._left.popleft()
                 self._sha, self._filled = hashlib.sha256(), 0
 
-    def take(self) -> list[HashedRange]:
+    def pop_verified(self) -> list[HashedRange]:
         taken, self._verified = self._verified, []
         return taken
 
     def commit(self, verified: Sequence[HashedRange]) -> None:
-        """Makes ranges from `take` durable, then marks them as present. Raises DiskFull, UserError."""
+        """Makes ranges from `pop_verified` durable, then marks them as present. Raises DiskFull, UserError."""
         if not verified:
             return
         with explain_store_errors(self._folder, self._needed):
@@ -193,7 +193,7 @@ class ShardCopy(Closable):
                         os.fsync(file.fileno())
         return RangeWriter(path, ranges, self.pack.hashes(layer), self.presence(layer))
 
-    def forget(self, parts: LayerRanges) -> None:
+    def mark_missing(self, parts: LayerRanges) -> None:
         with explain_store_errors(self.path):
             for layer, ranges in parts.items():
                 self.presence(layer).mark(ranges, present=False)

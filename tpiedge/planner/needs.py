@@ -11,13 +11,12 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.pack.specs import Precision
 from tpiedge.units import MIB, format_bytes, format_least
-from tpiedge.wire.fields import ALL_PINNED, Keeping, KVPrecision, WeightMemory
+from tpiedge.wire.fields import ACTIVATION_BYTES, ALL_PINNED, Keeping, KVPrecision, WeightMemory
 
 #: A node's memory beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
 NODE_BASE_BYTES = 328 * MIB
 _COMPANION_BYTES = 64 * MIB  # of it, the part of the master or the worker's agent
-_ACTIVATION_BYTES = 64 * MIB  # most hidden states of a step (as engine.steps.StepLimits)
 _REMEDY = "raise its memory limit or shorten the context"
 
 
@@ -135,7 +134,7 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
 
 
 def base_bytes(model: ModelFacts, node: NodeFacts) -> int:
-    activations = min(_ACTIVATION_BYTES, model.row_bytes * model.capacity_tokens)
+    activations = min(ACTIVATION_BYTES, model.row_bytes * model.capacity_tokens)
     return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
 
 

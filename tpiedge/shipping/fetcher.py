@@ -116,13 +116,13 @@ def _transfer(
                     count(len(data))
                     written += len(data)
                     if written >= sync_bytes or time.monotonic() - since >= 2.0:
-                        pending.append(pool.submit(writer.commit, writer.take()))
+                        pending.append(pool.submit(writer.commit, writer.pop_verified()))
                         written, since = 0, time.monotonic()
                     while pending and (pending[0].done() or len(pending) > 2):
                         pending.popleft().result()
             finally:
                 # Even if the transfer breaks off: verified ranges need not be fetched again.
-                pending.append(pool.submit(writer.commit, writer.take()))
+                pending.append(pool.submit(writer.commit, writer.pop_verified()))
                 pending.append(pool.submit(writer.close))
             if writer.damaged:
                 damaged[layer] = writer.damaged
@@ -186,7 +186,7 @@ class Provision:
         with self._locked(cancelled):
             if verify and self._store.has(order.pack):
                 with self._store.open(order.pack) as copy:
-                    copy.forget(copy.verify(share, fast=True))
+                    copy.mark_missing(copy.verify(share, fast=True))
             with self._connect() as spoke:
                 told = _rated(report, self._clock)  # its seconds count from here
                 copy = self._fetch(spoke, self._store, order.pack, share, told, stopped=cancelled.is_set)

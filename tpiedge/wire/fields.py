@@ -18,6 +18,9 @@ MAX_CONTROL_HEADER = 1 * MIB + 640 * KIB
 MAX_TENSOR_BYTES = 32 * MIB
 """Bytes of a tensor. A chunk's has 1 MiB, or one row of hidden states if larger, and twice that for wide integers."""
 
+ACTIVATION_BYTES = 64 * MIB
+"""Bytes of the f32 hidden states of one step at most."""
+
 MAX_FILE_CHUNK = 4 * MIB
 MAX_ARRAY = 128
 MAX_BLOB = 256 * KIB

@@ -20,8 +20,9 @@ class LinkSpeed:
 
 @dataclass
 class Probing:
-    """One measurement: `begin`, then `heard` for each Echo until that gives the LinkSpeed. Times are on the caller's
-    clock. The quickest payload counts. Payload time below the noise of the empty echoes counts as that noise."""
+    """One measurement: send the probe of `next_probe`, then pass each Echo to `receive` until it returns the LinkSpeed.
+    Times are on the caller's clock. The quickest payload counts. Payload time below the noise of the empty echoes
+    counts as that noise."""
 
     payload_bytes: int = MAX_BLOB
     payloads: int = 1
@@ -30,19 +31,19 @@ class Probing:
     _sent: float = 0.0
     _trips: list[float] = field(default_factory=list)
 
-    def begin(self, now: float) -> Probe:
+    def next_probe(self, now: float) -> Probe:
         """Returns the next probe to send."""
         self._number += 1
         self._sent = now
         return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0)
 
-    def heard(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
+    def receive(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
         """Returns the next probe, or the result; None for an echo that was not asked for."""
         if echo.number != self._number:
             return None
         self._trips.append(max(now - self._sent, _SHORTEST_S))
         if len(self._trips) < _EMPTY + self.payloads:
-            return self.begin(now)
+            return self.next_probe(now)
         self._number = -1
         empty = self._trips[:_EMPTY]
         shortest = min(empty)

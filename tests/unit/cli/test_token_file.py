@@ -65,7 +65,7 @@ def test_a_killed_masters_token_is_void_once_the_next_one_starts(tmp_path, state
 
 
 def test_other_tokens_stay(state, left_behind):
-    _, secret = TokenStore(state).create()
+    _, secret = TokenStore(state).create(3600.0)
     (one,) = [record.id for record, _ in TokenStore(state).list() if record.left is None]
     TokenStore(state).revoke(one)  # by hand, before the master came back
     for _ in range(2):

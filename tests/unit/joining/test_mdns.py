@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.host.addresses import Address, parse_address
-from tpiedge.joining.mdns import SERVICE, AnnouncedMaster, heard, labels
+from tpiedge.joining.mdns import SERVICE, AnnouncedMaster, labels, read_record
 
 PROTOCOL = 41
 
@@ -16,7 +16,7 @@ SAID = {b"protocol": str(PROTOCOL).encode(), b"cluster": CLUSTER.encode()}
 
 
 def desk(addresses=("192.168.1.10",)):
-    return heard(f"desk.{SERVICE}", addresses, 7070, SAID, OWN)
+    return read_record(f"desk.{SERVICE}", addresses, 7070, SAID, OWN)
 
 
 def test_a_master_is_found_under_its_name_and_address():
@@ -55,7 +55,7 @@ def test_only_addresses_of_networks_that_this_machine_is_on(addresses, found):
     | st.fixed_dictionaries({b"protocol": st.none() | st.binary(max_size=10)}),
 )
 def test_whatever_is_heard_is_harmless(name, addresses, port, said):
-    master = heard(name, addresses, port, said, OWN)
+    master = read_record(name, addresses, port, said, OWN)
     if master is None:
         return
     assert 1 <= len(master.name) <= 64

@@ -66,7 +66,7 @@ def test_a_token_is_one_word_for_a_shell_and_reads_back(address: Address) -> Non
 
 def test_nothing_shows_the_secret(store: TokenStore) -> None:
     token = made()
-    record, secret = store.create()
+    record, secret = store.create(3600.0)
     assert parse_token(replace(token, secret=secret).text).secret == secret
     assert SECRET not in repr(token)
     assert record.sha256 not in repr(record)

@@ -20,7 +20,7 @@ NOT_FINITE = "the sum of step 1 is not finite in the slice that node 2 added up"
 def gave_up(run: Run, rank: int, kind: str, words: str) -> None:
     run.node(rank, Failed(EPOCH, rank, "", kind, words))
     if rank:
-        run.session.heard(run.workers[rank - 1], NodeEnded(EPOCH, "status 3"))
+        run.session.handle_report(run.workers[rank - 1], NodeEnded(EPOCH, "status 3"))
     elif run.session.epoch is not None:
         run.session.epoch.ended(0, "status 3")
     assert run.session.phase is Phase.ENDED

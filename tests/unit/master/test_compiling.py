@@ -35,10 +35,10 @@ class Compiler(Book):
         return started
 
     def compiled(self, name: str, seconds: float = 0.0) -> None:
-        self.requests.tell(Compiled(1, name, seconds))
+        self.requests.handle(Compiled(1, name, seconds))
 
     def left(self, name: str, seconds: float = 0.0) -> None:
-        self.requests.tell(Finished(1, name, "cancel", 0, 0, 0, 0, seconds))
+        self.requests.handle(Finished(1, name, "cancel", 0, 0, 0, 0, seconds))
 
 
 def test_a_request_whose_grammar_is_compiled_takes_no_place() -> None:
@@ -51,8 +51,8 @@ def test_a_request_whose_grammar_is_compiled_takes_no_place() -> None:
     assert book.begin() == ["other"]
     book.compiled("slow")
     assert book.begin() == []
-    book.requests.tell(token("other"))
-    book.requests.tell(finished("other", 1))
+    book.requests.handle(token("other"))
+    book.requests.handle(finished("other", 1))
     assert book.begin() == ["slow"]
 
 
@@ -84,7 +84,7 @@ def test_a_grammar_that_is_refused_ends_its_request_and_the_next_one_has_its_pla
     refused = book.ask("a-0", text="same")
     book.ask("a-1", text="same")
     assert book.prepare() == ["a-0"]
-    book.requests.tell(Failed(1, 0, "a-0", kind, "no"))
+    book.requests.handle(Failed(1, 0, "a-0", kind, "no"))
     assert [type(said) for said in events(refused)] == [error]
     assert book.prepare() == ["a-1"]
     assert book.requests.waiting == 1

@@ -29,8 +29,8 @@ class Desk:
     def end(self, tokens: int = 1) -> None:
         name = self.running.popleft().id
         for index in range(tokens):
-            self.requests.tell(Token(1, name, index, 5, ()))
-        self.requests.tell(Finished(1, name, "stop", 3, tokens, 0, tokens))
+            self.requests.handle(Token(1, name, index, 5, ()))
+        self.requests.handle(Finished(1, name, "stop", 3, tokens, 0, tokens))
         self.start()
 
 

@@ -61,12 +61,12 @@ def test_what_is_known_already_is_not_told_again() -> None:
     plan_all(loss_plans, "ab", "a")
     plan_all(loss_plans, "ab", "a")
     assert told == ["a", "b"]
-    loss_plans.heard("a", Prefetched(0, 1, 5, True, ""))
+    loss_plans.note_prefetched("a", Prefetched(0, 1, 5, True, ""))
     plan_all(loss_plans, "ab", "")
     assert told == ["a", "b", "b"], "b needs less now"
-    loss_plans.heard("b", Prefetched(0, 2, 5, True, ""))
+    loss_plans.note_prefetched("b", Prefetched(0, 2, 5, True, ""))
     assert set(loss_plans.reports) == {"a"}, "the answer to an earlier order"
-    loss_plans.heard("b", Prefetched(0, 3, 5, True, ""))
+    loss_plans.note_prefetched("b", Prefetched(0, 3, 5, True, ""))
     plan_all(loss_plans, "ab", "ab")
     assert told == ["a", "b", "b", "b"], "and more now"
     assert set(loss_plans.reports) == {"a"}
@@ -77,7 +77,7 @@ def test_without_prefetch_machines_are_asked_for_what_they_have() -> None:
     loss_plans = LossPlans(Ahead(), lambda order, name: told.__setitem__(name, order), "p1", prefetch=False)
     plan_all(loss_plans, "ab", "a")
     assert [order.shares for order in told.values()] == [(), ()]
-    loss_plans.heard("a", Prefetched(0, 1, 5, True, ""))
+    loss_plans.note_prefetched("a", Prefetched(0, 1, 5, True, ""))
     assert (loss_plans.reports["a"].held_bytes, loss_plans.reports["a"].complete) == (5, False)
 
 

@@ -89,20 +89,20 @@ def test_what_became_of_the_requests_is_counted() -> None:
     book.start()
     said = token(), token(index=1), finished(tokens=2), token(index=2)
     for message in (PromptScores(1, "r-1", 1, (0.5,)), *said):
-        book.requests.tell(message)
+        book.requests.handle(message)
     book.submit("r-2")
     book.start()
-    book.requests.tell(Finished(1, "r-2", "cancel", 3, 0, 2, 0))
+    book.requests.handle(Finished(1, "r-2", "cancel", 3, 0, 2, 0))
     book.submit("r-3").cancel()
     book.submit("r-4")
     book.start()
-    book.requests.tell(Failed(1, 0, "r-4", "UserError", "too long"))
+    book.requests.handle(Failed(1, 0, "r-4", "UserError", "too long"))
     book.submit("r-5")
     book.start()
     book.lose_node()
     assert book.start() == "r-5"
     book.clock.advance(2.5)
-    book.requests.tell(token("r-5"))
+    book.requests.handle(token("r-5"))
     book.submit("r-6")
     book.submit("r-7")
     with pytest.raises(QueueFull):
@@ -135,7 +135,7 @@ def test_rank_0s_failure_of_a_request_is_an_error_of_its_kind(kind: str, error: 
     book = Book()
     answering = book.submit()
     book.start()
-    book.requests.tell(Failed(1, 0, "r-1", kind, "in words"))
+    book.requests.handle(Failed(1, 0, "r-1", kind, "in words"))
     (found,) = events(answering)
     assert type(found) is error
     assert str(found) == "in words"
@@ -148,7 +148,7 @@ def test_an_answer_that_a_stop_string_makes_whole_is_a_success() -> None:
     answering.complete()
     answering.cancel()  # as a client that leaves afterwards does
     assert book.cancelled == ["r-1", "r-1"], "rank 0 stops"
-    book.requests.tell(Finished(1, "r-1", "cancel", 3, 1, 0, 1))
+    book.requests.handle(Finished(1, "r-1", "cancel", 3, 1, 0, 1))
     assert book.requests.totals == Totals(finished=1, prompt_tokens=3)
 
 
@@ -156,9 +156,9 @@ def test_an_answer_is_never_shorter_than_rank_0_says() -> None:
     book = Book()
     answering = book.submit()
     book.start()
-    book.requests.tell(token(index=0))
-    book.requests.tell(token(index=2))
-    book.requests.tell(finished(tokens=3))
+    book.requests.handle(token(index=0))
+    book.requests.handle(token(index=2))
+    book.requests.handle(finished(tokens=3))
     error = events(answering)[-1]
     assert isinstance(error, InternalError)
     assert "1 of the answer's 3 tokens came" in str(error)
@@ -283,7 +283,7 @@ class Queues(RuleBasedStateMachine):
             "cancelled": structs.replace(finished(name, told), reason="cancel"),
             "failed": Failed(1, 0, name, "UserError", "x"),
         }
-        self.book.requests.tell(made[kind])
+        self.book.requests.handle(made[kind])
         if name in self.running and (kind == "token" or (kind == "old token" and not told)):
             self.told[name] = told + 1
             self.passed[name] = self.passed.get(name, 0) + 1
@@ -387,22 +387,22 @@ def test_how_long_requests_take_and_pause_is_measured_by_cause() -> None:
     assert [book.start(), book.start()] == ["r-1", "r-2"]
     book.clock.advance(2.0)
     for name, index in (("r-1", 0), ("r-2", 1)):
-        book.requests.tell(token(name, index))
+        book.requests.handle(token(name, index))
     book.submit("r-3")
     assert book.start() is None
-    book.requests.tell(Finished(1, "r-2", "cancel", 3, 2, 0, 2))
+    book.requests.handle(Finished(1, "r-2", "cancel", 3, 2, 0, 2))
     book.lose_node()
     book.clock.advance(4.0)
     assert [book.start(), book.start()] == ["r-1", "r-3"]
-    book.requests.tell(token("r-1", 1))
+    book.requests.handle(token("r-1", 1))
     book.requests.interrupt("a new plan")
     book.clock.advance(8.0)
     assert [book.start(), book.start()] == ["r-1", "r-3"]
-    book.requests.tell(token("r-1", 2))
-    book.requests.tell(finished("r-1", 3))
-    book.requests.tell(finished("r-3"))
+    book.requests.handle(token("r-1", 2))
+    book.requests.handle(finished("r-1", 3))
+    book.requests.handle(finished("r-3"))
     assert book.start() == "r-2"
-    book.requests.tell(token("r-2", 2))
+    book.requests.handle(token("r-2", 2))
     found = book.requests.histograms
     pauses = {cause: one.total for cause, one in found.pauses.items()}
     assert pauses == {"loss": 4.0, "plan": 8.0, "restart": 3.0, "priority": 12.0}
@@ -418,7 +418,7 @@ def test_how_each_request_gets_on() -> None:
     book.start()
     book.clock.advance(1.0)
     for index in range(3):
-        book.requests.tell(token(index=index))
+        book.requests.handle(token(index=index))
         book.clock.advance(1.0)
     lines = {line.id: line for line in book.requests.lines}
     assert [line.state for line in lines.values()] == ["answering", "reading", "queued"]
@@ -438,14 +438,14 @@ def test_an_administrator_ends_requests_that_run_wait_or_pause() -> None:
     book.start()
     assert book.requests.dismiss("r-1")
     assert book.cancelled == ["r-1"]
-    book.requests.tell(Finished(1, "r-1", "cancel", 3, 1, 0, 1))
+    book.requests.handle(Finished(1, "r-1", "cancel", 3, 1, 0, 1))
     assert book.requests.dismiss("r-2")
     for answering in (running, waiting):
         (error,) = events(answering)
         assert isinstance(error, Dismissed)
     assert not book.requests.dismiss("r-1")
     assert book.start() == "r-3"
-    book.requests.tell(token("r-3"))
+    book.requests.handle(token("r-3"))
     book.lose_node()
     assert book.requests.dismiss("r-3")
     assert isinstance(events(whole)[-1], Dismissed)
@@ -454,7 +454,7 @@ def test_an_administrator_ends_requests_that_run_wait_or_pause() -> None:
 
 
 def reads(book: Book, **done: int) -> None:
-    book.requests.tell(
+    book.requests.handle(
         Heartbeat(1, 0, 1, 0, 0, tuple((name.replace("_", "-"), count) for name, count in done.items()))
     )
 
@@ -469,11 +469,11 @@ def test_who_waits_for_a_long_prompt_hears_how_far_it_is_read() -> None:
         reads(book, r_1=done, r_9=5)
     assert [line.reading for line in book.requests.lines] == [Reading(2, 3, 2 / 3, pytest.approx(1.5)), None]
     for name in ("r-1", "r-2"):
-        book.requests.tell(token(name))
+        book.requests.handle(token(name))
     reads(book, r_1=3)
     assert [line.reading for line in book.requests.lines] == [None, None]
     for name in ("r-1", "r-2"):
-        book.requests.tell(finished(name, 1))
+        book.requests.handle(finished(name, 1))
     assert events(first) == [
         Reading(1, 3, 1.0, 2.0),
         Reading(2, 3, 2 / 3, pytest.approx(1.5)),
@@ -489,7 +489,7 @@ def test_preempted_requests_count_for_the_limit() -> None:
     book.start()
     book.submit("r-2")
     assert book.start() is None
-    book.requests.tell(structs.replace(finished(), reason="cancel"))
+    book.requests.handle(structs.replace(finished(), reason="cancel"))
     assert book.start() == "r-2"
     with pytest.raises(QueueFull, match="1 requests are waiting already, 1 of this client"):
         book.submit("r-3")

@@ -19,9 +19,9 @@ def names(roster: Roster) -> list[str]:
 
 def test_a_machine_is_present_from_its_offer_on() -> None:
     roster = make()
-    assert not roster.heard("w-1", 0.0), "it must make its offer first"
+    assert not roster.note_alive("w-1", 0.0), "it must make its offer first"
     roster.offered("w-1", offer(), 1.0)
-    assert roster.heard("w-1", 2.0)
+    assert roster.note_alive("w-1", 2.0)
     assert names(roster) == ["w-1"]
     assert roster.silent(3.5) == []
     assert roster.silent(3.6) == [("w-1", "silent for 1.6 s (killed, frozen or cut off)")]
@@ -51,7 +51,7 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
         (lambda roster: roster.offered("w-1", offer(), 2.0), False),
         (lambda roster: roster.offered("w-1", offer(nonce=2), 2.0), True),
         (lambda roster: roster.offered("w-2", offer(), 2.0), True),
-        (lambda roster: roster.heard("w-1", 2.0), False),
+        (lambda roster: roster.note_alive("w-1", 2.0), False),
         (lambda roster: roster.measured("w-1", LINK), True),
         (lambda roster: roster.measured("w-9", LINK), False),
         (lambda roster: roster.mark_away("w-1", "x", 0.0), True),

@@ -43,7 +43,7 @@ class Run:
     def prepared(self) -> None:
         self.session.prepare()
         for number, worker in enumerate(self.workers):
-            self.session.heard(worker, Prepared(EPOCH, KEYS[number]))
+            self.session.handle_report(worker, Prepared(EPOCH, KEYS[number]))
 
     def launched(self) -> None:
         self.prepared()
@@ -77,12 +77,12 @@ def test_the_phases_of_a_good_epoch() -> None:
     run.session.prepare()
     orders = [(machine, message.rank) for machine, message in run.sent if isinstance(message, Prepare)]
     assert orders == [("w-1", 1), ("w-2", 2)]
-    session.heard("w-1", Preparing(EPOCH, 1, 2, 3.0))
+    session.handle_report("w-1", Preparing(EPOCH, 1, 2, 3.0))
     assert session.fetching["w-1"].done_bytes == 1
-    session.heard("w-1", Prepared(EPOCH, KEYS[0]))
+    session.handle_report("w-1", Prepared(EPOCH, KEYS[0]))
     assert "w-1" not in session.fetching
     assert session.phase is Phase.PREPARING
-    session.heard("w-2", Prepared(EPOCH, KEYS[1]))
+    session.handle_report("w-2", Prepared(EPOCH, KEYS[1]))
     assert session.phase is Phase.PREPARED
     assert session.keys == {1: KEYS[0], 2: KEYS[1]}
 
@@ -134,9 +134,9 @@ def test_whether_answers_depend_on_the_split_is_known(
 @pytest.mark.parametrize(
     ("event", "unfit", "words"),
     [
-        (lambda session: session.heard("w-1", NodeEnded(EPOCH, "disk full")), "w-1", "disk full"),
+        (lambda session: session.handle_report("w-1", NodeEnded(EPOCH, "disk full")), "w-1", "disk full"),
         (lambda session: session.drop_machine("w-1", "silent"), None, "silent"),
-        (lambda session: session.heard("w-1", Prepared(EPOCH, "")), "w-1", "key"),
+        (lambda session: session.handle_report("w-1", Prepared(EPOCH, "")), "w-1", "key"),
     ],
 )
 @pytest.mark.parametrize("others_ready", [False, True])
@@ -146,7 +146,7 @@ def test_what_ends_a_preparation(
     run = Run("w-1", "w-2")
     run.session.prepare()
     if others_ready:
-        run.session.heard("w-2", Prepared(EPOCH, KEYS[1]))
+        run.session.handle_report("w-2", Prepared(EPOCH, KEYS[1]))
     event(run.session)
     assert run.session.phase is Phase.ENDED
     assert (run.failure.worker, run.failure.fault) == (unfit, "unfit" if unfit else "")
@@ -157,7 +157,7 @@ def test_what_ends_a_preparation(
 @pytest.mark.parametrize(
     ("event", "crashed", "died"),
     [
-        (lambda run: run.session.heard("w-2", NodeEnded(EPOCH, "killed")), "w-2", True),
+        (lambda run: run.session.handle_report("w-2", NodeEnded(EPOCH, "killed")), "w-2", True),
         (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2", True),
         (lambda run: run.node(2, control.Failed(EPOCH, 2, "", "DiskFull", "no room")), "w-2", True),
         (lambda run: run.session.epoch.broke_protocol(2, "malformed"), "w-2", True),
@@ -172,7 +172,7 @@ def test_whose_node_failed_by_itself_and_whether_it_died(
     run = Run("w-1", "w-2")
     run.ready()
     event(run)
-    run.session.heard("w-1", NodeEnded(EPOCH, "later"))
+    run.session.handle_report("w-1", NodeEnded(EPOCH, "later"))
     assert run.session.phase is Phase.ENDED
     assert (run.failure.worker, run.failure.died) == (crashed, died)
 
@@ -182,7 +182,7 @@ def test_a_node_that_hangs_counts_as_one_that_died(stands_s: float, died: bool) 
     """Rank 0, which waits for it, gives up."""
     run = Run("w-1")
     run.ready()
-    run.session.ask(request())
+    run.session.generate(request())
     run.clock.advance(stands_s)
     cause = str(PeerLost(1, "the all-reduce of step 1", "it does not get on"))
     run.node(0, control.Failed(EPOCH, 0, "", "PeerLost", cause))
@@ -198,7 +198,7 @@ def test_numbers_that_go_back_and_forth_are_no_progress() -> None:
     for second in range(400):
         for run in (fetching, loading):
             run.clock.advance(1.0)
-        fetching.session.heard("w-1", Preparing(EPOCH, 1 + second % 2, 10, 1.0))
+        fetching.session.handle_report("w-1", Preparing(EPOCH, 1 + second % 2, 10, 1.0))
         loading.node(1, control.Loading(EPOCH, 1, 1 + second % 2, 10))
         fetching.session.tick()
         loading.session.tick()
@@ -218,7 +218,7 @@ def test_a_session_is_proven_by_an_answer_or_by_time() -> None:
     by_time.clock.advance(1.0)
     assert by_time.session.proven
     for run in (by_answer, by_refusal, failed):
-        run.session.ask(request())
+        run.session.generate(request())
     by_answer.node(0, control.Finished(EPOCH, "r-0", "stop", 1, 1, 0, 1))
     assert not by_answer.session.proven, "nobody asked for that"
     by_answer.node(0, control.Finished(EPOCH, "r-1", "stop", 1, 1, 0, 1))

@@ -71,5 +71,5 @@ def write(copy: ShardCopy, layer: int, item: HashedRange, data: memoryview) -> b
     with copy.writer(layer, [item]) as writer:
         writer.write(data)
         assert writer.complete
-        writer.commit(writer.take())
+        writer.commit(writer.pop_verified())
         return not writer.damaged

@@ -109,7 +109,7 @@ def test_a_crash_at_any_step_never_lies(pack, tmp_path, seed, crashes):
         random_of.shuffle(todo)
         for layer, item in todo:
             if random_of.random() < 0.2:
-                copy.forget({layer: [item]})
+                copy.mark_missing({layer: [item]})
             data = content(pack, layer, item)
             cut = random_of.randrange(item.length)
             with copy.writer(layer, [item]) as writer:
@@ -117,7 +117,7 @@ def test_a_crash_at_any_step_never_lies(pack, tmp_path, seed, crashes):
                 step()
                 writer.write(data[cut:])
                 step()
-                writer.commit(writer.take())
+                writer.commit(writer.pop_verified())
                 step()
         assert copy.missing(SHARE) == {}
     for snapshot in snapshots:
@@ -135,7 +135,7 @@ def test_a_flipped_bit_is_found_forgotten_and_refilled(pack, tmp_path):
         flip(copy.pack.blob_path(1), item.offset + 7)
         bad = {1: [item]}
         assert copy.verify(SHARE) == copy.verify(SHARE, fast=True) == bad
-        copy.forget(bad)
+        copy.mark_missing(bad)
         assert copy.missing(SHARE) == bad
         fill(copy, pack, SHARE)
         assert copy.verify(SHARE) == {}
@@ -170,7 +170,7 @@ def test_a_local_pack_is_linked_and_never_changed(pack, tmp_path):
         assert store.usage().held_bytes < 100_000
         assert copy.pack.blob_path(0).samefile(pack.blob_path(0))
         item = copy.pack.layout(0).matrix("q").ranges(0, 1).__next__()
-        copy.forget({0: [item]})
+        copy.mark_missing({0: [item]})
         assert write(copy, 0, item, content(pack, 0, item))
         assert not copy.pack.blob_path(0).samefile(pack.blob_path(0))
         assert copy.missing(ALL) == copy.verify(ALL) == {}

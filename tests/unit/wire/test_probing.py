@@ -9,11 +9,11 @@ from tpiedge.wire.probing import LinkSpeed, Probing
 
 def measure(trips: list[float], payload: int = MAX_BLOB) -> LinkSpeed:
     probing, now = Probing(), 100.0
-    step: Probe | LinkSpeed | None = probing.begin(now)
+    step: Probe | LinkSpeed | None = probing.next_probe(now)
     for trip in trips:
         assert isinstance(step, Probe)
         now += trip
-        step = probing.heard(Echo(0, step.number, bytes(min(step.answer_bytes, payload))), now)
+        step = probing.receive(Echo(0, step.number, bytes(min(step.answer_bytes, payload))), now)
     assert isinstance(step, LinkSpeed)
     return step
 
@@ -40,14 +40,14 @@ def test_a_payload_that_hardly_moves_has_a_rate_that_a_message_can_carry(payload
 def test_of_several_payloads_the_quickest_counts() -> None:
     """The first payloads of an idle connection are slow."""
     probing, now = Probing(payload_bytes=1000, payloads=3, epoch=7), 0.0
-    step: Probe | LinkSpeed | None = probing.begin(now)
+    step: Probe | LinkSpeed | None = probing.next_probe(now)
     sizes = []
     for trip in [0.01] * 5 + [0.5, 0.02, 0.03]:
         assert isinstance(step, Probe)
         assert step.epoch == 7
         sizes.append(step.answer_bytes)
         now += trip
-        step = probing.heard(Echo(7, step.number, bytes(step.answer_bytes)), now)
+        step = probing.receive(Echo(7, step.number, bytes(step.answer_bytes)), now)
     assert sizes == [0] * 5 + [1000] * 3
     assert isinstance(step, LinkSpeed)
     assert step.round_trip_s == pytest.approx(0.01)
@@ -56,9 +56,9 @@ def test_of_several_payloads_the_quickest_counts() -> None:
 
 def test_an_echo_that_comes_again_is_no_payload() -> None:
     probing = Probing(payload_bytes=10, payloads=2)
-    probing.begin(0.0)
+    probing.next_probe(0.0)
     for number in range(1, 6):
-        probing.heard(Echo(0, number, b""), 1.0)
-    assert isinstance(probing.heard(Echo(0, 6, bytes(10)), 2.0), Probe)
-    assert probing.heard(Echo(0, 6, bytes(10)), 3.0) is None
-    assert isinstance(probing.heard(Echo(0, 7, bytes(10)), 4.0), LinkSpeed)
+        probing.receive(Echo(0, number, b""), 1.0)
+    assert isinstance(probing.receive(Echo(0, 6, bytes(10)), 2.0), Probe)
+    assert probing.receive(Echo(0, 6, bytes(10)), 3.0) is None
+    assert isinstance(probing.receive(Echo(0, 7, bytes(10)), 4.0), LinkSpeed)

@@ -105,7 +105,7 @@ def _measure(
     count = len(makers) * len(tokens) * len(threads)
     progress, begun = LiveLine(), itertools.count(1)
     bench = Bench(
-        library, rotated_bytes, lambda name: progress.tell(f"measuring {next(begun)} of {count}: {name}")
+        library, rotated_bytes, lambda name: progress.update(f"measuring {next(begun)} of {count}: {name}")
     )
     found: list[dict[str, Any]] = []
     try:
