@@ -149,7 +149,7 @@ def alike(told: Sequence[Told], expected: Sequence[Told], precision: Precision) 
 
 
 @pytest.mark.parametrize(("name", "precision", "shares", "streamed"), CASES)
-def test_company_changes_no_bit(
+def test_batched_answers_equal_answers_computed_alone(
     name: str, precision: Precision, shares: str, streamed: float | None, references: References, packs: Packs
 ) -> None:
     reference = references(name)
@@ -225,7 +225,7 @@ def ask(number: int, prompt: tuple[int, ...], count: int) -> GenerationRequest:
     return GenerationRequest(f"r{number}", prompt, count, sampling, ignore_eos=True, keep_prefix=True)
 
 
-def test_a_second_turn_computes_only_what_is_new(shared: tuple[Reference, Path]) -> None:
+def test_later_turn_recomputes_at_most_one_page(shared: tuple[Reference, Path]) -> None:
     reference, pack = shared
     with InProcessCluster(
         pack, split(reference, "1"), capacity_tokens=8 * 1280, context_tokens=1280, sequences=8
@@ -244,7 +244,7 @@ def test_a_second_turn_computes_only_what_is_new(shared: tuple[Reference, Path])
 
 
 @pytest.mark.fault("H13", "as much is computed as if nobody had asked it")
-def test_another_client_s_prompt_is_computed_as_if_nobody_had_asked_it(
+def test_prefix_cache_is_not_shared_between_clients(
     shared: tuple[Reference, Path],
 ) -> None:
     reference, pack = shared

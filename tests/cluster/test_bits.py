@@ -55,7 +55,7 @@ TRIED = [
 
 
 @pytest.mark.parametrize(("name", "precision", "shares"), TRIED)
-def test_every_split_has_the_bits_of_one_node(
+def test_logits_are_bit_identical_for_every_split(
     name: str, precision: Precision, shares: str, references: References, alone: AloneOf
 ) -> None:
     expected = alone(name, precision)
@@ -66,7 +66,7 @@ def test_every_split_has_the_bits_of_one_node(
 @pytest.mark.parametrize("shares", ["1,2,0:1,1"])
 @pytest.mark.parametrize("way", ["star", "mesh", "two-shot"])
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_every_collective_has_the_bits_of_one_node(
+def test_logits_are_bit_identical_for_every_collective(
     way: str, precision: Precision, shares: str, references: References, alone: AloneOf
 ) -> None:
     expected = alone("llama-gqa-odd", precision)
@@ -82,7 +82,7 @@ def test_every_collective_has_the_bits_of_one_node(
 @pytest.mark.parametrize("placement", list(PLACEMENTS))
 @pytest.mark.parametrize("shares", ["1", "1,0:1,3"])
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_streamed_weights_have_the_bits_of_those_in_memory(
+def test_streamed_weights_give_bit_identical_logits(
     precision: Precision, shares: str, placement: str, references: References, alone: AloneOf
 ) -> None:
     expected = alone("mistral-sliding", precision)
@@ -93,7 +93,7 @@ def test_streamed_weights_have_the_bits_of_those_in_memory(
 
 @pytest.mark.parametrize("kv", KV)
 @pytest.mark.parametrize(("chunk", "shares"), [(1, "1"), (2, "2,1"), (7, "2,1"), (512, "2,1")])
-def test_every_chunking_has_the_same_bits(
+def test_logits_are_bit_identical_for_every_chunk_size(
     shares: str, chunk: int, kv: KVPrecision, references: References, packs: Packs
 ) -> None:
     name = "llama-biases"
@@ -105,7 +105,7 @@ def test_every_chunking_has_the_same_bits(
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_checkpoints_of_four_bits_have_the_bits_of_one_node(method: str, tmp_path: Path) -> None:
+def test_gptq_and_awq_logits_are_bit_identical_for_every_split(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     Int4Checkpoint(method, ffn=320, heads=4, head_dim=16).write(folder)
     pack = packed(folder, Precision.Q4, tmp_path / "pack")
@@ -138,7 +138,7 @@ def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize("isa", AVAILABLE)
 @pytest.mark.parametrize("precision", QUANTISED)
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen3-biases", "mistral-sliding", "openllama"])
-def test_every_instruction_set_has_the_same_bits(
+def test_logits_are_bit_identical_for_every_instruction_set(
     name: str,
     precision: Precision,
     isa: str,
@@ -153,7 +153,7 @@ def test_every_instruction_set_has_the_same_bits(
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases"])
-def test_machines_of_different_kinds_compute_one_answer(
+def test_nodes_with_mixed_instruction_sets_give_bit_identical_logits(
     name: str, references: References, alone: AloneOf, several_sets: Callable[..., None]
 ) -> None:
     expected = alone(name, Precision.Q4)
@@ -171,7 +171,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_the_demo_s_logits_are_those_of_every_machine(
+def test_demo_logits_match_golden_hash_on_every_instruction_set(
     precision: Precision, isa: str, tmp_path: Path, several_sets: Callable[..., None]
 ) -> None:
     folder = resolve_model(DEMO)

@@ -17,7 +17,7 @@ def true_from(call: int) -> Callable[[], bool]:
 @pytest.mark.parametrize(("shares", "pinned_part"), [("1", 0.0), ("1,1", None), ("2,1,1", 0.5)])
 @pytest.mark.parametrize("call", [1, 2, 3, 7, 8])
 @pytest.mark.fault("H6", "cancelled at any moment, the next answer is exact")
-def test_a_cancel_at_any_moment_leaves_a_cluster_that_answers_exactly(
+def test_cluster_answers_exactly_after_cancel_at_any_moment(
     call: int, shares: str, pinned_part: float | None, references: References, packs: Packs
 ) -> None:
     reference = references("yi")

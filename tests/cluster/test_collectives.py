@@ -24,7 +24,7 @@ def route(way: str) -> Route:
 
 
 @pytest.mark.parametrize(("small", "bulk"), [("mesh", "two-shot"), ("star", "mesh")])
-def test_tokens_go_one_way_and_prompts_another(
+def test_tokens_and_prompts_use_different_collectives(
     small: str, bulk: str, references: References, packs: Packs
 ) -> None:
     reference = references("llama-gqa-odd")
@@ -59,9 +59,7 @@ def shaped(reference: Reference, pack: Path, shares: str, way: str, seed: int) -
 
 @pytest.mark.parametrize("shares", ["2,1", "1,5,2", "1,0:3,1,0:1,1", "1,1,1,1,1,1,1,1"])
 @pytest.mark.fault("P10", "the same bits as without")
-def test_logits_are_the_bits_of_links_without_a_fault(
-    shares: str, references: References, packs: Packs
-) -> None:
+def test_logits_are_bit_identical_over_lossy_links(shares: str, references: References, packs: Packs) -> None:
     reference = references("yi")
     pack = packs(reference)
     logits_TV = {}

@@ -35,7 +35,7 @@ def played(leader: Leader, *requests: GenerationRequest) -> list[list[AnswerPart
 
 @pytest.mark.parametrize("shares", ["1", "2,1", "1,5,2"])
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied"])
-def test_they_are_the_pooled_hidden_states_of_transformers(
+def test_embeddings_match_pooled_hidden_states_of_transformers(
     name: str, shares: str, references: References, packs: Packs
 ) -> None:
     reference = references(name)

@@ -70,7 +70,7 @@ def test_tokens_and_logits_are_those_of_transformers(
         ("mistral-sliding", StepLimits(4, 1000)),
     ],
 )
-def test_chunks_and_steps_of_the_prompt_change_nothing(
+def test_prompt_step_and_chunk_sizes_do_not_change_tokens(
     name: str, limits: StepLimits, references: References, packs: Packs
 ) -> None:
     reference = references(name)

@@ -88,7 +88,7 @@ def text_of(run: Run, name: str, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([token.token for token in run.tokens[name]])
 
 
-def test_answers_are_texts_of_their_grammars(demo: Demo, ask: Ask, tokenizer: Tokenizer) -> None:
+def test_answers_match_their_grammars(demo: Demo, ask: Ask, tokenizer: Tokenizer) -> None:
     wanted = {"person": PERSON, "digits": DIGITS, "lark": LARK, "gbnf": GBNF}
     with demo(2, sequences=4, speculate=6) as cluster:
         arrivals = [Arrival(ask(name, one, sampling=WARM), 0) for name, one in wanted.items()]
@@ -101,7 +101,7 @@ def test_answers_are_texts_of_their_grammars(demo: Demo, ask: Ask, tokenizer: To
     assert texts["gbnf"] in ("left turn", "right turn")
 
 
-def test_company_changes_no_bit_of_either(demo: Demo, ask: Ask) -> None:
+def test_batching_changes_neither_constrained_nor_free_answers(demo: Demo, ask: Ask) -> None:
     free = ask("free", None, 40, Sampling(logprobs=5))
     bound = ask("bound", PERSON, sampling=WARM)
     with demo() as cluster:
@@ -114,7 +114,7 @@ def test_company_changes_no_bit_of_either(demo: Demo, ask: Ask) -> None:
     assert run.told("bound") == bound_alone
 
 
-def test_another_epoch_goes_on_anywhere_in_the_answer(demo: Demo, ask: Ask) -> None:
+def test_constrained_answer_resumes_at_any_token(demo: Demo, ask: Ask) -> None:
     request = ask("one", PERSON, sampling=WARM)
     with demo() as cluster:
         whole = Run(cluster.leader, [Arrival(request, 0)]).told("one")
@@ -124,7 +124,7 @@ def test_another_epoch_goes_on_anywhere_in_the_answer(demo: Demo, ask: Ask) -> N
             assert rest.told("one") == whole[known:]
 
 
-def test_what_the_grammar_forces_needs_no_steps_of_its_own(
+def test_grammar_forced_tokens_need_no_steps_of_their_own(
     demo: Demo, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constraints, "_LONE_S", 30.0)
@@ -151,7 +151,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_grammar_that_is_too_much_hurts_nobody_else(demo: Demo, ask: Ask, case: str) -> None:
+def test_refused_grammar_does_not_affect_other_requests(demo: Demo, ask: Ask, case: str) -> None:
     grammar, why = REFUSED[case]
     ended: list[Failed] = []
     told: list[Token] = []
@@ -190,7 +190,7 @@ class Late:
 
 
 @pytest.mark.parametrize("calls", [1, 7])
-def test_deferred_masks_change_no_bit(
+def test_late_grammar_masks_do_not_change_answers(
     demo: Demo, ask: Ask, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     page = KVFormat("bf16", Checkpoint.open(DEMO_FOLDER).config.head_dim).page_positions
@@ -209,7 +209,7 @@ def test_deferred_masks_change_no_bit(
 
 @pytest.mark.parametrize("flood", [0, 15])
 @pytest.mark.fault("H14", "grammars that are slow take no part in the steps: others have a token in each")
-def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
+def test_missing_grammar_masks_do_not_delay_other_requests(
     demo: Demo, ask: Ask, monkeypatch: pytest.MonkeyPatch, flood: int
 ) -> None:
     Late(monkeypatch, None)
@@ -236,7 +236,7 @@ def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
         assert not leader.preparing
 
 
-def test_a_grammar_is_compiled_before_its_request_comes(demo: Demo, ask: Ask) -> None:
+def test_grammar_compiles_before_its_request_is_submitted(demo: Demo, ask: Ask) -> None:
     heard: list[object] = []
     told: list[Token] = []
     with demo(sequences=1) as cluster:

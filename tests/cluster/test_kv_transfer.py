@@ -150,7 +150,7 @@ def going_on(reference: Reference, told: dict[str, list[int]]) -> list[Generatio
         if (i + j) % 2 == 0
     ],
 )
-def test_answers_go_on_with_what_was_computed(
+def test_answers_continue_from_transferred_kv_pages(
     references: References, packs: Packs, tmp_path: Path, change: str, precision: Precision | None, steps: int
 ):
     reference = references("qwen3")
@@ -174,7 +174,7 @@ def test_answers_go_on_with_what_was_computed(
 
 @pytest.mark.parametrize("steps", [1, 9])
 @pytest.mark.fault("H13", "nor are they found after a planned change")
-def test_another_client_s_pages_are_not_found_in_the_next_epoch(
+def test_transferred_kv_pages_stay_private_to_their_client(
     references: References, packs: Packs, tmp_path: Path, steps: int
 ):
     reference = references("qwen3")
@@ -224,7 +224,7 @@ def damage(change: Change, how: str) -> None:
 @pytest.mark.parametrize(
     "how", ["at the master", "it ends too early", "it was written with another key", "it cannot be read"]
 )
-def test_what_is_damaged_is_computed_anew(references: References, packs: Packs, tmp_path: Path, how: str):
+def test_damaged_kv_snapshots_are_recomputed(references: References, packs: Packs, tmp_path: Path, how: str):
     reference = references("qwen3")
     pack = packs(reference, Precision.Q4)
     change = Change(reference, pack, "a machine joins", tmp_path)
@@ -242,9 +242,7 @@ def test_what_is_damaged_is_computed_anew(references: References, packs: Packs, 
     assert computed > LONG
 
 
-def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
-    references: References, packs: Packs, tmp_path: Path
-):
+def test_kv_snapshots_never_repeat_a_ciphertext(references: References, packs: Packs, tmp_path: Path):
     reference = references("qwen3")
     change = Change(reference, packs(reference, None), "a machine joins", tmp_path)
     texts = []
@@ -261,7 +259,7 @@ def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
 
 
 @pytest.mark.fault("W2", "what it says in place of whether it could is named")
-def test_a_node_that_answers_out_of_form_is_named(
+def test_node_with_malformed_kv_transfer_reply_is_named(
     references: References, packs: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     agreed = kv_transfer.KVTransfer._agreed

@@ -9,7 +9,9 @@ from tpiedge.planner.solve import Plan, evaluate, parse_shares
 
 @pytest.mark.parametrize("shares", ["1", "3,1", "1,0:2,1", "1,1,1,1,1"])
 @pytest.mark.parametrize("name", ["openllama", "llama-gqa-odd", "qwen2-tied", "qwen3-biases"])
-def test_predicted_bytes_are_held_bytes(name: str, shares: str, references: References, packs: Packs) -> None:
+def test_predicted_weight_bytes_equal_held_bytes(
+    name: str, shares: str, references: References, packs: Packs
+) -> None:
     reference = references(name)
     pack = Pack.open(packs(reference))
     nodes = split(reference, shares)

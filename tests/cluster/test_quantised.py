@@ -25,7 +25,7 @@ QUANTISED = [Precision.Q8, Precision.Q4]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_quantised_weights_are_near_the_checkpoint_s(
+def test_quantised_weights_give_logits_near_the_checkpoint(
     name: str, references: References, alone: AloneOf
 ) -> None:
     reference = references(name)
@@ -45,7 +45,7 @@ OF_KV = ["llama-biases", "yi", "mistral-sliding", "qwen2-tied", "qwen3"]
 
 
 @pytest.mark.parametrize("name", OF_KV)
-def test_the_fewer_bits_the_larger_the_error(name: str, references: References, packs: Packs) -> None:
+def test_kv_cache_error_grows_with_fewer_bits(name: str, references: References, packs: Packs) -> None:
     reference = references(name)
     logits_TV = {}
     for kv in KV:

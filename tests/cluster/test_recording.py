@@ -36,7 +36,7 @@ def test_all_ranks_record_the_step_that_rank_0_picks(
     assert len(counts) == 1  # rank 0 also announces the step
 
 
-def test_how_far_a_prompt_is_read_is_known_while_it_is(references: References, packs: Packs) -> None:
+def test_prompt_progress_is_reported_during_prefill(references: References, packs: Packs) -> None:
     reference = references("yi")
     ids = [*reference.prompt_ids] * 3
     seen: list[tuple[tuple[str, int], ...]] = []

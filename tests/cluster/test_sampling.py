@@ -56,7 +56,7 @@ def alone(references: References, packs: Packs) -> Callable[[str], Answers]:
 @pytest.mark.parametrize(
     ("name", "shares", "way"), [(NAMES[at % len(NAMES)], *plan) for at, plan in enumerate(PLANS)]
 )
-def test_f32_draws_the_tokens_of_one_node_on_any_number_of_them(
+def test_f32_sampling_draws_the_same_tokens_on_any_split(
     name: str, shares: str, way: str, references: References, packs: Packs, alone: Callable[[str], Answers]
 ) -> None:
     reference = references(name)

@@ -33,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("precision", [Precision.Q8, Precision.Q4])
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen3", "mistral-sliding"])
-def test_the_same_answer_as_block_by_block(
+def test_one_call_for_all_layers_matches_block_by_block(
     name: str,
     precision: Precision,
     runs: list[int],

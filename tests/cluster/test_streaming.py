@@ -55,7 +55,7 @@ TRIED = [
 
 
 @pytest.mark.parametrize(("name", "placement", "shares"), TRIED)
-def test_tokens_are_the_same_whatever_fits(
+def test_tokens_are_the_same_for_every_weight_placement(
     name: str, placement: str, shares: str, references: References, packs: Packs
 ) -> None:
     reference = references(name)

@@ -44,7 +44,7 @@ def test_all_reduce_sums(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS[2:])
-def test_without_links_between_all_there_is_only_the_star(network: Any, way: str) -> None:
+def test_mesh_and_two_shot_are_refused_without_all_links(network: Any, way: str) -> None:
     ranks = Ranks(network, HUB, 2)
     root, leaf = ranks.endpoints
     leaf.send(ranks.plan(), None, "node-0")  # connects
@@ -63,7 +63,7 @@ def test_a_rank_without_a_share_contributes_nothing(ranks: Ranks) -> None:
         check_sum(ranks.way, ranks.run(work), given)
 
 
-def test_the_caller_owns_the_result(ranks: Ranks) -> None:
+def test_all_reduce_results_share_no_memory(ranks: Ranks) -> None:
     def work(one: Communicator) -> None:
         one.begin_all_reduce(part(one.rank), TAG)
         first = one.finish_all_reduce(TAG)
@@ -79,7 +79,7 @@ def test_the_caller_owns_the_result(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_several_are_under_way_while_a_rank_computes(ranks: Ranks, depth: int) -> None:
+def test_several_all_reduces_overlap_with_computation(ranks: Ranks, depth: int) -> None:
     count = 12
 
     def work(one: Communicator) -> list[torch.Tensor]:
@@ -135,7 +135,7 @@ def two_blocks(one: Communicator) -> list[bool]:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("way", [HUB, "star", "mesh"])
-def test_a_cancel_while_rank_0_waits_for_a_late_peer(network, monkeypatch, way, size):
+def test_cancel_while_rank_0_waits_reaches_every_rank(network, monkeypatch, way, size):
     ranks = Ranks(network, way, size).begun()
     ranks.reduce(9)  # all links are made
     root, asked = ranks.groups[0], threading.Event()
@@ -159,7 +159,7 @@ def test_a_cancel_while_rank_0_waits_for_a_late_peer(network, monkeypatch, way, 
     assert sent == [size - 1 if native and way == "mesh" else 0]
 
 
-def test_a_cancel_ends_what_is_under_way(ranks: Ranks) -> None:
+def test_next_step_works_after_cancel_of_pending_all_reduces(ranks: Ranks) -> None:
     def work(one: Communicator) -> torch.Tensor:
         if one.rank == 0:
             one.request_cancel(TAG.step)
@@ -178,7 +178,7 @@ def test_a_cancel_ends_what_is_under_way(ranks: Ranks) -> None:
 
 
 @each_link
-def test_only_contiguous_f32_matrices_are_taken(network: Any, way: str) -> None:
+def test_all_reduce_accepts_only_contiguous_f32_matrices(network: Any, way: str) -> None:
     ranks = Ranks(network, way, 2)
     for wrong in (torch.zeros(3), torch.zeros(3, 4).T, torch.zeros(2, 2, dtype=torch.float64)):
         for take in (ranks.groups[0].all_reduce, ranks.groups[1].begin_all_reduce):

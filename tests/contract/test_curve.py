@@ -47,7 +47,7 @@ def listen(*endpoints: Endpoint) -> None:
 
 
 @pytest.mark.fault("W4", "nothing of it is heard")
-def test_a_key_that_is_not_admitted_gets_nowhere(hub: ZmqHub) -> None:
+def test_peer_with_unadmitted_key_is_refused(hub: ZmqHub) -> None:
     with connect(hub, UNKNOWN_KEYS) as unknown, connect(hub) as spoke:
         with pytest.raises(Unreachable):
             unknown.send(Shutdown(1), timeout_s=0.3)
@@ -56,7 +56,7 @@ def test_a_key_that_is_not_admitted_gets_nowhere(hub: ZmqHub) -> None:
 
 
 @pytest.mark.fault("W4", "no connection")
-def test_a_wrong_server_key_gets_nowhere(hub: ZmqHub) -> None:
+def test_peer_with_wrong_server_key_cannot_connect(hub: ZmqHub) -> None:
     with connect(hub, server_key=UNKNOWN_KEYS.public) as misled, connect(hub) as spoke:
         with pytest.raises(Unreachable):
             misled.send(Shutdown(1), timeout_s=0.3)
@@ -64,7 +64,7 @@ def test_a_wrong_server_key_gets_nowhere(hub: ZmqHub) -> None:
 
 
 @pytest.mark.fault("W4", "nothing of it is heard")
-def test_a_peer_without_curve_gets_nowhere(hub: ZmqHub) -> None:
+def test_peer_without_curve_is_ignored(hub: ZmqHub) -> None:
     with zmq.Context() as context, closing(context.socket(zmq.DEALER)) as plain, connect(hub) as spoke:
         plain.linger = 0
         plain.routing_id = b"node-1/x"
@@ -89,7 +89,7 @@ def test_a_peer_without_curve_gets_nowhere(hub: ZmqHub) -> None:
 )
 @pytest.mark.fault("W1", "cut off; members are heard as before")
 @pytest.mark.fault("W3", "gigabytes that an unknown peer announces: cut off; members are heard as before")
-def test_junk_is_cut_off_and_harms_nobody(hub: ZmqHub, junk: bytes) -> None:
+def test_connection_sending_junk_is_closed_and_others_are_served(hub: ZmqHub, junk: bytes) -> None:
     host, port = hub.address.removeprefix("tcp://").split(":")
     with connect(hub) as spoke, socket.create_connection((host, int(port))) as raw:
         raw.sendall(junk)
@@ -103,14 +103,14 @@ def test_junk_is_cut_off_and_harms_nobody(hub: ZmqHub, junk: bytes) -> None:
         assert hub.recv(0.0) is None
 
 
-def test_nobody_speaks_under_the_name_of_another(hub: ZmqHub) -> None:
+def test_peer_using_another_peers_name_is_refused(hub: ZmqHub) -> None:
     with connect(hub, OTHER_KEYS, name="node-1") as impostor, connect(hub) as spoke:
         impostor.send(Shutdown(1), timeout_s=WAIT_S)
         wait_for_refusal(hub)
         assert_serves(hub, spoke)
 
 
-def test_a_second_process_is_told_and_the_first_one_undisturbed(hub: ZmqHub) -> None:
+def test_second_process_with_the_same_name_is_refused(hub: ZmqHub) -> None:
     with connect(hub) as first:
         assert_serves(hub, first)
         with connect(hub) as second:
@@ -123,7 +123,7 @@ def test_a_second_process_is_told_and_the_first_one_undisturbed(hub: ZmqHub) -> 
 
 
 @pytest.mark.fault("W10", "a process that was started anew is no second one")
-def test_a_restarted_process_takes_over_and_the_hub_learns_of_it(hub: ZmqHub) -> None:
+def test_hub_gets_link_reset_when_a_process_restarts(hub: ZmqHub) -> None:
     with connect(hub) as first:
         assert_serves(hub, first)
     with connect(hub) as second:
@@ -135,7 +135,7 @@ def test_a_restarted_process_takes_over_and_the_hub_learns_of_it(hub: ZmqHub) ->
         assert_serves(hub, second)
 
 
-def test_a_message_that_was_changed_on_the_way_breaks_the_link_and_it_is_made_anew(hub: ZmqHub) -> None:
+def test_tampered_message_resets_the_link(hub: ZmqHub) -> None:
     with Relay(int(hub.address.rpartition(":")[2])) as relay, connect(relay) as spoke:
         assert_serves(hub, spoke)
         relay.flip()
@@ -147,12 +147,12 @@ def test_a_message_that_was_changed_on_the_way_breaks_the_link_and_it_is_made_an
 
 
 @pytest.mark.parametrize("address", ["tcp://*:*", "tcp://*:5555", "ipc:///tmp/x", "tcp://192.0.2.1:1"])
-def test_only_an_own_address_can_be_listened_on(address: str) -> None:
+def test_invalid_listen_addresses_are_refused(address: str) -> None:
     with pytest.raises(UserError, match="cannot listen"):
         ZmqHub(address, HUB_KEYS, "node-0", {}, plane=TENSOR)
 
 
-def test_a_port_that_is_taken_is_named_once_with_what_to_do(hub: ZmqHub) -> None:
+def test_port_in_use_gives_one_error_with_advice(hub: ZmqHub) -> None:
     with pytest.raises(UserError) as caught:
         ZmqHub(hub.address, HUB_KEYS, "node-0", {}, plane=TENSOR)
     assert str(caught.value) == (

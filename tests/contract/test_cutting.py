@@ -15,7 +15,7 @@ WAIT_S = 20.0
 @pytest.mark.parametrize("revoked", [True, False], ids=["revoked", "still admitted"])
 @pytest.mark.parametrize("hangs_up", [True, False], ids=["hangs up", "stays"])
 @pytest.mark.parametrize("farewell", [PULSE, None], ids=["farewell", "at once"])
-def test_whatever_the_peer_does(monkeypatch, revoked, hangs_up, farewell):
+def test_disconnected_peer_is_ignored_until_it_reconnects(monkeypatch, revoked, hangs_up, farewell):
     # Later than all that is looked at: what is said over a new connection counts.
     monkeypatch.setattr("tpiedge.transport.zeromq_endpoint._RECONNECT_MS", 4000)
     keys, own = CurveKeys.generate(), CurveKeys.generate()
@@ -50,7 +50,7 @@ def is_heard_again(spoke: ZmqSpoke, hub: ZmqHub) -> bool:
     return False
 
 
-def test_a_peer_that_hangs_up_while_nobody_reads() -> None:
+def test_peer_that_floods_and_closes_blocks_no_other_peer() -> None:
     keys = CurveKeys.generate()
     owns = {f"peer-{number}": CurveKeys.generate() for number in range(2)}
     allowed = {own.public: name for name, own in owns.items()}

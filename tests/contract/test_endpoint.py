@@ -85,7 +85,7 @@ def test_recv_does_not_spin(network: Any) -> None:
     assert time.thread_time() - used < 0.1
 
 
-def test_post_wakes_the_owner_out_of_its_wait(network: Any) -> None:
+def test_post_wakes_a_waiting_recv(network: Any) -> None:
     hub, spoke = network.hub(), network.spoke()
     meet(hub, spoke)
     owner = threading.Thread(target=lambda: spoke.recv(WAIT_S))
@@ -98,7 +98,7 @@ def test_post_wakes_the_owner_out_of_its_wait(network: Any) -> None:
     assert not owner.is_alive()
 
 
-def test_what_was_posted_is_sent_before_closing(network: Any) -> None:
+def test_posted_messages_are_sent_before_closing(network: Any) -> None:
     hub, spoke = network.hub(), network.spoke()
     meet(hub, spoke)
     spoke.post(Lost(1, 1, "the end"))
@@ -106,7 +106,7 @@ def test_what_was_posted_is_sent_before_closing(network: Any) -> None:
     assert receive(hub).message == Lost(1, 1, "the end")
 
 
-def test_however_much_is_posted_at_once_it_arrives_in_its_order(network: Any) -> None:
+def test_many_posted_messages_arrive_in_order(network: Any) -> None:
     hub, spoke = network.hub(CONTROL), network.spoke(plane=CONTROL)
     meet(hub, spoke)
     spoke.post([Cancel(number, "r") for number in range(20_000)])
@@ -120,7 +120,7 @@ def test_however_much_is_posted_at_once_it_arrives_in_its_order(network: Any) ->
     assert spoke.posted == 0
 
 
-def test_sending_to_a_closed_peer_ends(network: Any) -> None:
+def test_sending_to_a_closed_peer_raises_unreachable(network: Any) -> None:
     hub, spoke = network.hub(), network.spoke()
     meet(hub, spoke)
     spoke.close()
@@ -139,7 +139,7 @@ def _takes(end: Endpoint, name: str | None) -> bool:
     return True
 
 
-def test_the_hub_sends_to_several_at_once(network: Any) -> None:
+def test_hub_sends_one_message_to_several_peers(network: Any) -> None:
     hub = network.hub()
     spokes = {f"node-{rank}": network.spoke(rank) for rank in (1, 2, 3)}
     for spoke in spokes.values():
@@ -155,7 +155,7 @@ def test_the_hub_sends_to_several_at_once(network: Any) -> None:
     assert hub.counters.bytes_sent - before == 2 * (len(encode(hidden(array))) + array.nbytes)
 
 
-def test_what_comes_while_the_hub_waits_to_send_is_kept(network: Any) -> None:
+def test_messages_received_while_hub_waits_to_send_are_kept(network: Any) -> None:
     hub, spoke = network.hub(), network.spoke(2)
     meet(hub, spoke)
     for count in range(3):
@@ -186,7 +186,7 @@ def send_raw(endpoint: Any, hub: Any, frames: list[bytes]) -> None:
         [b"duplicate"],
     ],
 )
-def test_a_malformed_message_names_its_sender_and_harms_nobody(network: Any, frames: list[bytes]) -> None:
+def test_malformed_message_error_names_its_sender(network: Any, frames: list[bytes]) -> None:
     hub, spoke = network.hub(), network.spoke()
     meet(hub, spoke)
     send_raw(spoke, hub, frames)
@@ -197,7 +197,7 @@ def test_a_malformed_message_names_its_sender_and_harms_nobody(network: Any, fra
     meet(hub, spoke)
 
 
-def test_closing_ends_a_wait_in_another_thread(network: Any) -> None:
+def test_closing_endpoint_ends_recv_in_another_thread(network: Any) -> None:
     for endpoint in (network.hub(), network.spoke(), *network.mesh(3)):
         ended = threading.Event()
 
@@ -228,7 +228,7 @@ def mesh(network: Any) -> list[Any]:
     return ends
 
 
-def test_everybody_hears_everybody_in_order(mesh: list[Any]) -> None:
+def test_mesh_peers_receive_all_messages_in_order(mesh: list[Any]) -> None:
     for number in range(50):
         for end in mesh:
             end.send(Shutdown(number), None, [name for name in NAMES if name != end.name], WAIT_S)
@@ -239,7 +239,7 @@ def test_everybody_hears_everybody_in_order(mesh: list[Any]) -> None:
             assert numbers == ([] if name == end.name else list(range(50)))
 
 
-def test_who_sends_much_does_not_drown_others(mesh: list[Any]) -> None:
+def test_flooding_peer_does_not_starve_other_peers(mesh: list[Any]) -> None:
     count = 3000
 
     def flood() -> None:
@@ -258,7 +258,7 @@ def test_who_sends_much_does_not_drown_others(mesh: list[Any]) -> None:
     flooder.join()
 
 
-def test_closing_ends_a_wait_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_endpoint_ends_a_blocked_send(monkeypatch: pytest.MonkeyPatch) -> None:
     waits, wait = threading.Event(), ZmqHub._wait_to_send
     monkeypatch.setattr(ZmqHub, "_wait_to_send", lambda *given: waits.set() or wait(*given))
     with linked("zeromq", monkeypatch) as network, ThreadPoolExecutor(1) as threads:

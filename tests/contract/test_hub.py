@@ -56,7 +56,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield Pair(request.param, stack)
 
 
-def test_waking_ends_a_wait_that_is_under_way(pair: Pair) -> None:
+def test_wake_ends_a_pending_recv(pair: Pair) -> None:
     waker = threading.Timer(0.05, pair.hub.wake)
     waker.start()
     began = time.monotonic()
@@ -65,7 +65,7 @@ def test_waking_ends_a_wait_that_is_under_way(pair: Pair) -> None:
     waker.join()
 
 
-def test_who_is_cut_hears_a_farewell_and_is_spoken_with_no_more(pair: Pair) -> None:
+def test_evicted_peer_gets_a_goodbye_and_no_more_messages(pair: Pair) -> None:
     pair.greet()
     pair.hub.admission.revoke("w-1")
     pair.hub.disconnect("w-1", GOODBYE)
@@ -76,7 +76,7 @@ def test_who_is_cut_hears_a_farewell_and_is_spoken_with_no_more(pair: Pair) -> N
     assert pair.hub.admission.key_of("w-1") is None
 
 
-def test_what_is_not_admitted_any_more_is_dropped_and_counted(pair: Pair) -> None:
+def test_messages_of_revoked_peer_are_dropped_and_counted(pair: Pair) -> None:
     pair.greet()
     pair.hub.admission.revoke("w-1")
     pair.spoke.send(Shutdown(2))
@@ -84,7 +84,7 @@ def test_what_is_not_admitted_any_more_is_dropped_and_counted(pair: Pair) -> Non
     assert pair.hub.counters.refused == 1
 
 
-def test_the_end_of_a_peer_is_known_without_its_word(pair: Pair) -> None:
+def test_hub_notices_closed_peer_after_its_last_message(pair: Pair) -> None:
     pair.greet()
     assert pair.hub.is_connected("w-1")
     assert not pair.hub.is_connected("w-2")
@@ -98,7 +98,7 @@ def test_the_end_of_a_peer_is_known_without_its_word(pair: Pair) -> None:
     assert [one.message for one in heard if one is not None] == [Shutdown(2)], "what it said last is heard"
 
 
-def test_where_a_peer_is_connected_from(pair: Pair) -> None:
+def test_hub_reports_the_address_of_a_connected_peer(pair: Pair) -> None:
     pair.greet()
     assert pair.hub.address_of("w-1") == HOST
     assert pair.hub.address_of("w-2") == ""
@@ -109,7 +109,7 @@ SMALL = endpoint.Plane(header_limit=1000, tensor_limit=64 * KIB, queue_length=16
 
 @pytest.mark.fault("W2", "a flood takes bounded memory of the master; others are served")
 @pytest.mark.parametrize("plane", [endpoint.CONTROL, endpoint.TENSOR], ids=["control", "tensor"])
-def test_the_largest_frames_are_bounded_in_memory_and_others_are_served(plane: endpoint.Plane) -> None:
+def test_flood_of_largest_frames_takes_bounded_memory(plane: endpoint.Plane) -> None:
     with HubProcess(plane) as hub, hub.spoke("flooder") as flooder, hub.spoke("other") as other:
         flooder.send(Shutdown(1), timeout_s=WAIT_S)
         before = hub.rss
@@ -132,7 +132,7 @@ def flood(spoke: ZmqSpoke, frame: bytes, count: int) -> int:
 
 
 @pytest.mark.parametrize("network", ["zeromq"], indirect=True)
-def test_a_message_without_end_ends_the_connection(network, caplog):
+def test_oversized_multipart_message_ends_its_connection(network, caplog):
     hub, flooder, other = network.hub(SMALL), network.spoke(1, SMALL), network.spoke(2, SMALL)
     for spoke in (flooder, other):
         spoke.send(Shutdown(1), timeout_s=WAIT_S)
@@ -164,7 +164,7 @@ def until_reset(hub: ZmqHub, spoke: ZmqSpoke) -> Iterator[endpoint.Envelope | Pe
             yield error
 
 
-def test_who_connects_again_gains_nothing() -> None:
+def test_reconnecting_flooder_takes_bounded_memory() -> None:
     with HubProcess(endpoint.CONTROL) as hub, hub.spoke("flooder") as flooder:
         flooder.send(Shutdown(1), timeout_s=WAIT_S)
         before = hub.rss

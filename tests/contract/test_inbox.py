@@ -51,7 +51,7 @@ def inbox(what: Message | Exception) -> tuple[PeerChannel, Any]:
 LATE = Partial(EPOCH, 1, 0, 0, 0, 1, None)
 
 
-def test_messages_that_come_too_late_do_not_keep_a_wait_going() -> None:
+def test_messages_of_earlier_steps_do_not_prolong_a_wait() -> None:
     made, _ = inbox(LATE)
     with pytest.raises(PeerLost, match="node 2 was lost"):
         list(made.collect(Partial, TAG, {2}, WHAT, SHAPE))
@@ -59,7 +59,7 @@ def test_messages_that_come_too_late_do_not_keep_a_wait_going() -> None:
         made.next_plan()
 
 
-def test_a_link_that_broke_says_why() -> None:
+def test_peer_lost_error_gives_cause_of_broken_link() -> None:
     cause = "it had sent more than 7 bytes ahead"
     made, _ = inbox(LinkReset("node-1", cause))
     with pytest.raises(PeerLost) as caught:
@@ -69,7 +69,7 @@ def test_a_link_that_broke_says_why() -> None:
     assert PeerLost.read(str(caught.value)) is not None
 
 
-def test_a_link_that_no_step_needs_may_break_and_come_back() -> None:
+def test_broken_link_is_ignored_if_no_step_needs_it() -> None:
     made, _ = inbox(LinkReset("node-1", "it was away"))
     made.needed = {2}
     made.take_in("the wait for a request")
@@ -87,7 +87,7 @@ HEADER = TensorHeader("f32", (1, 1))
     [StepPlan(EPOCH, 2**64 - 1, (), 1, 1), Hidden(EPOCH, 2, 0, HEADER)],
     ids=lambda forged: type(forged).__name__,
 )
-def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
+def test_plans_and_hidden_states_are_accepted_only_from_rank_0(network: Any, forged: Message) -> None:
     ranks = Ranks(network, "mesh", 3).meet()
     ranks.bare[2].send(forged, bytes(4) if isinstance(forged, Hidden) else None, "node-1", WAIT_S)
     with pytest.raises(Misconduct, match=f"node 2 sent {type(forged).__name__}, which only") as caught:
@@ -96,7 +96,7 @@ def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
 
 
 @pytest.mark.parametrize("forged", [StepPlan(EPOCH, 9, (), 1, 1), Reduced(EPOCH, 9, 0, 0, 0, HEADER)])
-def test_nobody_leads_rank_0(network: Any, forged: Message) -> None:
+def test_rank_0_refuses_plans_and_sums_of_others(network: Any, forged: Message) -> None:
     ranks = Ranks(network, HUB, 2).begun()
     ranks.bare[1].send(forged, bytes(4) if isinstance(forged, Reduced) else None, "node-0")
     with pytest.raises(Misconduct, match=f"node 1 sent {type(forged).__name__}, which only node 0 may send"):
@@ -116,7 +116,7 @@ ROW = TensorHeader("f32", (3, HIDDEN))
 # Rank 0 sums what each other rank sends it.
 @pytest.mark.fault("W5", "messages of an earlier epoch or step are dropped")
 @each_link
-def test_what_is_of_another_epoch_or_an_earlier_step_is_dropped_and_counted(network: Any, way: str) -> None:
+def test_messages_of_other_epochs_or_earlier_steps_are_dropped(network: Any, way: str) -> None:
     ranks = Ranks(network, way, 3, wrap=lambda _, one: Changing(one))
     ranks.begun()
     ranks.run(lambda one: ranks.begin(one, 2))
@@ -141,7 +141,7 @@ def holds_rank_0_back(sender: str, message: Message) -> bool:
 
 
 @pytest.mark.parametrize("way", ["mesh", "two-shot"])
-def test_a_peer_may_be_a_step_ahead(network: Any, way: str) -> None:
+def test_message_of_next_step_may_arrive_before_its_plan(network: Any, way: str) -> None:
     """Rank 2 hears of step 2 from rank 1 before rank 0 sends the end of step 1 and the plan."""
     ranks = Ranks(network, way, 3, wrap=lambda rank, one: Late(one) if rank == 2 else one)
     ranks.begun()
@@ -172,7 +172,7 @@ def test_a_peer_may_be_a_step_ahead(network: Any, way: str) -> None:
     assert any(message.step == 2 for message in heard[:plan])
 
 
-def test_a_sum_is_taken_from_rank_0_alone(network: Any) -> None:
+def test_reduced_sum_from_other_ranks_is_ignored(network: Any) -> None:
     ranks = Ranks(network, "star", 3).begun().meet()
     ranks.bare[1].send(Reduced(1, 1, 0, 0, 0, ROW), part(7).numpy().data, "node-2")
     for result in ranks.reduce():

@@ -51,7 +51,7 @@ def reduce(ranks: Ranks, given: Sequence[torch.Tensor], block: int = 0) -> list[
     return ranks.run(lambda one: one.all_reduce(given[one.rank].clone(), tag))
 
 
-def test_all_reduces_are_exact(ranks: Ranks) -> None:
+def test_integer_all_reduces_are_exact(ranks: Ranks) -> None:
     for block, (shape, width) in enumerate(itertools.product(SHAPES, WIDTHS.values())):
         given = parts(ranks.size, width, shape)
         results = reduce(ranks, given, block)
@@ -60,7 +60,7 @@ def test_all_reduces_are_exact(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
-def test_integers_are_never_rounded(network: Any, wire: str) -> None:
+def test_integer_all_reduce_refuses_a_rounding_wire_format(network: Any, wire: str) -> None:
     ranks = Ranks(network, "mesh", 2, wire=wire).begun()
     for take in (ranks.groups[0].all_reduce, ranks.groups[1].begin_all_reduce):
         with pytest.raises(InternalError, match=f"not rounded to {wire}"):

@@ -39,7 +39,7 @@ def link(master: MasterHub, keys: CurveKeys = WORKER) -> ZmqSpoke:
     return open_link(master.address, MASTER.public, keys, peer_name(keys.public), timeout_s=WAIT_S)
 
 
-def test_a_token_lets_a_worker_in_once_and_for_good(master: MasterHub) -> None:
+def test_token_admits_one_worker_permanently(master: MasterHub) -> None:
     secret = master.token()
     with link(master) as spoke:
         assert enrol(spoke, "pi", secret).name == NAME
@@ -56,7 +56,7 @@ def test_a_token_lets_a_worker_in_once_and_for_good(master: MasterHub) -> None:
 
 
 @pytest.mark.fault("P13", "a token made before the clock is set is good when it is")
-def test_a_token_lives_from_the_moment_at_which_the_master_s_clock_is_set(tmp_path: Path) -> None:
+def test_token_lifetime_starts_when_the_master_clock_is_set(tmp_path: Path) -> None:
     now = 60.0  # a board without a battery
     tokens = TokenStore(tmp_path, lambda: now)
     with closing(ZmqHub("tcp://127.0.0.1:*", MASTER, "master", {}, plane=CONTROL)) as hub:
@@ -72,7 +72,7 @@ def test_a_token_lives_from_the_moment_at_which_the_master_s_clock_is_set(tmp_pa
         assert tokens.check(secret, {})[0] == "expired"
 
 
-def test_a_key_in_both_lists_of_the_journal_stays_out(tmp_path: Path) -> None:
+def test_revoked_key_also_listed_as_member_stays_out(tmp_path: Path) -> None:
     lists: dict[str, object] = {
         "members": [{"key": WORKER.public, "host": "pi", "joined": 1.0, "how": "token"}],
         "revoked": [{"key": WORKER.public, "host": "pi", "when": 2.0}],
@@ -82,7 +82,7 @@ def test_a_key_in_both_lists_of_the_journal_stays_out(tmp_path: Path) -> None:
         assert master.hub.admission.authenticate(WORKER.public) is None
 
 
-def test_a_revoked_worker_is_told_dropped_and_cut_off(master: MasterHub) -> None:
+def test_revoked_worker_is_notified_and_disconnected(master: MasterHub) -> None:
     with link(master) as spoke, link(master, OTHER) as other:
         enrol(spoke, "pi", master.token())
         enrol(other, "pi2", master.token())
@@ -98,7 +98,7 @@ def test_a_revoked_worker_is_told_dropped_and_cut_off(master: MasterHub) -> None
             link(master)
 
 
-def test_nothing_there_is_said() -> None:
+def test_unreachable_master_error_names_the_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = Address("127.0.0.1", taken.getsockname()[1])
@@ -139,7 +139,7 @@ class PairingThread:
         self.shown.set()
 
 
-def test_a_typed_code_lets_a_worker_in(master: MasterHub, pairing: tuple[PairingHub, Address]) -> None:
+def test_pairing_code_admits_a_worker(master: MasterHub, pairing: tuple[PairingHub, Address]) -> None:
     hub, address = pairing
     attempt = PairingThread(address)
     assert attempt.shown.wait(WAIT_S)
@@ -153,7 +153,7 @@ def test_a_typed_code_lets_a_worker_in(master: MasterHub, pairing: tuple[Pairing
         assert enrol(spoke, "pi").name == NAME
 
 
-def test_a_master_that_goes_away_is_noticed(pairing: tuple[PairingHub, Address]) -> None:
+def test_pairing_worker_notices_that_the_master_closed(pairing: tuple[PairingHub, Address]) -> None:
     hub, address = pairing
     attempt = PairingThread(address)
     assert attempt.shown.wait(WAIT_S)

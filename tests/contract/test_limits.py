@@ -23,7 +23,7 @@ def chunk(nbytes: int) -> FileChunk:
 
 @pytest.mark.parametrize("nbytes", [MAX_TENSOR_BYTES + 1, 2 * MAX_TENSOR_BYTES, 1 << 31])
 @pytest.mark.fault("W3", "refused before it is sent")
-def test_a_tensor_beyond_the_limit(network: Network, nbytes: int) -> None:
+def test_tensor_above_the_limit_is_refused_by_both_sides(network: Network, nbytes: int) -> None:
     hub, spoke = network.hub(), network.spoke()
     meet(hub, spoke)
     with pytest.raises(ProtocolError, match=f"{nbytes} bytes; a message holds at most {MAX_TENSOR_BYTES}"):
@@ -37,7 +37,7 @@ def test_a_tensor_beyond_the_limit(network: Network, nbytes: int) -> None:
 
 @pytest.mark.parametrize("plane", [TENSOR, FILES], ids=["tensor", "files"])
 @pytest.mark.fault("W3", "passes")
-def test_exactly_at_the_limit(network: Network, plane: Plane) -> None:
+def test_message_of_exactly_the_size_limit_is_delivered(network: Network, plane: Plane) -> None:
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
     message: Message = hidden(MAX_TENSOR_BYTES) if plane is TENSOR else chunk(MAX_FILE_CHUNK)
     spoke.send(message, bytes(plane.tensor_limit), timeout_s=WAIT_S)
@@ -56,7 +56,7 @@ def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
 @pytest.mark.parametrize("network", ["zeromq", "zeromq in Python"], indirect=True)
 @pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
 @pytest.mark.fault("W3", "sent all the same: the connection breaks, and is made anew")
-def test_a_frame_beyond_what_libzmq_takes_is_a_broken_link(network: Network, plane: Plane) -> None:
+def test_frame_above_libzmq_limit_resets_the_link(network: Network, plane: Plane) -> None:
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
     meet(hub, spoke)
     spoke.send_frame(bytes(2 * plane.frame_limit))  # type: ignore[attr-defined]

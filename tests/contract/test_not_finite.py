@@ -45,7 +45,9 @@ def complaint(results: list[Any]) -> ProtocolError:
     ],
 )
 @pytest.mark.fault("W11", "every collective names the sender of a value that is not finite")
-def test_it_is_blamed_on_its_sender(network: Any, way: str, size: int, faulty: int, value: float) -> None:
+def test_non_finite_value_is_blamed_on_its_sender(
+    network: Any, way: str, size: int, faulty: int, value: float
+) -> None:
     ranks = Ranks(network, way, size).begun()
     error = complaint(outcomes(ranks, [value if rank == faulty else 1.0 for rank in range(size)]))
     assert f"node {faulty} contributed a value that is not finite to the all-reduce" in str(error)
@@ -55,7 +57,7 @@ def test_it_is_blamed_on_its_sender(network: Any, way: str, size: int, faulty: i
 
 @pytest.mark.parametrize("faulty", range(SIZE))
 @pytest.mark.parametrize("way", ["mesh", "two-shot"])
-def test_where_one_may_have_fooled_another_no_node_is_blamed(network: Any, way: str, faulty: int) -> None:
+def test_non_finite_value_without_star_blames_no_node(network: Any, way: str, faulty: int) -> None:
     ranks = Ranks(network, way, SIZE).begun()
     values = [float("nan") if rank == faulty else 1.0 for rank in range(SIZE)]
     results = outcomes(ranks, values)
@@ -72,7 +74,7 @@ LAST = (slice(3, 4), slice(63, 64))
 
 
 @pytest.mark.parametrize("faulty", range(SIZE))
-def test_in_a_sum_of_several_no_node_is_blamed(network: Any, faulty: int) -> None:
+def test_non_finite_two_shot_slice_blames_no_node(network: Any, faulty: int) -> None:
     ranks = Ranks(network, "two-shot", SIZE).begun()
     values = [float("nan") if rank == faulty else 1.0 for rank in range(SIZE)]
     error = complaint(outcomes(ranks, values, LAST))
@@ -82,7 +84,7 @@ def test_in_a_sum_of_several_no_node_is_blamed(network: Any, faulty: int) -> Non
 
 
 @pytest.mark.parametrize("way", STARS)
-def test_where_all_are_at_fault_it_is_what_rank_0_sent_before(network: Any, way: str) -> None:
+def test_non_finite_values_of_all_nodes_blame_no_node(network: Any, way: str) -> None:
     ranks = Ranks(network, way, SIZE).begun()
     error = complaint(outcomes(ranks, [float("nan"), None, float("nan"), float("nan")]))
     assert "every node contributed a value that is not finite" in str(error)
@@ -92,7 +94,7 @@ def test_where_all_are_at_fault_it_is_what_rank_0_sent_before(network: Any, way:
 @pytest.mark.fault("W5", "numbers of this step are believed if they are finite")
 @pytest.mark.fault("W11", "finite numbers are believed, however large; a sum that overflows is an error")
 @each_link
-def test_a_sum_beyond_f32_is_an_error_and_a_large_one_is_not(network: Any, way: str) -> None:
+def test_f32_overflow_of_a_sum_is_an_error(network: Any, way: str) -> None:
     ranks = Ranks(network, way, SIZE).begun()
     fine = outcomes(ranks, [3e38, None, -1e38, 1e37])
     assert same(fine)

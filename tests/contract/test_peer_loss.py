@@ -75,7 +75,7 @@ def queues() -> Iterator[Network]:
 @pytest.mark.parametrize("messages", range(MESSAGES))
 @pytest.mark.parametrize("victim", range(SIZE))
 @pytest.mark.parametrize("way", WAYS[1:])
-def test_after_any_message(queues, way, victim, messages, work):
+def test_peer_loss_after_any_message_ends_the_all_reduce(queues, way, victim, messages, work):
     Cluster(queues, way, victim, messages).losses(work)
 
 
@@ -83,7 +83,9 @@ def test_after_any_message(queues, way, victim, messages, work):
     ("victim", "messages", "closes"), [(0, 4, False), (1, 1, True), (3, 3, False), (0, 0, True)]
 )
 @each_link
-def test_over_any_link(network: Any, way: str, victim: int, messages: int, closes: bool) -> None:
+def test_peer_loss_over_any_link_ends_the_all_reduce(
+    network: Any, way: str, victim: int, messages: int, closes: bool
+) -> None:
     Cluster(network, way, victim, messages, closes=closes).losses(one_by_one)
 
 
@@ -97,7 +99,7 @@ def test_over_any_link(network: Any, way: str, victim: int, messages: int, close
     ids=["send up", "broadcast", "plan"],
 )
 @pytest.mark.parametrize("way", [HUB, "mesh"])
-def test_every_other_wait_ends_too(network, way, rank, wait):
+def test_peer_loss_ends_every_other_wait(network, way, rank, wait):
     ranks = Ranks(network, way, 2).begun()
     alive = ranks.alive[rank]
     alive.asked.clear()

@@ -147,6 +147,6 @@ def test_a_rank_that_breaks_the_protocol_is_named(network: Any, way: str, violat
 
 
 @tried
-def test_rank_0_is_no_better(network: Any, way: str, violation: str) -> None:
+def test_rank_0_that_breaks_the_protocol_is_named(network: Any, way: str, violation: str) -> None:
     if violation not in OF_PARTS:
         check(network, way, 0, VIOLATIONS[violation])

@@ -84,7 +84,7 @@ def members(folder: Path) -> list[str]:
 
 
 @pytest.mark.fault("P16", "the master's, when a worker joins: the worker waits, and others are answered")
-def test_others_are_answered_while_the_disk_is_waited_for(master: MasterHub, disk: Disk, joining) -> None:
+def test_other_workers_are_answered_during_a_slow_disk_write(master: MasterHub, disk: Disk, joining) -> None:
     secret = master.token()
     with link(master, OTHER) as other:
         enrol(other, "old", master.token())
@@ -107,7 +107,7 @@ def test_others_are_answered_while_the_disk_is_waited_for(master: MasterHub, dis
         (errno.EROFS, "cannot write .*members.json"),
     ],
 )
-def test_a_write_that_fails_lets_nobody_in_and_spends_nothing(master, disk, tmp_path, caplog, number, words):
+def test_failed_write_admits_no_worker_and_leaves_token_unused(master, disk, tmp_path, caplog, number, words):
     secret = master.token()
     disk.refusal = number
     with (
@@ -123,7 +123,7 @@ def test_a_write_that_fails_lets_nobody_in_and_spends_nothing(master, disk, tmp_
         enrol(spoke, "pi", secret)
 
 
-def test_a_revocation_that_cannot_be_kept_holds_and_can_be_repeated(master, disk, tmp_path):
+def test_unsaved_revocation_holds_and_can_be_repeated(master, disk, tmp_path):
     master.registrar.admit(KnownWorker(WORKER.public, "pi", 1.0, "code"))
     disk.refusal = errno.EROFS
     again = f"{NAME} is revoked only until the master ends: cannot write .*; then type 'tpiedge nodes revoke {NAME}'"
@@ -137,7 +137,7 @@ def test_a_revocation_that_cannot_be_kept_holds_and_can_be_repeated(master, disk
     assert members(tmp_path) == []
 
 
-def test_who_is_revoked_during_the_write_of_another_stays_out(master, disk, joining, tmp_path):
+def test_worker_revoked_during_another_ones_write_stays_out(master, disk, joining, tmp_path):
     """The write began when the worker was still a member."""
     master.registrar.admit(KnownWorker(WORKER.public, "pi", 1.0, "code"))
     secret = master.token()
@@ -156,7 +156,7 @@ def test_who_is_revoked_during_the_write_of_another_stays_out(master, disk, join
     assert read_members(tmp_path) == master.registrar.journal.table
 
 
-def test_a_token_stays_used_when_its_worker_is_revoked_or_let_in_by_a_code(master, tmp_path):
+def test_used_token_stays_used_after_revocation_or_code_admission(master, tmp_path):
     secrets = [master.token(), master.token()]
     for keys, secret in zip((WORKER, OTHER), secrets, strict=True):
         with link(master, keys) as spoke:

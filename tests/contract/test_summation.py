@@ -26,7 +26,7 @@ def part(value: float) -> F32Array:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
-def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: F32Array) -> None:
+def test_sum_is_bit_identical_for_any_arrival_order(order: tuple[int, ...], out: F32Array) -> None:
     values = {0: 0.1, 1: 1e8, 2: -1e8, 3: 0.3}
     expected = ((part(0.1) + part(1e8)) + part(-1e8)) + part(0.3)
     assert ordered_sum({rank: part(values[rank]) for rank in (0, *order)}, out) is out
@@ -42,7 +42,7 @@ def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: F
         ((3e38, None, 3e38), "the sum of this overflows f32"),
     ],
 )
-def test_who_is_to_blame(values: tuple[float | None, ...], cause: str, out: F32Array) -> None:
+def test_sum_error_names_faulty_node(values: tuple[float | None, ...], cause: str, out: F32Array) -> None:
     parts = {rank: None if value is None else part(value) for rank, value in enumerate(values)}
     with pytest.raises(ProtocolError, match=cause):
         check_sum(ordered_sum(parts, out), parts, "this")
@@ -59,7 +59,7 @@ def narrow() -> IntArray:
 
 @pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
 @pytest.mark.parametrize("widths", list(itertools.product((False, True), repeat=3)))
-def test_the_sum_of_integers_is_as_wide_as_the_widest(widths, order, narrow):
+def test_integer_sum_has_the_widest_dtype_of_its_parts(widths, order, narrow):
     given = [whole(LARGEST if wide else -7, wide) for wide in widths]
     parts = {3: None} | {rank: given[rank] for rank in order}
     total = ordered_sum(parts, narrow)
@@ -71,7 +71,7 @@ def test_the_sum_of_integers_is_as_wide_as_the_widest(widths, order, narrow):
 
 
 @pytest.mark.parametrize("value", [NOT_A_NUMBER, LARGEST + 1, -LARGEST - 1])
-def test_a_sum_of_integers_has_what_is_no_number_where_a_part_has(value: int, narrow: IntArray) -> None:
+def test_integer_sum_propagates_not_a_number(value: int, narrow: IntArray) -> None:
     wide = whole(5, True)
     wide[1, 2] = value
     parts = {0: whole(1, False), 1: wide, 2: wide}

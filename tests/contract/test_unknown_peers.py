@@ -65,7 +65,7 @@ def test_silent_peers_of_many_addresses_leave_no_descriptor(master: MasterHub) -
         wait_until(lambda: own_sockets() <= before)
 
 
-def test_an_empty_frame_ends_an_unknown_peer(master: MasterHub, peers: RawPeers) -> None:
+def test_unknown_peer_sending_an_empty_frame_is_disconnected(master: MasterHub, peers: RawPeers) -> None:
     peer = peers.connect()
     wait_until(lambda: peer.up)
     for _ in range(100):
@@ -74,7 +74,7 @@ def test_an_empty_frame_ends_an_unknown_peer(master: MasterHub, peers: RawPeers)
     assert master.malformed == 1
 
 
-def test_no_second_connection_in_place_of_the_first(master: MasterHub) -> None:
+def test_second_connection_of_an_unknown_peer_is_refused(master: MasterHub) -> None:
     before = own_sockets()
     with RawPeers(master.hub.address, MASTER.public) as peers:
         keys = CurveKeys.generate()
@@ -92,7 +92,7 @@ def test_no_second_connection_in_place_of_the_first(master: MasterHub) -> None:
 
 
 @pytest.mark.parametrize("name", [NAME, "somebody-else"], ids=["second process", "impostor"])
-def test_a_connection_in_another_s_name_is_cut(master: MasterHub, peers: RawPeers, name: str) -> None:
+def test_connection_under_another_peers_name_is_closed(master: MasterHub, peers: RawPeers, name: str) -> None:
     with member(master) as spoke:
         peer = peers.connect(keys=WORKER, route=f"{name}/x".encode())
         wait_until(lambda: peer.up)
@@ -101,7 +101,7 @@ def test_a_connection_in_another_s_name_is_cut(master: MasterHub, peers: RawPeer
 
 
 @pytest.mark.fault("W7", "a worker with a token is let in although unknown peers have every place")
-def test_a_worker_with_a_token_gets_in_where_all_places_are_taken(master: MasterHub, peers: RawPeers) -> None:
+def test_worker_with_token_joins_when_all_places_are_taken(master: MasterHub, peers: RawPeers) -> None:
     unknown = [peers.connect(source) for source in ADDRESSES for _ in range(4)]
     wait_until(lambda: all(peer.up for peer in unknown))
     wait_until(lambda: len(master.hub.admission.unknown_peers) == len(unknown))
@@ -115,7 +115,9 @@ def test_a_worker_with_a_token_gets_in_where_all_places_are_taken(master: Master
 
 
 @pytest.mark.fault("W7", "a worker with a token is let in although others guess tokens all the time")
-def test_guesses_keep_no_worker_with_a_token_out(master: MasterHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_guesses_do_not_block_a_worker_with_token(
+    master: MasterHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checked: list[str] = []
     check = TokenStore.check
     monkeypatch.setattr(TokenStore, "check", lambda *asked: checked.append(asked[1]) or check(*asked))

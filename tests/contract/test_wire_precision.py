@@ -32,7 +32,7 @@ def step_of_rounding(wire: str, magnitude: torch.Tensor) -> torch.Tensor:
     return bound
 
 
-def test_all_ranks_have_the_same_bits_near_the_sum(ranks: Ranks) -> None:
+def test_rounded_sums_are_identical_on_all_ranks_and_accurate(ranks: Ranks) -> None:
     for block, shape in enumerate([(1, 256), (3, 192), (5, 96), (2, 33), (0, 64), (100, 640)]):
         results = ranks.reduce(block, tokens=shape[0], hidden=shape[1])
         assert same(results)

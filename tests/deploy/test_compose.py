@@ -126,7 +126,7 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_every_compose_takes_the_file(composes):
+def test_every_compose_program_accepts_the_file(composes):
     for name, command in composes.items():
         done = subprocess.run(
             [*command, "-f", str(COMPOSE_FILE), "config", "--quiet"],
@@ -138,7 +138,7 @@ def test_every_compose_takes_the_file(composes):
         assert (done.returncode, done.stderr) == (0, ""), name
 
 
-def test_the_answer_is_that_of_one_computer(laptops):
+def test_cluster_answer_equals_the_answer_of_one_computer(laptops):
     alone = run_command(
         "run", "--model", "demo", "--nodes", 1, "--raw", "--prompt", PROMPT, "--max-tokens", TOKENS,
         "--temperature", 0, "--json",
@@ -147,7 +147,7 @@ def test_the_answer_is_that_of_one_computer(laptops):
     assert laptops.answer() == json.loads(alone.out)["text"]
 
 
-def test_only_this_computer_reaches_the_api_and_only_with_the_key(laptops):
+def test_api_listens_only_locally_and_needs_the_key(laptops):
     published = laptops.state("master")["NetworkSettings"]["Ports"]
     assert {port: where for port, where in published.items() if where} == {
         "8080/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(laptops.port)}]
@@ -168,7 +168,7 @@ def test_the_image_has_no_root_and_no_compiler(laptops, service):
     assert status != 0
 
 
-def test_a_worker_that_is_killed_is_taken_back(laptops):
+def test_killed_worker_rejoins_after_restart(laptops):
     before = laptops.answer()
     with laptops.engine.client() as client:
         worker = client.containers.get(laptops.container("dell-1"))
@@ -179,7 +179,7 @@ def test_a_worker_that_is_killed_is_taken_back(laptops):
     assert laptops.answer() == before
 
 
-def test_all_end_politely(laptops):
+def test_containers_exit_with_status_0_when_stopped(laptops):
     """The last one: nothing runs afterwards."""
     laptops.compose("stop", "--timeout", str(int(STOP_S)))
     statuses = {service: laptops.state(service)["State"]["ExitCode"] for service in ("master", *WORKERS)}

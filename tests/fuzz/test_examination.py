@@ -58,7 +58,7 @@ FREED = """
 
 
 @pytest.mark.parametrize("body", [GARBAGE, FREED], ids=["what keeps itself", "what was freed"])
-def test_what_earlier_inputs_left_is_not_counted(tmp_path: Path, body: str) -> None:
+def test_memory_held_from_earlier_inputs_is_not_counted(tmp_path: Path, body: str) -> None:
     """Forty tokenizers that errors still held ended the process at an input that was in order."""
     assert campaign(tmp_path, body, 300) == {}
 
@@ -73,12 +73,12 @@ def test_what_earlier_inputs_left_is_not_counted(tmp_path: Path, body: str) -> N
         ("    raise ValueError('a' * 2000)", 3, "not one short line"),
     ],
 )
-def test_what_takes_too_much_is_found(tmp_path: Path, body: str, inputs: int, found: str) -> None:
+def test_parser_faults_are_reported_by_kind(tmp_path: Path, body: str, inputs: int, found: str) -> None:
     (kind,) = campaign(tmp_path, body, inputs)
     assert kind.startswith(found)
 
 
-def test_a_process_that_dies_leaves_its_last_words_and_another_goes_on(tmp_path: Path) -> None:
+def test_crashed_process_is_reported_with_its_last_output(tmp_path: Path) -> None:
     body = "    import os; os.write(2, b'a' * 3000 + b'out of luck'); os.abort()"
     ((kind, text),) = campaign(tmp_path, body, 4).items()
     assert kind == "the process ended with -6"

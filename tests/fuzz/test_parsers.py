@@ -32,7 +32,7 @@ def fresh_seed() -> int:
 
 
 @pytest.mark.parametrize("parser", list(PARSERS))
-def test_every_input_is_read_or_refused(parser: str, tmp_path: Path) -> None:
+def test_every_fuzzed_input_is_parsed_or_refused(parser: str, tmp_path: Path) -> None:
     for seed in {1, fresh_seed()}:
         report = fuzz(parser, "--inputs", _INPUTS, "--seed", seed, "--findings", tmp_path)
         assert report["inputs"] == _INPUTS

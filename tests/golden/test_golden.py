@@ -8,7 +8,7 @@ from tests.golden.tables import TABLES, table, written
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_comes_of_requests_is_what_the_table_says(name: str) -> None:
+def test_server_answers_match_the_golden_tables(name: str) -> None:
     """An intended change is written with `python -m tools.make_golden`; read the difference."""
     had, has = table(name), written(name)
     if had != has:

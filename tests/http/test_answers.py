@@ -13,7 +13,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 @pytest.mark.parametrize("text", ["Hello, you there", "smile \N{GRINNING FACE} and line\u2028end\r\n"])
 @pytest.mark.fault("H11", "a stream gives the bytes of the whole answer")
-def test_a_stream_says_the_same_as_a_whole_answer(client, service, text):
+def test_streamed_answer_equals_whole_answer(client, service, text):
     said, count = answers(service, text), len(service.tokenizer.encode(text, add_special=False))
     whole = client.chat.completions.create(model="babbler", messages=USER).choices[0].message.content
     more = {"stream": True, "stream_options": {"include_usage": True}}
@@ -28,7 +28,7 @@ def test_a_stream_says_the_same_as_a_whole_answer(client, service, text):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_work(client, service, stream):
+def test_stop_string_completes_the_generation(client, service, stream):
     ids = service.tokenizer.encode("one two three four", add_special=False)
     service.script = lambda generation: generation.say(*ids)  # would go on
     answer = client.completions.create(model="babbler", prompt="x", stop=[" three"], stream=stream)
@@ -53,7 +53,7 @@ def test_a_stop_string_ends_the_work(client, service, stream):
     ],
 )
 @pytest.mark.fault("P22", "503 and Retry-After, in every API")
-def test_a_process_that_was_killed_twice_asks_for_another_try(serve, service, path, fields, stream):
+def test_lost_child_process_gives_503_with_retry_after(serve, service, path, fields, stream):
     service.script = lambda generation: generation.fail(ChildLost("it was killed twice: try again later"))
     body = {"model": "babbler", "stream": stream} | fields
     answer = httpx.post(f"{serve().url}{path}", json=body, timeout=20, trust_env=False)
@@ -64,7 +64,7 @@ def test_a_process_that_was_killed_twice_asks_for_another_try(serve, service, pa
 
 
 @pytest.mark.fault("H9", "the client raises the error with its cause")
-def test_a_failure_in_the_middle_of_a_stream_raises_in_the_client(client, service):
+def test_failure_during_a_stream_raises_in_the_client(client, service):
     ids = service.tokenizer.encode("one two three", add_special=False)
 
     def script(generation):
@@ -81,7 +81,7 @@ def test_a_failure_in_the_middle_of_a_stream_raises_in_the_client(client, servic
 
 
 @pytest.mark.fault("H9", "the client raises; no part passes for the whole")
-def test_a_failure_in_the_middle_of_a_whole_answer_is_no_answer(client, service):
+def test_failure_during_a_whole_answer_returns_an_error(client, service):
     def script(generation):
         generation.say(5, 6)
         generation.fail(PeerLost(1, "step 3", "killed by signal 9"))
@@ -93,7 +93,7 @@ def test_a_failure_in_the_middle_of_a_whole_answer_is_no_answer(client, service)
 
 
 @pytest.mark.fault("H6", "the work ends")
-def test_a_client_that_leaves_a_stream_ends_the_work(client, service):
+def test_client_leaving_a_stream_cancels_its_generation(client, service):
     service.script = lambda generation: generation.say(*range(10, 20))
     stream = client.completions.create(model="babbler", prompt="x", stream=True)
     next(iter(stream))
@@ -106,7 +106,7 @@ def test_a_client_that_leaves_a_stream_ends_the_work(client, service):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.fault("H6", "the work ends")
-def test_a_client_that_leaves_before_the_first_token_ends_the_work(serve, service, stream):
+def test_client_leaving_before_first_token_cancels_its_generation(serve, service, stream):
     generation = leave_early(serve(), service, {"model": "babbler", "prompt": "x", "stream": stream})
     assert generation.cancelled.wait(LIMIT_S)
 
@@ -134,7 +134,7 @@ def test_a_hundred_at_once_get_an_answer_or_429(client, service):
 
 
 @pytest.mark.parametrize("large", [{"user": "x" * 200_000}, {"metadata": {"a": "x" * 200_000}}])
-def test_a_field_that_is_too_large_to_be_repeated_leaves_the_others_there(client, service, large):
+def test_oversized_request_field_is_not_echoed_but_others_are(client, service, large):
     answers(service, "Hello")
     said = client.responses.create(model="babbler", input="x", instructions="Be kind.", **large)
     assert said.instructions == "Be kind."

@@ -83,7 +83,7 @@ def begun(tmp_path, service):
     "H9", "the rest of a long answer is asked for: its head and a ping come first, and others go on"
 )
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_passed_over_holds_up_nobody_and_has_a_head_at_once(begun, monkeypatch, form):
+def test_skipping_a_long_resumed_answer_blocks_no_other_task(begun, monkeypatch, form):
     monkeypatch.setattr("tpiedge.api.answering._OPEN_S", 0.0)
     api, path = begun(FORMS[form])
     work = Work(monkeypatch)

@@ -132,7 +132,7 @@ def wait_for(client, running):
 @pytest.mark.fault(
     "H13", "nginx, Caddy and HAProxy as documented: what a client writes of its address has no effect"
 )
-def test_each_client_is_itself(behind, service):
+def test_clients_behind_a_proxy_are_told_apart(behind, service):
     one, other = behind(ONE), behind(OTHER)
     lies = {"X-Forwarded-For": OTHER, "Forwarded": f"for={OTHER}"}
 
@@ -149,7 +149,7 @@ def test_each_client_is_itself(behind, service):
 
 
 @pytest.mark.parametrize(("path", "begins"), [("/v1/completions", "data: {"), ("/api/generate", "{")])
-def test_events_come_at_once_and_who_leaves_ends_the_answer(behind, service, path, begins):
+def test_proxies_stream_at_once_and_forward_disconnects(behind, service, path, begins):
     body = BODY | {"stream": True}
     if path == "/api/generate":
         del body["max_tokens"]
@@ -162,7 +162,7 @@ def test_events_come_at_once_and_who_leaves_ends_the_answer(behind, service, pat
     assert generation.cancelled.wait(LIMIT_S), "though nothing is sent that could not arrive"
 
 
-def test_the_page_and_long_prompts_pass(behind, service):
+def test_proxies_pass_the_page_and_long_prompts(behind, service):
     page = {"Origin": "https://ai.example.org", "Sec-Fetch-Site": "same-origin"}
     client = behind(ONE)
     assert client.get("/v1/models", headers=page).status_code == 200

@@ -50,7 +50,7 @@ def completed(url, **body):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_an_echo_and_its_answer_are_one_text(service, serve, stream):
+def test_echoed_prompt_and_answer_decode_as_one_text(service, serve, stream):
     tokenizer, url = service.tokenizer, serve().url
     for prompt, more in itertools.product(PROMPTS, MORE):
         ids = rest_of(tokenizer, "a", more)

@@ -19,14 +19,14 @@ def speaks(service):
     service.script = script
 
 
-def test_more_choices_than_places_take_turns(client, service):
+def test_choices_beyond_the_parallel_limit_take_turns(client, service):
     speaks(service)
     service.retry_after_s = 0.05
     answer = client.completions.create(model="babbler", prompt=[[5]] * 17)
     assert [choice.text for choice in answer.choices] == [WORDS[number % 3] for number in range(17)]
 
 
-def test_a_request_is_refused_where_not_even_one_choice_finds_a_place(client, service):
+def test_request_is_refused_when_no_choice_finds_a_place(client, service):
     running = [service.submit(GenerationRequest(str(number), (5,), 8)) for number in range(4)]
     with pytest.raises(openai.RateLimitError):
         client.completions.create(model="babbler", prompt="x", n=2)
@@ -71,7 +71,7 @@ def test_choices_that_are_not_submitted_yet_count_as_waiting(serve, service, end
         assert all(generation.cancelled.wait(20) for generation in running)
 
 
-def test_only_so_many_choices_may_wait(client, service):
+def test_too_many_waiting_choices_are_refused(client, service):
     """The generations of the refused request that had begun are cancelled."""
     service.most_postponed = 15
     service.script = lambda generation: generation.say(5)
@@ -87,7 +87,7 @@ def test_only_so_many_choices_may_wait(client, service):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_fails_one_choice_fails_all_and_ends_their_work(client, service, stream):
+def test_failed_choice_fails_the_request_and_cancels_the_others(client, service, stream):
     def script(generation):
         if generation.request.id.endswith("-1"):
             generation.fail(PeerLost(1, "step 3", "killed by signal 9"))
@@ -102,7 +102,7 @@ def test_what_fails_one_choice_fails_all_and_ends_their_work(client, service, st
     assert others[0].cancelled.wait(20)
 
 
-def test_what_becomes_of_a_choice_that_is_whole_fails_no_other(client, service):
+def test_later_failure_of_a_finished_choice_fails_no_other(client, service):
     """The generation of a whole choice may be cancelled while it pauses, which is no error of the request."""
     generations = []
 

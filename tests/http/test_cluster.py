@@ -42,7 +42,7 @@ def shape(value):
     return [shape(one) for one in value[:1]] if isinstance(value, list) else type(value)
 
 
-def test_what_others_read_of_the_cluster_has_these_names_and_types(server, service):
+def test_admin_nodes_json_keeps_its_names_and_types(server, service):
     """`tpiedge nodes --json` prints it."""
     stats = Stats(*range(len(Stats.__struct_fields__)))
     service._nodes = (replace(NODE, counted=Counted(stats, stats, 1.0)),)
@@ -86,7 +86,7 @@ def test_what_others_read_of_the_cluster_has_these_names_and_types(server, servi
     }
 
 
-def test_the_picture(server):
+def test_admin_cluster_route_returns_the_cluster_state(server):
     answer = look(server)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     found = answer.json()
@@ -101,7 +101,7 @@ def test_the_picture(server):
     assert found["requests"] == []
 
 
-def test_nothing_new_is_not_sent_again(server, service):
+def test_unchanged_cluster_state_returns_304(server, service):
     tag, deadline = "", time.monotonic() + LIMIT_S
     # The rates are known a second after the first look.
     while (again := look(server, **{"If-None-Match": tag})).status_code == 200:
@@ -114,7 +114,7 @@ def test_nothing_new_is_not_sent_again(server, service):
     assert (other.json()["ready"], other.json()["reason"]) == (False, "loading the weights")
 
 
-def test_an_administrator_ends_a_request_and_its_reader_is_told(server, service):
+def test_request_ended_by_administrator_gives_client_an_error(server, service):
     service.script = lambda generation: generation.say(5, 6)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = iter(client.completions.create(model="babbler", prompt="x", max_tokens=9, stream=True))
@@ -130,7 +130,7 @@ def test_an_administrator_ends_a_request_and_its_reader_is_told(server, service)
     assert (again.status_code, again.json()["error"]["code"]) == (404, "unknown_request")
 
 
-def test_before_it_began_to_send_the_reader_gets_a_status_that_no_client_tries_again(server, service):
+def test_request_ended_before_sending_is_not_retried(server, service):
     service.script = lambda generation: service.dismiss(generation.request.id)
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=20) as client,
@@ -158,7 +158,7 @@ def senders(server):
     return [one["sender"] for one in look(server).json()["requests"]]
 
 
-def test_a_request_is_named_by_its_key_and_the_key_is_never_shown(serve, service, tmp_path):
+def test_requests_show_their_key_name_but_never_the_key(serve, service, tmp_path):
     service.script = lambda generation: generation.say(5)
     file = tmp_path / "keys"
     file.write_text("phone: sk-phone\nsk-nameless\n")
@@ -175,7 +175,7 @@ def test_a_request_is_named_by_its_key_and_the_key_is_never_shown(serve, service
         assert senders(server) == [{"kind": "former key", "name": ""}, {"kind": "key", "name": ""}]
 
 
-def test_predictions(server, service):
+def test_whatif_route_predicts_one_machine_more_or_less(server, service):
     def ask(query):
         return httpx.get(f"{server.url}/admin/whatif?{query}", headers=ADMIN)
 
@@ -196,7 +196,7 @@ def test_predictions(server, service):
         )
 
 
-def test_one_prediction_is_made_at_a_time_and_not_for_ever(server, service, monkeypatch):
+def test_predictions_run_singly_with_a_time_limit(server, service, monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(admin, "_PLAN_S", 0.2)
     monkeypatch.setattr(type(service), "what_if", lambda _self, _without: over.wait(LIMIT_S))

@@ -34,7 +34,7 @@ def command(tmp_path, service, serve):
     return run
 
 
-def test_one_prompt_as_json(command, service):
+def test_chat_command_prints_one_answer_as_json(command, service):
     text = answers(service, "Hello there")
     record = json.loads(command(chat, "--prompt", "hi", "--json", "--max-tokens", "20", "--temperature", "0"))
     assert record["text"] == text
@@ -82,12 +82,12 @@ def test_a_lost_worker_ends_the_command_with_its_cause(command, service):
         command(chat, "--prompt", "hi")
 
 
-def test_a_message_that_is_too_long_ends_no_conversation(command, service):
+def test_too_long_message_does_not_end_the_conversation(command, service):
     text = answers(service, "Hello there")
     assert command(chat, stdin="hi\n" + "once " * 2000 + "\nhi\n") == f"{text}\n" * 2
 
 
-def test_nodes(command, service):
+def test_nodes_command_prints_workers_and_pending_ones(command, service):
     service._nodes = NODES
     out = command(nodes)
     assert out.splitlines()[2].split()[:5] == ["w-0123", "0", "serving", "0-1", "0-4"]
@@ -96,7 +96,7 @@ def test_nodes(command, service):
     assert "\x1b" not in out
 
 
-def test_nodes_as_json(tmp_path, command, service):
+def test_nodes_command_prints_json(tmp_path, command, service):
     service._nodes = NODES
     record = json.loads(command(nodes, "--json"))
     assert [node["name"] for node in record["nodes"]] == ["w-0123", "w-4567"]
@@ -108,7 +108,7 @@ def lost(name, host, seen_s):
     return NodeStatus(name, None, "lost", (0, 0), (0, 0), 2, 0, 0.0, 0, seen_s, cause, host)
 
 
-def test_approving_and_revoking(tmp_path, command, service):
+def test_nodes_command_approves_and_revokes_workers(tmp_path, command, service):
     service._nodes = NODES
 
     def run(*arguments):
@@ -140,7 +140,7 @@ def test_draining_waits_until_the_worker_has_no_part(command, service):
     assert json.loads(command(nodes, "drain", "attic", "--undo", "--json")) == {"name": "w-4567"}
 
 
-def test_draining_that_cannot_be(command, service):
+def test_impossible_draining_is_refused(command, service):
     service._nodes, service.needed = NODES, "without attic the others cannot serve"
     with pytest.raises(UserError, match="without attic the others cannot serve"):
         command(nodes, "drain", "attic")
@@ -149,7 +149,7 @@ def test_draining_that_cannot_be(command, service):
         command(nodes, "drain", "nobody")
 
 
-def test_a_worker_that_is_left_out_is_tried_again(command, service):
+def test_nodes_clear_ends_a_workers_back_off(command, service):
     service._nodes = tuple(
         replace(node, state="left out") if node.name == "w-4567" else node for node in NODES
     )
@@ -161,7 +161,7 @@ def test_a_worker_that_is_left_out_is_tried_again(command, service):
 
 
 @pytest.mark.parametrize("command", [nodes, chat])
-def test_without_a_master_it_says_how_to_start_one(tmp_path, command):
+def test_command_without_a_master_says_how_to_start_one(tmp_path, command):
     replace_private(tmp_path / "master" / "admin.json", {"url": "http://127.0.0.1:1", "secret": "s"})
     arguments = ["--state", str(tmp_path)] + (["--prompt", "x"] if command is chat else [])
     with pytest.raises(UserError, match="tpiedge master"):

@@ -69,7 +69,7 @@ def wait_healthy(url):
 
 @pytest.mark.fault("H8", "one address has half of the connections at most: other clients are served")
 @_linux
-def test_whoever_holds_all_places_of_an_address_shuts_out_nobody_else(serve, caplog):
+def test_address_using_all_its_connections_blocks_no_other(serve, caplog):
     server = serve(limits=Limits(connections=64, headers_s=600))
     with silent(server.url, 32):
         for late in range(100):
@@ -83,7 +83,7 @@ def test_whoever_holds_all_places_of_an_address_shuts_out_nobody_else(serve, cap
     assert caplog.messages == ["refused an HTTP connection from 127.0.0.1: all places are taken"] * LINES
 
 
-def test_who_says_nothing_loses_the_place(serve):
+def test_silent_connections_are_closed_after_a_timeout(serve):
     server = serve(limits=Limits(connections=32, headers_s=0.5))
     with silent(server.url, 16):
         wait_healthy(server.url)
@@ -112,7 +112,7 @@ async def ask(address):
     "H8", "each of two thousand is answered, or told 429 and when to come again; `/health` answers"
 )
 @pytest.mark.usefixtures("descriptors")
-def test_two_thousand_clients_at_once_are_answered_each(serve, service):
+def test_two_thousand_concurrent_clients_each_get_a_response(serve, service):
     """Four are served, all others are told to come back; no connection is cut off, and none is left over."""
     server = serve(limits=Limits(quiet_s=0.1, headers_s=600))
     files = psutil.Process().num_fds()
@@ -152,7 +152,7 @@ class Child:
 
 @pytest.mark.fault("P14", "without a descriptor left, clients wait, and those that are there are served")
 @_linux
-def test_without_descriptors_clients_wait(server_process):
+def test_new_clients_wait_while_no_descriptors_are_free(server_process):
     child = Child(server_process)
     with httpx.Client(base_url=child.url, timeout=LIMIT_S) as connected:
         assert connected.get("/health").status_code == 200
@@ -175,7 +175,7 @@ def at_once(service):
 @pytest.mark.parametrize("limits", [Limits(preparing=16), Limits(bodies_bytes=16_000)], ids=["many", "large"])
 @pytest.mark.usefixtures("at_once")
 @_linux
-def test_whoever_holds_bodies_back_shuts_out_nobody_else(serve, limits):
+def test_client_withholding_request_bodies_blocks_no_other(serve, limits):
     server = serve(limits=limits)
     begun = REQUEST.removesuffix(BODY).replace(b"Length: %d" % len(BODY), b"Length: 2000") + b" " * 1000
     with silent(server.url, 8) as slow:
@@ -212,7 +212,7 @@ def slow_tokenizer(service, monkeypatch):
 )
 @pytest.mark.usefixtures("at_once")
 @_linux
-def test_whoever_floods_with_prompts_that_take_long_delays_nobody_else(serve, slow_tokenizer):
+def test_client_flooding_slow_prompts_delays_no_other(serve, slow_tokenizer):
     begun, go_on = slow_tokenizer
     url = serve(limits=Limits(preparing=32)).url
     with ThreadPoolExecutor(17) as pool:
@@ -234,7 +234,7 @@ def test_whoever_floods_with_prompts_that_take_long_delays_nobody_else(serve, sl
 
 @pytest.mark.fault("H6", "while the prompt is prepared, or waits for that: what has not begun never does")
 @pytest.mark.usefixtures("at_once")
-def test_what_is_prepared_for_whoever_has_left_is_given_up(serve, slow_tokenizer):
+def test_prompt_preparation_stops_when_its_client_leaves(serve, slow_tokenizer):
     """The places are free at once, and what had not begun never does."""
     begun, go_on = slow_tokenizer
     server = serve(limits=Limits(preparing=16))

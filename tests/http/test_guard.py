@@ -64,7 +64,7 @@ def test_every_route_but_health_and_readiness_needs_the_right_key(serve, service
         assert http.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
 
 
-def test_administration_needs_its_secret_without_keys_too(serve):
+def test_admin_routes_need_the_secret_even_without_api_keys(serve):
     with httpx.Client(base_url=serve().url) as http:
         assert http.get("/v1/models").status_code == 200
         assert http.get("/admin/nodes").status_code == 401
@@ -130,7 +130,7 @@ def test_another_host_name_is_refused(serve, kind):
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 @pytest.mark.parametrize("insecure", [False, True])
-def test_whoever_watches_the_state_needs_no_host_header(serve, path, insecure):
+def test_health_checks_need_no_host_header(serve, path, insecure):
     """HAProxy's check speaks HTTP/1.0, and asks by OPTIONS where it is given nothing but a path."""
     server = serve(host="0.0.0.0" if insecure else "127.0.0.1", insecure=insecure)
     assert status_of(raw(server, f"GET {path} HTTP/1.0\r\n\r\n".encode())) == 200
@@ -148,7 +148,7 @@ def test_whoever_watches_the_state_needs_no_host_header(serve, path, insecure):
     "name",
     ["", "https://ai.example.org", "ai.example.org/", "*", "a b", "a:b", "-a", "\u00e4.example", "a" * 5000],
 )
-def test_what_is_no_public_name(name):
+def test_invalid_public_names_are_refused(name):
     with pytest.raises(UserError, match="--public-name") as raised:
         Guard("127.0.0.1", ApiKeys(), SECRET, public_names=[name])
     assert len(str(raised.value)) < 250
@@ -161,7 +161,7 @@ def attic(monkeypatch):
 
 
 @pytest.mark.fault("H5", "403")
-def test_a_foreign_web_page_is_refused_without_a_key(serve):
+def test_foreign_origin_is_refused_when_no_key_is_set(serve):
     for server in (serve(host="0.0.0.0", insecure=True), serve()):
         http = httpx.Client(base_url=server.url)
         own = f"http://{http.base_url.netloc.decode()}"
@@ -181,7 +181,7 @@ def test_a_foreign_web_page_is_refused_without_a_key(serve):
 
 
 @pytest.mark.fault("H5", "no header permits another origin")
-def test_no_cross_origin_permission_is_ever_given(serve):
+def test_cross_origin_headers_are_never_sent(serve):
     with httpx.Client(base_url=serve().url) as http:
         answer = http.options("/v1/chat/completions", headers={"Origin": "https://evil.example"})
         assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -189,7 +189,7 @@ def test_no_cross_origin_permission_is_ever_given(serve):
         assert simple.status_code == 415
 
 
-def test_where_it_may_listen():
+def test_listening_publicly_needs_keys_or_insecure_flag():
     for host in ("127.0.0.1", "127.8.8.8", "localhost", "::1"):
         Guard(host, ApiKeys(), SECRET)
     for host in ("0.0.0.0", "::", "192.168.0.5", "pi.local"):
@@ -202,13 +202,13 @@ def test_where_it_may_listen():
             ApiKeys([key])
 
 
-def test_the_admin_secret_is_no_api_key(service):
+def test_empty_or_reused_admin_secret_is_refused(service):
     for keys, secret in (([SECRET], SECRET), ([], "")):
         with pytest.raises(UserError):
             Guard("127.0.0.1", ApiKeys(keys), secret)
 
 
-def test_a_port_in_use_is_one_line(serve, service):
+def test_port_in_use_gives_a_one_line_error(serve, service):
     server = serve()
     with pytest.raises(UserError, match="in use") as raised:
         ApiServer(service, Guard("127.0.0.1", ApiKeys(), SECRET), Address(*server.address), Limits())
@@ -249,7 +249,7 @@ def error_of(answer):
 
 
 @pytest.mark.fault("H2", "431")
-def test_large_heads_are_refused(serve):
+def test_large_request_headers_are_refused(serve):
     server = serve()
     assert status_of(raw(server, post(b"{}", "Content-Length: 2", "X: " + "a" * 20_000))) in (400, 431)
     assert status_of(raw(server, post(b"", "X: " + "a" * 8_000_000))) == 400
@@ -258,7 +258,7 @@ def test_large_heads_are_refused(serve):
 
 
 @pytest.mark.fault("H2", "413")
-def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(serve):
+def test_large_body_is_refused_by_declared_and_actual_size(serve):
     server = serve(limits=Limits(body_bytes=1000, linger_s=0.2))
     assert error_of(raw(server, post(b"", "Content-Length: 1000000000")))["code"] == "body_too_large"
     assert status_of(raw(server, post(b"", "Content-Length: " + "9" * 400))) in (400, 413)
@@ -267,7 +267,7 @@ def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(serve):
 
 
 @pytest.mark.fault("H2", "400, and the connection is closed")
-def test_what_is_no_http_or_smuggles_is_refused(serve):
+def test_invalid_or_smuggled_http_is_refused(serve):
     server = serve()
     for data in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 300 + b"\r\n\r\n", b"GET\r\n\r\n"):
         answer = raw(server, data)
@@ -283,7 +283,7 @@ def test_what_is_no_http_or_smuggles_is_refused(serve):
 
 
 @pytest.mark.fault("H1", "closed at their deadlines; answers go on")
-def test_slow_heads_and_bodies_are_given_up(serve, service):
+def test_slow_request_headers_and_bodies_time_out(serve, service):
     server = serve(limits=Limits(headers_s=2.0, body_s=2.0))  # sending all at once takes some of it
     body = {"model": "babbler", "prompt": "Once", "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LIMIT_S) as answer:
@@ -295,7 +295,7 @@ def test_slow_heads_and_bodies_are_given_up(serve, service):
         assert answer.read().endswith(b"data: [DONE]\n\n")
 
 
-def test_unknown_paths_and_methods_have_the_same_shape(serve):
+def test_unknown_paths_and_methods_return_json_errors(serve):
     with httpx.Client(base_url=serve().url) as http:
         for method, path, status in (
             ("GET", "/v2", 404),

@@ -65,7 +65,7 @@ def ask(serve, program):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers(ask, service, stream):
+def test_javascript_client_reads_answers(ask, service, stream):
     text = answers(service, "one two three")
     assert ask(stream=stream) == {"text": text}
 
@@ -73,7 +73,7 @@ def test_answers(ask, service, stream):
 @pytest.mark.fault(
     "H8", "OpenAI's client for JavaScript is told to come again, and is answered then by itself"
 )
-def test_a_full_queue_is_asked_again(ask, service):
+def test_javascript_client_retries_when_the_queue_is_full(ask, service):
     full, accept = [True, True], service.submit
 
     def submit(*arguments, **options):
@@ -91,7 +91,7 @@ def test_a_full_queue_is_asked_again(ask, service):
 
 
 @pytest.mark.fault("H9", "OpenAI's client for JavaScript raises the error with its cause")
-def test_an_answer_that_breaks_off(ask, service):
+def test_javascript_client_raises_when_a_stream_breaks(ask, service):
     def script(generation):
         generation.say(*service.tokenizer.encode("one two three", add_special=False))
         generation.fail(PeerLost(1, "step 3", "killed by signal 9"))

@@ -66,7 +66,7 @@ def test_each_key_is_a_client_of_its_own(serve, service, key_file):
     assert first != second
 
 
-def test_the_other_headers_for_keys(serve, key_file):
+def test_api_keys_are_accepted_in_other_headers(serve, key_file):
     key, api, bearer = "X-Api-Key", "api-key", "Authorization"
     good = [
         [(key, "sk-phone")],

@@ -16,7 +16,7 @@ LIMIT_S = 20.0
 BODY = {"model": "babbler", "prompt": "x", "stream": True}
 
 
-def test_health_and_readiness(serve, service):
+def test_health_and_ready_report_the_cluster_state(serve, service):
     with httpx.Client(base_url=serve().url) as http:
         assert http.get("/ready").json() == {"ready": True}
         service.unavailable = "too few nodes: 1 of 2"
@@ -59,7 +59,7 @@ def test_a_waiting_client_is_pinged(serve, service):
         assert rest[-1] == "data: [DONE]"
 
 
-def test_a_pause_is_said_at_once_and_again_and_counted(serve, service):
+def test_stream_reports_a_pause_and_usage_counts_it(serve, service):
     server = serve(limits=Limits(ping_s=0.05))
     more = {"stream_options": {"include_usage": True}}
     with stream(server, **more) as answer:
@@ -125,7 +125,7 @@ def wait_until_closed(server):
             httpx.get(f"{server.url}/health")
 
 
-def test_closing_cancels_what_does_not_finish(serve, service):
+def test_closing_the_server_cancels_unfinished_answers(serve, service):
     server = serve()
     speak(service)
     threads = []
@@ -185,7 +185,7 @@ def test_a_client_that_does_not_read_many_small_answers_is_dropped(serve):
 
 
 @pytest.mark.fault("H12", "neither is logged")
-def test_no_prompt_nor_key_in_what_is_logged(serve, service, caplog, capfd):
+def test_logs_contain_neither_prompt_nor_key(serve, service, caplog, capfd):
     service.script = lambda generation: generation.fail(ValueError("inside"))
     server = serve(keys=["sk-confidential"])
     httpx.post(
@@ -199,9 +199,7 @@ def test_no_prompt_nor_key_in_what_is_logged(serve, service, caplog, capfd):
     assert "confidential" not in written
 
 
-def test_a_defect_is_told_in_the_log_with_its_place_and_without_its_words(
-    serve, service, caplog, monkeypatch
-):
+def test_internal_error_is_logged_with_location_but_no_message(serve, service, caplog, monkeypatch):
     def fail(_request, **_more):
         raise LookupError("my private prompt")
 

@@ -29,7 +29,7 @@ def open_to_page(serve):
         yield http
 
 
-def test_a_named_page_may_ask_and_read(open_to_page, service):
+def test_allowed_origin_may_send_and_read_requests(open_to_page, service):
     answers(service, "Hello")
     preflight = open_to_page.options("/v1/completions", headers={"Origin": PAGE} | ASKS)
     assert preflight.status_code == 200
@@ -50,7 +50,7 @@ def test_a_named_page_may_ask_and_read(open_to_page, service):
     "origin",
     [EVIL, "null", "", "http://chat.example", PAGE + ":444", PAGE + ".evil.example", "*", f"{PAGE}, {EVIL}"],
 )
-def test_another_page_may_not(open_to_page, service, origin):
+def test_other_origins_are_refused(open_to_page, service, origin):
     for method, path in (("OPTIONS", "/v1/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
         answer = open_to_page.request(method, path, headers={"Origin": origin} | ASKS)
         assert answer.status_code == 403
@@ -58,7 +58,7 @@ def test_another_page_may_not(open_to_page, service, origin):
     assert service.generations.empty()
 
 
-def test_with_a_key_pages_need_it_apart_from_the_preflight(serve):
+def test_pages_need_the_key_except_for_preflights(serve):
     with httpx.Client(base_url=serve(keys=["k"], origins=["*"]).url) as http:
         assert http.options("/v1/models", headers={"Origin": EVIL} | ASKS).status_code == 200
         refused = http.get("/v1/models", headers={"Origin": EVIL})
@@ -84,7 +84,7 @@ def test_a_preflight_is_checked_as_every_request_is(serve, extra, status):
         assert connection.recv(65536).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_no_page_is_let_in_to_administration(serve):
+def test_admin_routes_permit_no_cross_origin_page(serve):
     with httpx.Client(base_url=serve(keys=["k"], origins=["*"]).url) as http:
         for path in ("/admin/nodes", "/admin"):
             preflight = http.options(path, headers={"Origin": PAGE} | ASKS)
@@ -94,7 +94,7 @@ def test_no_page_is_let_in_to_administration(serve):
         assert not permissions(known)
 
 
-def test_all_pages_without_a_key_are_refused_at_the_start():
+def test_allowing_every_origin_without_a_key_is_refused():
     with pytest.raises(UserError, match="lets every web page in"):
         Guard("127.0.0.1", ApiKeys(), SECRET, insecure=True, origins=["*"])
 
@@ -102,7 +102,7 @@ def test_all_pages_without_a_key_are_refused_at_the_start():
 @pytest.mark.parametrize(
     "origin", ["", "null", "chat.example", PAGE + "/path", "https://*.example", "https://a b", "x\ny"]
 )
-def test_what_is_no_origin_is_one_line(origin):
+def test_invalid_origin_gives_a_one_line_error(origin):
     with pytest.raises(UserError, match="is not an origin like") as raised:
         Guard("127.0.0.1", ApiKeys(), SECRET, origins=[origin])
     assert "\n" not in str(raised.value)
@@ -140,7 +140,7 @@ HOSTILE = [
 
 @pytest.mark.fault("H5", "403")
 @pytest.mark.parametrize("request_parts", HOSTILE, ids=lambda parts: " ".join(parts[:2]) + f" {parts[-1]}")
-def test_what_a_hostile_page_can_have_sent_does_nothing(serve, service, request_parts):
+def test_requests_a_hostile_page_can_send_are_refused(serve, service, request_parts):
     server = serve()
     method, path, *headers = request_parts
     host = f"Host: 127.0.0.1:{server.address[1]}"
@@ -156,7 +156,7 @@ def test_what_a_hostile_page_can_have_sent_does_nothing(serve, service, request_
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
 )
-def test_what_looks_like_a_form_does_nothing_even_from_nowhere(serve, service, kind):
+def test_form_content_types_are_refused_even_without_origin(serve, service, kind):
     answer = httpx.post(f"{serve().url}/v1/completions", content=BODY, headers={"Content-Type": kind})
     assert answer.status_code == 415
     assert service.generations.empty()

@@ -30,7 +30,7 @@ def addresses(http):
     return re.findall(r'(?:href|src)="([^"]+)"', first.text)
 
 
-def test_everybody_sees_the_page(http):
+def test_page_files_need_no_key(http):
     first = http.get("/")
     assert first.status_code == 200
     assert first.headers["content-type"] == "text/html; charset=utf-8"
@@ -40,7 +40,7 @@ def test_everybody_sees_the_page(http):
         assert http.get(address).status_code == 200, address
 
 
-def test_what_the_page_may_do(http):
+def test_page_files_have_strict_security_headers(http):
     for address in ("/", *addresses(http), "/page/none/app.js"):
         answer = http.get(address, headers={"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"})
         if answer.status_code == 200:
@@ -53,12 +53,12 @@ def test_what_the_page_may_do(http):
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_there_is_nothing_inline(http):
+def test_page_has_no_inline_scripts_or_styles(http):
     first = http.get("/").text
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", first)
 
 
-def test_a_browser_asks_for_the_first_file_only(http):
+def test_page_files_are_cached_except_the_first(http):
     first = http.get("/")
     assert first.headers["cache-control"] == "no-cache"
     again = http.get("/", headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
@@ -69,7 +69,7 @@ def test_a_browser_asks_for_the_first_file_only(http):
 
 
 @pytest.mark.fault("H5", "no path leads out of the page's files")
-def test_another_versions_files_and_others_are_not_there(http):
+def test_page_files_of_other_versions_or_paths_return_404(http):
     for path in (
         f"/page/{page_files()[0]}/%2e%2e/page.py",
         f"/page/{page_files()[0]}/..%2f..%2fpage.py",
@@ -90,7 +90,7 @@ def test_another_versions_files_and_others_are_not_there(http):
     [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}],
     ids=["its own name", "a request", "a frame or a script"],
 )
-def test_a_foreign_page_gets_nothing(serve, headers):
+def test_page_files_are_refused_to_foreign_pages(serve, headers):
     with httpx.Client(base_url=serve().url) as http:
         for address in ("/", *addresses(http)):
             assert http.get(address, headers=headers).status_code == 403

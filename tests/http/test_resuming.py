@@ -124,7 +124,7 @@ def leave(folder, service):
     ],
     ids=["chat", "logprobs", "stops", "calls", "message", "blocks", "response", "items"],
 )
-def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturbed_stream(
+def test_resumed_stream_equals_an_uninterrupted_one_at_every_event(
     service, folder, leave, monkeypatch, reply, text, step
 ):
     """The text has characters of several tokens, and the beginnings of stop strings."""
@@ -167,7 +167,7 @@ async def got(api, path, after):
     return b"".join(body)
 
 
-def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, service, monkeypatch):
+def test_unrecorded_answer_is_resumable_while_the_server_runs(serve, service, monkeypatch):
     """A stream is resumed in its middle, within a short grace, and after its end. No header promises more."""
     server = serve()
     with connect(server) as http:
@@ -196,7 +196,7 @@ def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, serv
         wait_until(lambda: http.get(path).status_code == 404)
 
 
-def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, folder):
+def test_answer_record_survives_a_master_failure(keep, service, folder):
     """The stream breaks off without a word, and the next master goes on."""
     body = BODY | {"stream": True}
     with connect(keep()) as http, http.stream("POST", "/v1/completions", json=body) as answer:
@@ -216,7 +216,7 @@ def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, fold
     "the client's connection is cut with --journal: the answer goes on for a minute, and a GET has the rest",
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_whose_connection_ends_may_come_again(keep, service, folder, stream):
+def test_client_with_a_broken_connection_can_resume(keep, service, folder, stream):
     """Meanwhile others come first."""
     with connect(keep()) as http:
         with http.stream("POST", "/v1/completions", json=BODY | {"stream": stream}) as answer:
@@ -251,7 +251,7 @@ def test_a_client_that_leaves_before_it_knows_the_id_cancels(keep, service, fold
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("chat", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
-def test_who_wants_an_answer_no_more_deletes_it(keep, serve, service, folder, chat, kept, count):
+def test_deleting_an_answer_cancels_its_generation(keep, serve, service, folder, chat, kept, count):
     """The generation is cancelled at once, and readers of the answer are told."""
     where, more = ("/v1/chat/completions", {}) if chat else ("/v1/completions", BODY)
     body = BODY | more | {"stream": True, "n": count}
@@ -293,9 +293,7 @@ def broken_lines(lines):
 @pytest.mark.fault("P8", "the client's connection is cut after the answer's end: a GET has it")
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_was_sent_to_its_end_is_kept_and_not_computed_again(
-    keep, service, folder, caplog, version, stream
-):
+def test_fully_sent_answer_is_kept_and_not_recomputed(keep, service, folder, caplog, version, stream):
     service.script = lambda generation: (generation.say(*WORDS), generation.finish())
     body = json.dumps(BODY | {"stream": stream}).encode()
     head = f"POST /v1/completions HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: "
@@ -342,7 +340,7 @@ def test_a_second_reader_takes_the_place_of_the_first(keep, service, folder):
 @pytest.mark.fault(
     "P7", "killed with --journal: who asks the next master comes before answers that nobody waits for"
 )
-def test_an_answer_of_the_server_before_gives_way_until_somebody_reads_it(keep, service, leave):
+def test_recovered_answer_has_no_reader_until_it_is_resumed(keep, service, leave):
     path = leave(CHAT, WORDS, 1, rest=False)
     with connect(keep(limits=Limits(ping_s=0.05))) as http:
         generation = service.generations.get(timeout=LIMIT_S)
@@ -355,7 +353,7 @@ def test_an_answer_of_the_server_before_gives_way_until_somebody_reads_it(keep, 
         assert not generation.cancelled.is_set()
 
 
-def test_a_resumed_request_is_recorded_once_it_is_resubmitted(service, folder, leave):
+def test_recovered_request_counts_towards_poison_only_if_resubmitted(service, folder, leave):
     """A request that was not resubmitted ended no master, so it is not set aside; readers hear nothing of it."""
     leave(CHAT, WORDS, 1, rest=False)
     for number in range(POISON_AFTER + 2):
@@ -370,9 +368,7 @@ def test_a_resumed_request_is_recorded_once_it_is_resubmitted(service, folder, l
         kept.close(LIMIT_S)
 
 
-def test_an_answer_that_is_resumed_while_the_disk_is_full_has_no_record(
-    keep, service, folder, leave, monkeypatch
-):
+def test_answer_resumed_on_a_full_disk_has_no_record(keep, service, folder, leave, monkeypatch):
     """An answer that ends masters would not be counted."""
     path = leave(WHOLE, WORDS, 1, rest=False)
     with connect(keep()) as http:
@@ -386,7 +382,7 @@ def test_an_answer_that_is_resumed_while_the_disk_is_full_has_no_record(
         assert http.get(path).status_code == 200
 
 
-def test_an_answer_that_a_stop_string_had_ended_asks_for_nothing(keep, service, leave):
+def test_answer_ended_by_a_stop_string_is_not_recomputed(keep, service, leave):
     ids = service.tokenizer.encode("one two three four", add_special=False)
     path = leave(replace(WHOLE, stops=(" three",)), ids, len(ids))
     with connect(keep()) as http:
@@ -394,7 +390,7 @@ def test_an_answer_that_a_stop_string_had_ended_asks_for_nothing(keep, service, 
     assert service.generations.empty()
 
 
-def test_who_collects_an_answer_that_failed_is_told(keep, service, folder, leave):
+def test_failed_answer_returns_its_error_when_collected(keep, service, folder, leave):
     path = leave(WHOLE, WORDS, 1, rest=False)
     with connect(keep()) as http:
         service.generations.get(timeout=LIMIT_S).fail(PeerLost(1, "the work", "killed"))
@@ -406,7 +402,7 @@ def test_who_collects_an_answer_that_failed_is_told(keep, service, folder, leave
 
 @pytest.mark.parametrize("reply", [CHAT, WHOLE])
 @pytest.mark.parametrize("over", [True, False])
-def test_for_how_long_an_answer_waits(folder, service, reply, over):
+def test_unread_answer_times_out_after_its_limit(folder, service, reply, over):
     """An answer waits only without a reader; whole ones and collected ones wait longer than streams."""
     clock = ManualClock()
     accepted = accepted_as(GenerationRequest("r", (1,), 9), replace(reply, stops=("x",)), created=0)
@@ -440,7 +436,7 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     assert not left(folder)
 
 
-def test_who_leaves_with_the_last_event_leaves_an_answer_that_is_over(folder, service):
+def test_answer_counts_as_sent_when_reader_leaves_at_last_event(folder, service):
     """The thread that appends the event goes on after the reader has left."""
     question = accepted_as(GenerationRequest("r", (1,), 9), CHAT).question(None)
     answer = AnswerLog(question, None, ManualClock().now)
@@ -464,7 +460,7 @@ def test_who_leaves_with_the_last_event_leaves_an_answer_that_is_over(folder, se
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_is_told_that_the_server_ends_leaves_no_record(keep, service, folder, monkeypatch, stream):
+def test_answer_failed_by_shutdown_leaves_no_record(keep, service, folder, monkeypatch, stream):
     """The client was told of an error, so no later server computes the answer."""
     monkeypatch.setattr("tpiedge.api.answering._OPEN_S", LIMIT_S)
     server = keep()
@@ -481,7 +477,7 @@ def test_who_is_told_that_the_server_ends_leaves_no_record(keep, service, folder
     assert not left(folder)
 
 
-def test_only_the_key_of_the_request_gets_the_answer(keep, service, folder, leave):
+def test_answer_is_given_only_to_its_own_key(keep, service, folder, leave):
     path = leave(CHAT, WORDS, 1, key=b"ann")
     server = keep(keys=["ann", "bob"])
     refusals = []
@@ -503,7 +499,7 @@ def test_only_the_key_of_the_request_gets_the_answer(keep, service, folder, leav
 
 
 @pytest.mark.parametrize("given", ["", "-1", "x", "1.5", "\u00b2", "9" * 19])
-def test_what_is_no_number_of_an_event_is_refused(keep, leave, given):
+def test_invalid_event_ids_are_refused(keep, leave, given):
     path = leave(CHAT, WORDS, 1)
     with connect(keep()) as http:
         answer = http.get(path, headers={"Last-Event-ID": given.encode()})
@@ -517,7 +513,7 @@ def test_what_is_no_number_of_an_event_is_refused(keep, leave, given):
 
 @pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")
 @pytest.mark.parametrize("quick", [False, True])
-def test_a_server_that_ends_leaves_its_answers_to_the_next_one(keep, service, folder, quick):
+def test_next_server_continues_answers_of_a_closed_one(keep, service, folder, quick):
     """A stream breaks off without an error, for the client to come again; `quick`: even where the cluster has time to
     say that it cancelled the answer."""
     server = keep(limits=Limits(ping_s=0.05))

@@ -82,9 +82,7 @@ def events_of(service, accepted):
 
 
 @pytest.mark.parametrize(("reply", "echo"), [(STOPPED, False), (ECHO, True)], ids=["chat", "echo"])
-def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturbed_stream(
-    service, folder, reply, echo
-):
+def test_resumed_choices_equal_uninterrupted_ones_at_every_event(service, folder, reply, echo):
     accepted = accepted_of(service, reply, echo=echo)
     events = events_of(service, accepted)
     path = f"/v1/{'chat/' if reply.format == 'chat' else ''}completions/{accepted.name}"
@@ -129,7 +127,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
         assert stream(told, after) == undisturbed[after:], (told, after)
 
 
-def test_choices_that_had_not_begun_are_submitted_at_the_next_server(keep, service, folder):
+def test_next_server_submits_choices_that_had_not_started(keep, service, folder):
     """Choices that ended before are not submitted again."""
     where = BODY | {"n": 10}
     first = keep(limits=Limits(ping_s=0.05))
@@ -177,7 +175,7 @@ def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
     assert [choice["index"] for choice in found["choices"]] == list(range(20))
 
 
-def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, folder):
+def test_resubmission_is_recorded_once_for_all_choices(service, folder):
     accepted = accepted_of(service, CHAT, echo=False)
     RecordFolder(folder, PACK).create(accepted).keep()
     kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)

@@ -39,7 +39,7 @@ def ended(answer, server, after):
             server.close()
 
 
-def test_openais_client_goes_on_with_a_response(keep, service, folder):
+def test_openai_client_resumes_a_response(keep, service, folder):
     """The client counts the events of a response from 0."""
     text = answers(service, "Once upon a time")
     ids = service.tokenizer.encode(text, add_special=False)

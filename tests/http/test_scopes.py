@@ -61,7 +61,7 @@ def ask(serve, caching):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.fault("H13", "the guess of another key has nothing cached")
-def test_another_key_s_prompt_is_not_to_be_found(ask, path):
+def test_cached_prompts_are_not_shared_between_keys(ask, path):
     body = COMPLETION if path == "/v1/completions" else CHAT
     options = {"keys": KEYS, "path": path, "body": body}
     assert ask(key(0), **options) == 0
@@ -73,7 +73,7 @@ def test_another_key_s_prompt_is_not_to_be_found(ask, path):
     assert ask({"X-Api-Key": KEYS[0]}, **options) == kept
 
 
-def test_a_scope_tells_neither_key_nor_address(serve, caching):
+def test_cache_scope_reveals_neither_key_nor_address(serve, caching):
     texts = []
     for _ in range(2):
         for options, headers in ((({"keys": KEYS}), key(0)), ({}, {})):
@@ -91,7 +91,7 @@ def test_a_scope_tells_neither_key_nor_address(serve, caching):
 @pytest.mark.parametrize(
     "said", [{"X-Forwarded-For": "192.0.2.1"}, {"Forwarded": "for=192.0.2.1"}, {"X-Real-IP": "192.0.2.1"}]
 )
-def test_behind_a_proxy_that_is_not_named_nothing_is_shared(ask, said):
+def test_prompts_behind_an_untrusted_proxy_are_not_cached(ask, said):
     assert [ask(said) for _ in range(3)] == [0, 0, 0]
     assert ask({}) == 0, "nor with who asks without it"
 
@@ -99,7 +99,7 @@ def test_behind_a_proxy_that_is_not_named_nothing_is_shared(ask, said):
 @pytest.mark.fault(
     "H13", "only what a named proxy wrote is believed; where that is not known nothing is cached"
 )
-def test_behind_a_named_proxy_a_client_is_the_address_that_it_says(ask):
+def test_client_behind_a_trusted_proxy_is_its_forwarded_address(ask):
     def said(*addresses):
         return {"X-Forwarded-For": ", ".join(addresses)}
 

@@ -30,7 +30,7 @@ def refusal(ask):
 @pytest.mark.parametrize(
     ("text", "said"), [("once " * 2000, f"more than {CONTEXT} tokens"), ("x" * 40_000, "40000")]
 )
-def test_more_text_than_the_context(asker, text, said):
+def test_prompt_longer_than_the_context_is_refused(asker, text, said):
     """The first text is not counted to its end, the second not even tokenized."""
     messages = [{"role": "user", "content": text}]
     error = refusal(lambda: asker.chat.completions.create(model="babbler", messages=messages))
@@ -49,7 +49,7 @@ def test_more_text_than_the_context(asker, text, said):
         ("/detokenize", {"tokens": [5]}),
     ],
 )
-def test_while_a_prompt_is_tokenized_others_are_answered(serve, service, monkeypatch, path, body):
+def test_other_clients_are_answered_while_a_prompt_is_tokenized(serve, service, monkeypatch, path, body):
     begun, go_on = threading.Event(), threading.Event()
 
     class Stuck:
@@ -76,7 +76,7 @@ def test_while_a_prompt_is_tokenized_others_are_answered(serve, service, monkeyp
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["announced", "chunked"])
-def test_a_body_that_no_prompt_needs(asker, service, chunked):
+def test_body_larger_than_any_prompt_is_refused(asker, service, chunked):
     """Read by the client although it was still sending; not tried again."""
     text = "x" * (8 * MIB)
     body = {"model": "babbler", "prompt": text}

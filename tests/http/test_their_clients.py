@@ -60,18 +60,18 @@ def llama(url, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", [messages, responses, azure, deployed, llama])
-def test_the_text_is_read(serve, service, ask, stream):
+def test_every_api_client_reads_the_text(serve, service, ask, stream):
     text, say = answers(service, "Once upon a time"), service.script
     service.script = lambda generation: (generation.pause("the worker ann is lost"), say(generation))
     assert ask(serve(keys=["key"]).url, stream) == text
 
 
-def test_another_deployment_is_not_served(serve):
+def test_unknown_azure_deployment_is_refused(serve):
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         azure(serve().url, False, "other")
 
 
-def test_embeddings(serve, service):
+def test_ollama_client_reads_embeddings(serve, service):
     def script(generation):
         generation.embed(*VECTOR)
         generation.finish("stop")
@@ -82,7 +82,7 @@ def test_embeddings(serve, service):
         assert client.embeddings(model="babbler", prompt="a").embedding == pytest.approx(VECTOR)
 
 
-def test_more_texts_than_are_embedded_at_once_come_in_their_order(client, service):
+def test_embeddings_of_many_texts_keep_their_order(client, service):
     waiting = []
 
     def script(generation):
@@ -100,7 +100,7 @@ def test_more_texts_than_are_embedded_at_once_come_in_their_order(client, servic
     assert [one.index for one in answer.data] == list(range(40))
 
 
-def test_embeddings_that_fail_later_are_no_json(serve, service):
+def test_embeddings_failing_midway_are_invalid_json(serve, service):
     body = {"model": "babbler", "input": ["a", "b"]}
     with httpx.stream("POST", f"{serve().url}/v1/embeddings", json=body, trust_env=False) as answer:
         first, second = (service.generations.get(timeout=20) for _ in range(2))
@@ -127,7 +127,7 @@ def test_embeddings_that_fail_later_are_no_json(serve, service):
         ("/v1/embeddings", {"input": "a"}, ""),
     ],
 )
-def test_a_client_that_waits_hears_what_is_no_part_of_the_answer(serve, service, path, body, sign):
+def test_waiting_client_gets_keep_alives_in_every_api(serve, service, path, body, sign):
     url = f"{serve(limits=Limits(ping_s=0.05)).url}{path}"
     with httpx.stream("POST", url, json={"model": "babbler"} | body, trust_env=False) as answer:
         lines = answer.iter_lines()
@@ -140,7 +140,7 @@ def test_a_client_that_waits_hears_what_is_no_part_of_the_answer(serve, service,
 
 
 @pytest.mark.parametrize("said", ["once upon a time " * 10_000, "\n".join(["hi"] * 30_000), "x" * 70_000])
-def test_a_prompt_that_does_not_fit_is_counted(serve, service, said):
+def test_tokens_of_an_oversized_prompt_are_counted(serve, service, said):
     """Claude Code shortens a conversation by this count."""
     import anthropic
 
@@ -154,9 +154,7 @@ def test_a_prompt_that_does_not_fit_is_counted(serve, service, said):
 
 
 @pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "application/octet-stream"])
-def test_what_curl_sends_to_ollama_s_api_is_answered_and_what_a_page_may_have_sent_is_not(
-    serve, service, kind
-):
+def test_ollama_api_accepts_curl_requests_but_not_web_forms(serve, service, kind):
     """The manual of Ollama shows `curl -d`, which calls everything a form."""
     server, body = serve(), json.dumps({"model": "babbler", "messages": CHAT, "stream": False})
 

@@ -52,7 +52,7 @@ def blanks(lines, count):
     return [next(lines) for _ in range(count)]
 
 
-def test_blank_lines_come_before_a_whole_answer_that_takes_long(serve, work):
+def test_slow_whole_answer_starts_with_blank_lines(serve, work):
     server = serve(limits=Limits(quiet_s=0.1, ping_s=0.05))
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=LIMIT_S) as answer:
         assert answer.status_code == 200
@@ -68,7 +68,7 @@ def test_blank_lines_come_before_a_whole_answer_that_takes_long(serve, work):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.fault("H10", "signs of life keep it waiting")
-def test_a_client_with_a_timeout_of_some_seconds_asks_once(serve, work, timing_out, deadline_factor, stream):
+def test_client_with_a_short_timeout_does_not_retry(serve, work, timing_out, deadline_factor, stream):
     """The client names its timeout, and gets a byte in half that time."""
     client = timing_out(serve(), timeout=4 * deadline_factor)
     got = []
@@ -89,7 +89,7 @@ def test_a_client_with_a_timeout_of_some_seconds_asks_once(serve, work, timing_o
 
 
 @pytest.mark.fault("H10", "the tries before are cancelled")
-def test_a_chain_of_tries_has_one_generation_at_a_time(serve, work, timing_out, deadline_factor):
+def test_retry_cancels_the_previous_generation(serve, work, timing_out, deadline_factor):
     """A client that does not name its timeout gets no byte so early: each try ends the work of the one before."""
     said_nothing = {"x-stainless-read-timeout": openai.Omit()}
     client = timing_out(serve(), timeout=2 * deadline_factor, max_retries=1)
@@ -101,7 +101,7 @@ def test_a_chain_of_tries_has_one_generation_at_a_time(serve, work, timing_out, 
 
 
 @pytest.mark.fault("H6", "the work of an answer that is not streamed ends")
-def test_a_client_that_leaves_between_two_blank_lines_ends_the_work(serve, work):
+def test_client_leaving_between_blank_lines_cancels_its_generation(serve, work):
     server = serve(limits=Limits(quiet_s=0.05, ping_s=0.05))
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=LIMIT_S) as answer:
         blanks(answer.iter_lines(), 2)

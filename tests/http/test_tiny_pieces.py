@@ -33,7 +33,7 @@ def head_of(lines, *more):
     "H2", "bodies in tiny chunks, heads and trailers of very many lines: others are answered meanwhile"
 )
 @pytest.mark.fault("H1", "tiny chunks and lines, from many at once: running streams and `/health` go on")
-def test_running_streams_go_on_beside_tiny_pieces(serve, service):
+def test_running_streams_continue_beside_tiny_chunks(serve, service):
     server = serve()
     trailers = post(b"0\r\n" + b"a:\r\n" * 3000 + b"\r\n", "Transfer-Encoding: chunked")
     body = {"model": "babbler", "prompt": "Once", "stream": True}
@@ -61,7 +61,7 @@ def test_running_streams_go_on_beside_tiny_pieces(serve, service):
 
 
 @pytest.mark.fault("H8", "on however many connections: one iteration parses one piece of a client")
-def test_an_iteration_of_the_event_loop_parses_one_piece_of_a_client(serve, service, pieces):
+def test_event_loop_parses_one_piece_at_a_time(serve, service, pieces):
     """However much has arrived; all of it is read in the end, through pauses and in order."""
     answers(service, "Hello")
     server = serve()
@@ -73,7 +73,7 @@ def test_an_iteration_of_the_event_loop_parses_one_piece_of_a_client(serve, serv
     assert sum(pieces) == 4 * len(sent)
 
 
-def test_requests_that_come_before_their_answers_are_all_answered(serve, pieces):
+def test_pipelined_requests_are_all_answered_in_order(serve, pieces):
     """Answers keep the order of the requests, however many come at once."""
     one = b"GET /v1/models/%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
     many = b"".join(one % number for number in range(1000))
@@ -84,7 +84,7 @@ def test_requests_that_come_before_their_answers_are_all_answered(serve, pieces)
     assert max(pieces) == PIECE_BYTES
 
 
-def test_a_refusal_before_the_bodys_end_ends_the_connection(serve):
+def test_response_before_the_body_end_closes_the_connection(serve):
     server = serve(keys=["k"], limits=Limits(linger_s=0.2))
     for request in (
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n{",
@@ -96,7 +96,7 @@ def test_a_refusal_before_the_bodys_end_ends_the_connection(serve):
         assert body
 
 
-def test_whoever_still_sends_when_it_is_refused_reads_why(serve):
+def test_client_still_sending_reads_its_refusal(serve):
     server = serve(keys=["k"], limits=Limits(linger_s=LIMIT_S))
     with httpx.Client(base_url=server.url, timeout=LIMIT_S) as http:
         assert http.post("/v1/completions", content=b" " * (3 * MIB)).status_code == 401

@@ -69,7 +69,7 @@ def invoke(command, *arguments):
     return result.stdout
 
 
-def test_a_master_on_this_computer_is_known_by_what_it_left(secure, service, certificate, tmp_path):
+def test_local_master_certificate_is_trusted_by_stored_fingerprint(secure, service, certificate, tmp_path):
     text = answers(service, "Hello there")
     note = {"url": secure().url, "secret": SECRET, "tls_sha256": certificate.fingerprint}
     replace_private(tmp_path / "master" / "admin.json", note)
@@ -88,7 +88,7 @@ def test_a_master_on_this_computer_is_known_by_what_it_left(secure, service, cer
         (("--tls-ca", "x", "--tls-fingerprint", "y"), "give either"),
     ],
 )
-def test_another_certificate_is_refused_before_the_key_is_sent(secure, service, trust, says):
+def test_untrusted_certificate_is_refused_before_sending_the_key(secure, service, trust, says):
     server = secure(keys=["k"])
     with pytest.raises(UserError, match=says) as raised:
         invoke(chat, "--url", server.url, "--prompt", "x", "--api-key", "k", *trust)
@@ -97,7 +97,7 @@ def test_another_certificate_is_refused_before_the_key_is_sent(secure, service, 
 
 
 @pytest.mark.fault("H2", "TLS: however much has come, an iteration of the event loop parses one piece")
-def test_an_iteration_of_the_event_loop_parses_one_piece(secure, service, trusting, pieces):
+def test_event_loop_parses_one_tls_piece_at_a_time(secure, service, trusting, pieces):
     """TLS itself gives all bytes that have come at once."""
     answers(service, "Hello")
     body = b'{"model": "babbler", "prompt": "Once"}'.ljust(3 * MIB)
@@ -131,7 +131,7 @@ def test_a_handshake_that_does_not_end_has_a_deadline(secure, trusting):
 
 
 @pytest.mark.fault("H8", "TLS: cut where no place is left, before the handshake")
-def test_places_are_counted_before_the_handshake(secure, trusting):
+def test_connections_are_limited_before_the_tls_handshake(secure, trusting):
     server = secure(limits=Limits(connections=16, headers_s=60))
     with contextlib.ExitStack() as stack:
         for _ in range(8):  # half of them, all that one address may have

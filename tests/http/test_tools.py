@@ -63,7 +63,7 @@ def streamed(client, **fields):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
+def test_tool_arguments_are_streamed_in_every_call_format(client, service, form):
     """First the name with empty arguments; joined they are those of the whole answer, and no half characters."""
     template, text = FORMS[form]
     service.template = InstantTemplate("{{ tools }}" + template)
@@ -111,7 +111,7 @@ def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, fo
         assert '"max_tokens"' in answer
 
 
-def test_the_tool_runner_of_their_client_sends_the_whole_conversation(serve, model):
+def test_anthropic_tool_runner_sends_the_whole_conversation(serve, model):
     """The runner begins with a thread of messages, which is refused; each turn has all that was said."""
     import anthropic
 

@@ -35,7 +35,7 @@ def run(tmp_path, service, serve):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",)])
-def test_plain_lines(run, arguments):
+def test_top_prints_plain_lines(run, arguments):
     lines = run(*arguments).splitlines()
     assert lines[0] == "babbler: ready; 0 running, 0 queued"
     assert [line.split()[0] for line in lines[3:5]] == ["master", "w-1"]
@@ -43,7 +43,7 @@ def test_plain_lines(run, arguments):
     assert lines[-1].endswith("attic joined")
 
 
-def test_round_trips_between_workers(run, service):
+def test_top_shows_round_trips_between_workers(run, service):
     assert "between workers" not in run()
     service._nodes = (NODE, ATTIC, replace(ATTIC, name="w-2", rank=2, host="barn"))
     service.links = (WorkerLink(1, 2, 0.0042),)
@@ -56,7 +56,7 @@ def test_round_trips_between_workers(run, service):
     ]
 
 
-def test_one_object_and_nothing_else(run):
+def test_top_json_prints_one_object(run):
     found = json.loads(run("--json"))
     assert found["object"] == "tpiedge.cluster"
     assert [one["name"] for one in found["machines"]] == ["master", "w-1"]

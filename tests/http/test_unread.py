@@ -92,7 +92,7 @@ def test_unread_answers_have_no_open_files(clients):
     wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
-def test_the_next_server_goes_on_with_what_is_unfinished_first(folder, many, clients, monkeypatch):
+def test_recovery_prefers_unfinished_answers(folder, many, clients, monkeypatch):
     monkeypatch.setattr("tpiedge.answers.shelf.MOST_RECOVERED", 2)
     unfinished = clients.leave("ann", over=False)
     names = [unfinished, *(clients.leave("ann") for _ in range(2))]
@@ -104,7 +104,7 @@ def test_the_next_server_goes_on_with_what_is_unfinished_first(folder, many, cli
     after.close(LIMIT_S)
 
 
-def test_what_an_answer_takes_is_not_more_than_is_counted(tokenizer):
+def test_counted_answer_bytes_cover_the_memory_used(tokenizer):
     for logprobs in (0, 20):
         gc.collect()
         tracemalloc.start()
@@ -134,7 +134,7 @@ def large(number):
     ("choices", "reply"),
     [(128, lambda _: CHAT), (128, lambda _: replace(CHAT, stops=("no", "nil"))), (1, large)],
 )
-def test_what_a_request_holds_is_counted(kept, many, choices, reply):
+def test_counted_request_bytes_cover_the_memory_used(kept, many, choices, reply):
     """Grammar, tools, stop strings and the state of each choice count; a second answer holds as much."""
 
     def leave(number):

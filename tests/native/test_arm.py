@@ -18,7 +18,7 @@ _CPUS = {
 
 
 @pytest.mark.parametrize("cpu", _CPUS)
-def test_an_arm_cpu_uses_what_it_has_and_computes_the_same_bits(
+def test_arm_cpu_uses_its_kernels_and_matches_host_bits(
     cpu: str, arm_driver: Path, emulator: str, host_checksums: Checksums
 ) -> None:
     found = report(arm_driver, [emulator, "-cpu", cpu])

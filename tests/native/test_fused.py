@@ -106,19 +106,19 @@ def any_bits(rng: random.Random) -> Triple:
 @pytest.mark.parametrize(
     "kind", [ties, hidden_beyond_f64, cancelling, around_a_power, denormal, huge, any_bits]
 )
-def test_is_rounded_once(sanitized_driver: Path, kind: object) -> None:
+def test_portable_fma_rounds_once(sanitized_driver: Path, kind: object) -> None:
     assert callable(kind)
     rng = random.Random(1)
     assert_exact(sanitized_driver, [kind(rng) for _ in range(1000)])
 
 
-def test_of_special_numbers(sanitized_driver: Path) -> None:
+def test_portable_fma_handles_special_numbers(sanitized_driver: Path) -> None:
     special = [0, 1, 0x7FFFFF, 0x800000, 0x3F800000, 0x3F800001, 0x4B800000, 0x7F7FFFFF, _INFINITY, _NAN]
     special += [bits | 1 << 31 for bits in special]
     assert_exact(sanitized_driver, [(a, b, c) for a in special for b in special for c in special])
 
 
-def test_a_tie_that_f64_does_not_see() -> None:
+def test_tie_inputs_expose_double_rounding_in_f64() -> None:
     rng = random.Random(1)
     many = [ties(rng) for _ in range(4000)]
     twice = [bits_of(number(a) * number(b) + number(c)) for a, b, c in many]

@@ -43,7 +43,7 @@ def test_kernels_are_right_and_stay_within_their_arrays(host_checksums: Checksum
     )
 
 
-def test_all_but_products_of_plain_matrices_have_the_same_bits_on_every_instruction_set(
+def test_kernels_except_plain_products_are_bit_identical_across_isas(
     host_checksums: Checksums,
 ) -> None:
     for operation in _OPERATIONS - ANY_BITS:

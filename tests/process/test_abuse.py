@@ -27,7 +27,7 @@ def start(*arguments: object) -> "subprocess.Popen[str]":
     "W2",
     "members and nodes whose messages are wrong, beside all other attacks: no answer is, and nothing is left over",
 )
-def test_abuse_changes_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
+def test_attacks_change_no_answer_and_leave_nothing(tmp_path: Path) -> None:
     """Every attack, beside the others."""
     found = tmp_path / "found.json"
     phases = "imposters, together, with nodes"

@@ -88,7 +88,7 @@ def terminal(text_model: Path, tmp_path: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.thin
-def test_lines_are_edited_and_called_back(terminal: Terminal) -> None:
+def test_chat_prompt_supports_line_editing_and_history(terminal: Terminal) -> None:
     """A paste is one message, and so are lines joined by Alt-Enter."""
     terminal.say("ba bex\x7f")
     terminal.say("bi bo\x01zu ")  # at the beginning of the line

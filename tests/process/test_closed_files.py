@@ -8,7 +8,7 @@ import subprocess
 from tests.process.command import COMMAND
 
 
-def test_an_answer_with_standard_error_and_input_closed_is_its_user_s_alone(tmp_path):
+def test_run_with_closed_stdin_and_stderr_makes_private_files(tmp_path):
     words = [
         "run",
         "demo",

@@ -39,7 +39,7 @@ def one_line(ended):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_an_interrupted_answer_leaves_nothing(answering, number):
+def test_interrupted_run_leaves_no_processes(answering, number):
     command, ranks = answering(2)
     meanwhile = Meanwhile()
     command.process.send_signal(number)
@@ -77,7 +77,7 @@ def test_a_lost_node_is_named(answering, harm, cause, rank):
     assert all(map(gone, ranks))
 
 
-def test_a_reader_that_goes_away_ends_the_answer(answering):
+def test_closed_stdout_ends_the_run(answering):
     command, ranks = answering(2)
     command.process.stdout.close()
     assert command.process.wait(GONE_S) == 1

@@ -24,7 +24,7 @@ sys.exit(process.run(None))
 
 
 @pytest.mark.fault("P2", "a thread of a node fails: the node ends and says which")
-def test_the_node_ends() -> None:
+def test_node_ends_when_one_of_its_threads_fails() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=110, check=False
     )

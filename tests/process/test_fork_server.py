@@ -44,7 +44,7 @@ def server() -> Iterator[ForkServer]:
     started.stop(0.0)
 
 
-def test_neither_outlives_a_killed_parent():
+def test_fork_server_and_node_end_with_their_parent():
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
@@ -55,7 +55,7 @@ def test_neither_outlives_a_killed_parent():
         wait_for(lambda: all(map(gone, family)), IMPORTING_S)
 
 
-def test_one_that_dies_before_its_report_says_why():
+def test_fork_server_killed_before_its_report_says_why():
     server = ForkServer(1, measure=True)
     assert server.report(time.monotonic()) is None
     psutil.Process(server.pid).kill()
@@ -65,7 +65,7 @@ def test_one_that_dies_before_its_report_says_why():
     server.stop(0.0)
 
 
-def test_a_node_that_is_killed_says_so_and_the_next_one_is_forked(server: ForkServer):
+def test_killed_node_reports_its_cause_and_can_be_replaced(server: ForkServer):
     for _ in range(2):
         node = server.start_node(NODE)
         try:
@@ -79,7 +79,7 @@ def test_a_node_that_is_killed_says_so_and_the_next_one_is_forked(server: ForkSe
     assert server.exit_cause() is None
 
 
-def test_a_node_that_is_not_forked_yet_can_be_given_up(server: ForkServer):
+def test_node_can_be_stopped_before_it_is_forked(server: ForkServer):
     given_up = server.start_node(NODE)
     given_up.stop(0.0)
     node = server.start_node(NODE)

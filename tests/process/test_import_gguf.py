@@ -30,7 +30,7 @@ def write_text_gguf_of(folder, path, kind):
     )
 
 
-def test_the_tokens_of_the_checkpoint(tpiedge, generate, references, tmp_path):
+def test_imported_gguf_gives_the_checkpoint_tokens(tpiedge, generate, references, tmp_path):
     found = references("llama-mqa-tied")
     path = write_gguf_of(found.folder, tmp_path / "model.gguf", "F16")
     ended = tpiedge("import-gguf", path, "--out", tmp_path / "pack", "--verify", "--json")
@@ -44,7 +44,7 @@ def test_the_tokens_of_the_checkpoint(tpiedge, generate, references, tmp_path):
     assert ran["token_ids"] == list(found.greedy_ids)
 
 
-def test_a_file_runs_as_a_model(here, one_fork_server, tmp_path):
+def test_gguf_file_runs_and_is_packed_once(here, one_fork_server, tmp_path):
     """The first time it is imported into the cache; afterwards its pack is there, by file and by name."""
     path = write_text_gguf_of(resolve_model(DEMO), tmp_path / "Small-boat.Q5_0.gguf", "Q5_0")
     arguments = ("--raw", "--prompt", "The small boat", "--max-tokens", 8)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: reads /
 AT_ONCE_S = 0.0
 
 
-def test_a_thread_is_seen():
+def test_leak_check_sees_a_thread():
     before, done = Holdings.now(), threading.Event()
     thread = threading.Thread(target=done.wait, name="forgotten", daemon=True)
     thread.start()
@@ -25,7 +25,7 @@ def test_a_thread_is_seen():
     assert before.growth(AT_ONCE_S) == []
 
 
-def test_a_child_is_seen():
+def test_leak_check_sees_a_child_process():
     before = Holdings.now()
     with subprocess.Popen(["sleep", "60"]) as child:
         _await_command(child.pid)
@@ -34,7 +34,7 @@ def test_a_child_is_seen():
     assert before.growth(AT_ONCE_S) == []
 
 
-def test_an_orphan_is_seen():
+def test_leak_check_sees_an_orphan_process():
     """A process whose parent has gone: what a master must not leave behind."""
     before = Holdings.now()
     command = "sleep 60 >/dev/null & echo $!"

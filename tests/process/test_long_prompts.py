@@ -86,12 +86,12 @@ def test_a_long_prompt_stays_within_the_activation_budget(whole):
     assert long - short < LONG * POSITION_BYTES + ACTIVATION_BYTES
 
 
-def test_the_answer_is_the_same_within_the_budget(whole, tight, budget):
+def test_tight_memory_budget_gives_the_same_answer(whole, tight, budget):
     assert tight(LONG)["token_ids"] == whole(LONG)["token_ids"]
     assert tight(LONG)["nodes"][0]["peak_rss_bytes"] < budget * 1e6
 
 
-def test_a_growing_cache_takes_the_place_of_weights(tight):
+def test_growing_kv_cache_displaces_pinned_weights(tight):
     """Most of a context leaves no room for one more of the large matrices."""
     short, long = (tight(length)["nodes"][0]["weight_bytes"] for length in (16, LONG))
     planned = tight(16)["plan"]["shares"][0]["weight_bytes"]  # for a full cache

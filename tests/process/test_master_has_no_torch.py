@@ -56,11 +56,11 @@ def test_packing_and_unpacking_load_no_torch(references, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("completion", "bash")])
-def test_what_asks_for_no_work_loads_no_library_for_it(arguments):
+def test_help_and_completion_load_no_heavy_library(arguments):
     run(*arguments, without=WORKING)
 
 
-def test_names_are_completed_without_torch():
+def test_shell_completion_loads_no_torch():
     line = "tpiedge run --model de"
     shown = run(_TPIEDGE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="3")
     assert "plain,demo" in shown.splitlines()

@@ -178,15 +178,13 @@ def error_of(command: Started) -> str:
     ids=["cut", "altered"],
 )
 @pytest.mark.fault("F6", "an error with file and offset, never other numbers")
-def test_a_file_that_changes_under_a_running_node_is_an_error_with_file_and_offset(
-    streaming, tmp_path: Path, harm, words: str
-):
+def test_error_names_weight_file_changed_during_run(streaming, tmp_path: Path, harm, words: str):
     command, blob = streaming(tmp_path / "pack")
     harm(blob)
     assert re.search(words.format(re.escape(str(blob))), error_of(command))
 
 
-def test_a_disk_that_breaks_under_a_running_node_is_an_error_with_file_and_offset(streaming, tmp_path: Path):
+def test_disk_error_during_a_run_names_file_and_offset(streaming, tmp_path: Path):
     with failing_disk(tmp_path / "disk", tmp_path / "image") as disk:
         command, blob = streaming(tmp_path / "disk" / "pack")
         # Of that file, or of one that is behind it on the disk.

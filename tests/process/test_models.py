@@ -31,7 +31,7 @@ def hub(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield hub
 
 
-def test_pull_run_and_remove(
+def test_model_is_pulled_run_listed_and_removed(
     expected: list[int],
     hub: Hub,
     here: Callable[..., Ended],

@@ -48,7 +48,7 @@ def test_a_pack_runs_and_is_unpacked_bit_for_bit(here, tpiedge, generate, refere
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pack"]
 
 
-def test_a_quantised_pack_says_what_was_lost(here, tpiedge, references, tmp_path):
+def test_quantised_pack_reports_its_quality_loss(here, tpiedge, references, tmp_path):
     folder = references("qwen2-tied").folder
     packed = here("pack", folder, "--precision", "q4", "--out", tmp_path / "pack", "--verify", "--json")
     assert packed.status == 0, packed.err
@@ -80,7 +80,7 @@ def test_a_quantised_pack_says_what_was_lost(here, tpiedge, references, tmp_path
         assert ratio == pytest.approx(stored[tensor_name]["sqnr_db"], abs=0.01)
 
 
-def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
+def test_chat_works_through_a_pipe(tpiedge, generate, text_model):
     """Two turns: the second prompt holds the first question, its answer and the second question."""
     flags = ("--threads", 1, "--context", 128, "--max-tokens", 5, "--temperature", 0)
     said = "ba be\n\nbi bo\n/clear\nba be\n/exit\nbu\n"

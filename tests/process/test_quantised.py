@@ -17,7 +17,7 @@ PROMPT = "Once upon a time there was a little fox"
         (("--kv-precision", "q8"), ("keys and values in q8 need native", "or choose --kv-precision bf16")),
     ],
 )
-def test_without_native_kernels_what_is_quantised_is_refused(flags, words, tmp_path):
+def test_quantisation_is_refused_without_native_kernels(flags, words, tmp_path):
     """The refusal comes before anything is packed, and before a master listens."""
     folders = ("--cache", tmp_path / "cache", "--state", tmp_path / "state")
     ended = run_command("master", "--model", "demo", *flags, *folders, TPIEDGE_NATIVE="0")
@@ -30,7 +30,7 @@ def test_without_native_kernels_what_is_quantised_is_refused(flags, words, tmp_p
 
 
 @pytest.mark.thin
-def test_without_native_kernels_other_weights_give_the_same_answer(generate):
+def test_bf16_answer_is_the_same_without_native_kernels(generate):
     flags = ("--precision", "bf16", "--raw", "--prompt", PROMPT, "--max-tokens", 8, "--temperature", 0)
     command = ("--model", "demo", *flags, "--nodes", 2)
     without = run_command("run", *command, "--threads", 1, "--json", TPIEDGE_NATIVE="0")

@@ -37,7 +37,7 @@ def blocks(page: str) -> list[Block]:
     return [Block(match["text"], match["note"] or "") for match in _BLOCK.finditer(page)]
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_skipped_readme_blocks_give_a_reason() -> None:
     notes = [block.note for block in blocks((ROOT / "README.md").read_text())]
     assert len(notes) > 5
     assert all(note in ("", _SERVES) or len(note.removeprefix(_NOT_RUN)) > 10 for note in notes)
@@ -114,7 +114,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         os.close(network)
 
 
-def test_every_block_can_be_typed(reader: Reader) -> None:
+def test_readme_commands_work_as_written(reader: Reader) -> None:
     with contextlib.ExitStack() as stack:
         for block in blocks((ROOT / "README.md").read_text()):
             if block.note == _SERVES:

@@ -19,7 +19,7 @@ def settings(tmp_path):
     return write
 
 
-def test_settings_reach_the_work(tpiedge, tmp_path, settings):
+def test_settings_from_file_and_environment_take_effect(tpiedge, tmp_path, settings):
     file = settings(
         '[common]\ncache = "ignored"\n[run]\nmodel = "demo"\nprompt = "Once upon"\nmax-tokens = 3\nthreads = 1\n'
         'stop = ["no such text"]\njson = true\nmemory = "900MB"\nignore-eos = true\nlogprobs = 2\n'
@@ -40,7 +40,7 @@ LOADED = {
 
 
 @pytest.mark.parametrize("shell", LOADED)
-def test_the_shell_loads_its_script(tpiedge, tmp_path, shell):
+def test_shell_completion_script_loads_and_completes(tpiedge, tmp_path, shell):
     if shutil.which(shell) is None:
         pytest.skip(f"software: {shell} is not on this computer")
     script = tmp_path / "script"

@@ -32,7 +32,7 @@ def test_there_is_a_case_of_every_family():
 
 
 @each(CASES)
-def test_the_answer_is_varied_and_no_near_tie_decides_it(case: Case, references):
+def test_reference_answer_varies_and_has_no_near_ties(case: Case, references):
     found = references(case.name)
     assert len(found.prompt_ids) == case.prompt_length
     assert len(found.greedy_ids) == GENERATED
@@ -41,7 +41,7 @@ def test_the_answer_is_varied_and_no_near_tie_decides_it(case: Case, references)
 
 
 @each(CASES)
-def test_logits_are_those_of_the_whole_sequence_at_once(case: Case, references):
+def test_stepwise_logits_match_whole_sequence_logits(case: Case, references):
     found = references(case.name)
     at_once_TV = logits(found.folder, found.prompt_ids + found.greedy_ids[:-1], {})
     assert found.logits_TV.shape == (case.prompt_length, case.config["vocab_size"])
@@ -51,7 +51,7 @@ def test_logits_are_those_of_the_whole_sequence_at_once(case: Case, references):
 
 
 @each([case for case in CASES if case.ablation])
-def test_without_its_feature_the_logits_are_others(case: Case, references):
+def test_ablating_a_feature_changes_the_logits(case: Case, references):
     found = references(case.name)
     changed_TV = logits(found.folder, found.prompt_ids, case.ablation)
     assert np.abs(changed_TV - found.logits_TV)[-1].max() > 0.3

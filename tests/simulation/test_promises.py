@@ -49,7 +49,7 @@ def ended(cluster: Cluster, client: Client | None, limit_s: float = 60.0) -> Fin
 @pytest.mark.fault("P8", "before the first token, as at any later moment: the answer comes, and is exact")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: f"{harm[0]} {harm[1]}")
-def test_whatever_is_lost_whenever(harm: Event, kind: str) -> None:
+def test_answers_survive_any_loss_at_any_moment(harm: Event, kind: str) -> None:
     # Each harm meets each moment with half of the kinds.
     first = 3 * ((HARMS.index(harm) + KINDS.index(kind)) % 2)
     moments: list[Event] = [("turn",), *(("wait", tenths / 10 + 0.1) for tenths in range(first, 30, 6))]
@@ -62,7 +62,7 @@ def test_whatever_is_lost_whenever(harm: Event, kind: str) -> None:
 
 
 @pytest.mark.fault("P3", "of a second: the answer is whole, in the same epoch")
-def test_a_freeze_of_a_second(trio: Cluster) -> None:
+def test_one_second_freeze_keeps_answer_and_epoch(trio: Cluster) -> None:
     epoch = trio.epoch
     client = trio.ask(4, 12)
     trio.wait(1)
@@ -76,7 +76,7 @@ def test_a_freeze_of_a_second(trio: Cluster) -> None:
 @pytest.mark.fault(
     "P4", "too few for longer than --recovery-grace: the answer ends in an error, and others are refused"
 )
-def test_recovery_grace_ends() -> None:
+def test_answer_fails_when_recovery_grace_ends() -> None:
     cluster = begun(("join", 1), ("wait", 3), setup=Setup(min_workers=1))
     client = cluster.ask(4, 60, "whole")
     cluster.wait(1)
@@ -94,7 +94,7 @@ def test_recovery_grace_ends() -> None:
 @pytest.mark.fault(
     "P1", "comes and goes all the time: the others answer, exactly; it is taken back once it stays"
 )
-def test_a_worker_that_comes_and_goes(trio: Cluster) -> None:
+def test_unstable_worker_is_left_out_until_it_stays(trio: Cluster) -> None:
     for _ in range(20):
         client = trio.ask(4, 4)
         trio.vanish(1)
@@ -115,7 +115,7 @@ def test_a_worker_that_comes_and_goes(trio: Cluster) -> None:
     "P2",
     "again and again: the others answer without it, exactly; it is tried again after a pause, then a longer one",
 )
-def test_a_node_dies_again_and_again(trio: Cluster) -> None:
+def test_repeatedly_dying_node_is_left_out_longer_each_time(trio: Cluster) -> None:
     without_s = [_without(trio) for _ in range(5)]
     assert without_s[-1] > 30
     assert without_s[-1] > without_s[-2] > without_s[0]
@@ -134,7 +134,7 @@ def _without(cluster: Cluster) -> float:
 @pytest.mark.fault(
     "P2", "less memory of the master's own machine: another plan, no loss; the answer is exact"
 )
-def test_the_master_s_own_memory_is_lowered_and_lifted(trio: Cluster) -> None:
+def test_changed_memory_limit_of_the_master_causes_no_loss(trio: Cluster) -> None:
     client = trio.ask(4, 100, "whole")
     trio.wait(1)
     for mib in (100, 1024):
@@ -148,7 +148,7 @@ def test_the_master_s_own_memory_is_lowered_and_lifted(trio: Cluster) -> None:
 @pytest.mark.fault(
     "P2", "the master's own node, killed for it: less is planned for it, and the answer goes on, exactly"
 )
-def test_the_master_s_own_node_runs_out_of_memory(trio: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_node_out_of_memory_shrinks_its_share(trio: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     client, epoch, own = trio.ask(4, 12), trio.epoch, trio.rank_zero
 
     def parts() -> list[int]:
@@ -173,7 +173,7 @@ def test_the_master_s_own_node_runs_out_of_memory(trio: Cluster, monkeypatch: py
 @pytest.mark.fault(
     "P2", "less than the least: it is idle until it has more, and nothing is tried again and again"
 )
-def test_a_worker_has_too_little_memory_for_a_while(trio: Cluster) -> None:
+def test_worker_idles_until_it_has_enough_memory(trio: Cluster) -> None:
     trio.limit(1, 0)
     trio.crash(1)
     trio.wait(5)
@@ -185,7 +185,7 @@ def test_a_worker_has_too_little_memory_for_a_while(trio: Cluster) -> None:
 
 
 @pytest.mark.fault("P6", "it fails alone, while others begin, run and end beside it")
-def test_a_poison_fails_alone() -> None:
+def test_poison_request_fails_alone() -> None:
     cluster = begun(*TRIO, setup=Setup(parallel=4, queue_limit=8))
     others = [cluster.ask(4, 8) for _ in range(3)]
     poison = cluster.ask(4, 8, "poison")
@@ -196,7 +196,7 @@ def test_a_poison_fails_alone() -> None:
 
 
 @pytest.mark.fault("P17", "answers are exact and slower, by the same plan; nobody is lost")
-def test_steps_take_five_times_as_long(trio: Cluster) -> None:
+def test_five_times_slower_steps_keep_answer_and_epoch(trio: Cluster) -> None:
     epoch = trio.epoch
     client = trio.ask(4, 12)
     trio.slow_steps(5)
@@ -206,7 +206,7 @@ def test_steps_take_five_times_as_long(trio: Cluster) -> None:
 
 @pytest.mark.fault("P18", "it takes part in the middle of an answer, which pauses, goes on and is exact")
 @pytest.mark.fault("P18", "the change of plans comes in the middle of answers, which go on")
-def test_a_worker_that_joins_takes_part_in_the_answers_that_run(trio: Cluster) -> None:
+def test_joining_worker_takes_part_in_running_answers(trio: Cluster) -> None:
     clients = [trio.ask(4, 600, "whole") for _ in range(2)]
     trio.wait(1)
     trio.join(3)
@@ -216,7 +216,7 @@ def test_a_worker_that_joins_takes_part_in_the_answers_that_run(trio: Cluster) -
     assert trio.master.status.totals.resumed == 2
 
 
-def test_a_worker_that_cannot_take_its_part_again_makes_no_plan_after_plan() -> None:
+def test_worker_failing_to_prepare_causes_no_replanning_loop() -> None:
     """The worker serves with its part while another one joins."""
     play(
         Setup(workers=4, parallel=1),

@@ -8,17 +8,17 @@ from tests.simulation.stories import as_test, check, drawn, failure_of, play, sh
 
 @pytest.mark.fault("P21", "of a whole cluster: no answer is wrong or lost, and nothing is left over")
 @pytest.mark.parametrize("seed", range(60))
-def test_the_laws_hold_whatever_happens(seed: int) -> None:
+def test_random_simulations_keep_all_invariants(seed: int) -> None:
     """More of them: python -m tests.simulation FIRST LAST."""
     check(seed)
 
 
-def test_a_seed_is_one_story() -> None:
+def test_seed_determines_the_simulation() -> None:
     assert drawn(7) == drawn(7)
     assert drawn(7) != drawn(8)
 
 
-def test_a_story_that_breaks_a_law_is_shown_in_its_shortest_form() -> None:
+def test_failing_simulation_is_shrunk_to_a_minimal_test() -> None:
     _, events = drawn(3)
     wrong = Setup(error=1)
     failure = failure_of(wrong, events)

@@ -239,7 +239,7 @@ def told(row: str, had: int, has: int) -> str | None:
     return None
 
 
-def test_nothing_grows() -> None:
+def test_code_size_stays_within_budget() -> None:
     found = sizes()
     assert found.keys() == SIZES.keys(), "a row for each"
     words = [
@@ -256,7 +256,7 @@ def test_nothing_grows() -> None:
 @pytest.mark.parametrize(("had", "has", "begins"), [
     (10, 11, "row: 11 instead of 10"), (10, 10, None), (20, 10, None), (100, 88, "row: only 88 instead of 100"),
 ])  # fmt: skip
-def test_a_row_that_is_too_low_or_too_high_is_told(had: int, has: int, begins: str | None) -> None:
+def test_budget_row_too_low_or_too_high_is_reported(had: int, has: int, begins: str | None) -> None:
     words = told("row", had, has)
     assert words is None if begins is None else (words or "").startswith(begins)
 
@@ -288,7 +288,7 @@ class Some:
 '''
 
 
-def test_what_is_counted() -> None:
+def test_budget_counters_count_sample_source() -> None:
     tree = ast.parse(WRITTEN)
     nodes = list(ast.walk(tree))
     assert len(_laws(tree)) == 3

@@ -27,7 +27,7 @@ NEEDED = (
 )
 
 
-def test_what_is_needed_stays_and_secrets_do_not() -> None:
+def test_child_environment_keeps_needed_names_without_secrets() -> None:
     found = child_environment(dict.fromkeys((*SECRETS, *NEEDED), "x"))
     assert sorted(found) == sorted(NEEDED)
 
@@ -58,7 +58,7 @@ def start_grammar(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [start_node, start_packing, start_template, start_grammar])
-def test_no_process_that_is_started_gets_a_secret(
+def test_started_processes_get_no_secrets(
     start: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, str]] = []

@@ -28,7 +28,7 @@ class Times:
         pytest.param(0.0, 21.0, 0.0, 1.0, id="more than there can be"),
     ],
 )
-def test_a_deadline_grows_beside_other_work_and_beside_a_busy_disk(
+def test_deadline_factor_grows_with_cpu_and_disk_load(
     monkeypatch: pytest.MonkeyPatch, user: float, idle: float, iowait: float, grows: float
 ) -> None:
     times, now = Times(), [0.0]

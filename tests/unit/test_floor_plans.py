@@ -18,7 +18,7 @@ def verbs(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_every_module_is_in_its_floor_plan(folder: Path) -> None:
+def test_package_docstring_names_every_module(folder: Path) -> None:
     plan = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     if folder.name in ("cli", "verbs"):

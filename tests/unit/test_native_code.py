@@ -13,7 +13,7 @@ from tpiedge.transport.native_library import transport_library
 @pytest.mark.parametrize(
     "load", [kernel_library, transport_library, switch_library], ids=lambda load: load.__name__
 )
-def test_it_is_there(load: Callable[[], object]) -> None:
+def test_native_library_loads(load: Callable[[], object]) -> None:
     try:
         found = load()
     except UserError as error:

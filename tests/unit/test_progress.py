@@ -36,7 +36,7 @@ def terminal(
         (600.0, 0, None),
     ],
 )
-def test_time_left_is_told_from_three_seconds_and_five_percent_on(
+def test_time_left_is_shown_after_3_s_and_5_percent(
     seconds: float, done: int, left: str | None, terminal: pytest.CaptureFixture[str]
 ) -> None:
     line = told_after(seconds, done, terminal)
@@ -45,11 +45,11 @@ def test_time_left_is_told_from_three_seconds_and_five_percent_on(
     assert left is None or line.endswith(f", {left}")
 
 
-def test_a_total_of_nothing_is_no_division_by_it(terminal: pytest.CaptureFixture[str]) -> None:
+def test_zero_total_is_not_divided_by(terminal: pytest.CaptureFixture[str]) -> None:
     assert "0% of 0" in told_after(10.0, 0, terminal, total=0)
 
 
-def test_a_live_line_replaces_itself_and_is_wiped_in_the_end(terminal: pytest.CaptureFixture[str]) -> None:
+def test_live_line_is_overwritten_and_finally_wiped(terminal: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock()
     progress = ByteProgress("packing", clock)
     clock.advance(0.05)
@@ -70,7 +70,7 @@ def test_a_live_line_replaces_itself_and_is_wiped_in_the_end(terminal: pytest.Ca
     assert last == "packing: 1.0 MB in 4.2 s (238.1 kB/s)\n"
 
 
-def test_elsewhere_it_is_a_line_every_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_terminal_prints_every_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock()
     progress = ByteProgress("packing", clock)
     for second in range(1, 13):
@@ -86,12 +86,12 @@ def test_elsewhere_it_is_a_line_every_five_seconds(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
-def test_lines_for_people_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_say_writes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     say("made")
     assert capsys.readouterr() == ("", "made\n")
 
 
-def test_what_others_say_of_their_work_is_one_line_on_a_terminal(
+def test_told_progress_is_one_line_on_a_terminal(
     terminal: pytest.CaptureFixture[str],
 ) -> None:
     clock = ManualClock()

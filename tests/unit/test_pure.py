@@ -34,12 +34,12 @@ def imported(source: str) -> Iterator[str]:
 PURE = [path for path in sorted(ROOT.rglob("*.py")) if says_so(path.read_text(encoding="utf-8"))]
 
 
-def test_a_good_part_of_the_tree_is_pure() -> None:
+def test_at_least_30_files_declare_themselves_pure() -> None:
     assert len(PURE) >= 30
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_calls_itself_pure_is(path: Path) -> None:
+def test_files_declared_pure_import_nothing_impure(path: Path) -> None:
     assert not IMPURE.intersection(imported(path.read_text(encoding="utf-8")))
 
 
@@ -52,7 +52,7 @@ def test_what_calls_itself_pure_is(path: Path) -> None:
         ("x = 1", False),
     ],
 )
-def test_what_counts_as_saying_so(source: str, pure: bool) -> None:
+def test_pure_declaration_is_recognised(source: str, pure: bool) -> None:
     assert says_so(source) == pure
 
 

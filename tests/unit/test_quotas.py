@@ -20,12 +20,12 @@ def test_each_further_client_gets_half_of_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(("total", "parts"), [(1, [1, 0]), (2, [1, 1, 0]), (3, [2, 1, 0]), (5, [3, 1, 1, 0])])
-def test_half_of_few_is_rounded_up(total: int, parts: list[int]) -> None:
+def test_quota_of_small_total_is_rounded_up(total: int, parts: list[int]) -> None:
     quotas = ClientQuotas(total)
     assert [taken(quotas, client) for client in "abcd"[: len(parts)]] == parts
 
 
-def test_nothing_more_is_never_refused() -> None:
+def test_acquiring_zero_is_never_refused() -> None:
     quotas = ClientQuotas(TOTAL)
     assert quotas.acquire("a", TOTAL // 2)
     assert quotas.acquire("b", TOTAL // 4)
@@ -34,7 +34,7 @@ def test_nothing_more_is_never_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.booleans()), max_size=60))
-def test_nobody_has_more_than_half_nor_all_more_than_there_is(story: list[tuple[str, int, bool]]) -> None:
+def test_quotas_never_exceed_half_per_client_or_total(story: list[tuple[str, int, bool]]) -> None:
     quotas, held = ClientQuotas(TOTAL), Counter[str]()
     for client, count, gives in story:
         if gives:
@@ -51,7 +51,7 @@ def test_nobody_has_more_than_half_nor_all_more_than_there_is(story: list[tuple[
 
 @given(asked=st.lists(st.sampled_from("abcd"), max_size=100))
 @example(asked=list("a" * 9 + "b" * 5 + "c" * 3 + "d" * 2))
-def test_whoever_comes_gets_one_while_few_clients_have_some(asked: list[str]) -> None:
+def test_new_client_always_gets_a_place_beside_few_others(asked: list[str]) -> None:
     places, has = 16, Counter[str]()
     for client in asked:
         has[client] += within_quota(has[client], has.total(), places)
@@ -64,7 +64,7 @@ held = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size
 
 @given(held, st.integers(0, 200))
 @example([("a", 9), ("b", 9), ("a", 9)], 10)
-def test_what_is_too_much_goes_and_no_more(held: list[tuple[str, int]], total: int) -> None:
+def test_over_quota_evicts_only_the_excess(held: list[tuple[str, int]], total: int) -> None:
     left = dict(enumerate(held))
 
     def amounts() -> Counter[str]:
@@ -84,5 +84,5 @@ def test_what_is_too_much_goes_and_no_more(held: list[tuple[str, int]], total: i
     assert max(amounts().values(), default=0) <= quota_of(total)
 
 
-def test_of_two_that_have_as_much_the_older_goes() -> None:
+def test_over_quota_evicts_oldest_on_a_tie() -> None:
     assert list(over_quota([("b", 1), ("a", 1), ("c", 1)], 2)) == [0]

@@ -20,34 +20,34 @@ from tpiedge.sanitise import LINES, WINDOW_S, RateLimitedLog, quote, sanitised, 
         ("x" * 5000, "x" * 997 + "..."),
     ],
 )
-def test_a_line(said: str, shown: str) -> None:
+def test_sanitised_line_escapes_and_shortens(said: str, shown: str) -> None:
     assert sanitised_line(said) == shown
 
 
 @given(st.text())
-def test_any_text(said: str) -> None:
+def test_sanitised_line_is_printable_bounded_and_idempotent(said: str) -> None:
     assert sanitised_line(said).isprintable()
     assert len(sanitised_line(said)) <= 1000
     assert sanitised_line(sanitised_line(said)) == sanitised_line(said)
 
 
 @pytest.mark.fault("H12", "shown as visible characters")
-def test_a_terminal_is_not_commanded() -> None:
+def test_terminal_escapes_are_replaced() -> None:
     assert sanitised("a\x1b[2J\r\nb\t\u009b", "\n\t") == "a [2J \nb\t "
 
 
-def test_names_from_untrusted_peers() -> None:
+def test_untrusted_names_are_sanitised() -> None:
     assert sanitised_name("pi\x1b[31m\n\u202e") == "pi[31m"
     assert sanitised_name("\n") == "unnamed"
     assert len(sanitised_name("x" * 200)) == 64
 
 
-def test_a_quoted_value() -> None:
+def test_quote_escapes_and_shortens() -> None:
     assert quote("a\n\u202e") == "'a\\n\\u202e'"
     assert quote("x" * 100, 10) == "'xxxxxx..."
 
 
-def test_a_thousand_warnings_are_a_few_lines_and_a_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_warnings_are_rate_limited_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     log = RateLimitedLog(logging.getLogger("tpiedge.tests"), clock.now)
     for number in range(1000):

@@ -44,14 +44,14 @@ def outcome(tmp_path: Path):
     return run
 
 
-def test_each_reason_is_told_once(outcome):
+def test_skip_reasons_are_summarised_once(outcome):
     told, status = outcome(TESTS)
     assert status == 0
     assert "2 skipped: root: to mount\n" in told
     assert "1 skipped: docker: no engine\n1 skipped: namespaces: none\n" in told
 
 
-def test_what_is_required_is_a_failure(outcome):
+def test_skip_of_a_required_need_fails(outcome):
     told, status = outcome(TESTS, "--require=root,namespaces")
     assert status == 1
     assert "1 skipped, 3 errors" in told
@@ -59,7 +59,7 @@ def test_what_is_required_is_a_failure(outcome):
     assert "skipped, though --require names namespaces: namespaces: none" in told
 
 
-def test_a_module_that_is_skipped_is_a_failure_too(outcome):
+def test_skipped_module_with_a_required_need_fails(outcome):
     told, status = outcome(
         'import pytest\npytest.importorskip("nowhere", reason="software: nowhere")', "--require=software"
     )
@@ -67,19 +67,19 @@ def test_a_module_that_is_skipped_is_a_failure_too(outcome):
     assert "skipped, though --require names software" in told
 
 
-def test_a_reason_that_names_no_need_is_a_failure(outcome):
+def test_skip_without_a_known_need_fails(outcome):
     told, status = outcome('import pytest\ndef test_one():\n    pytest.skip("not today")')
     assert status == 1
     assert "skipped without a need of tests/skips.py: not today" in told
 
 
-def test_what_nobody_can_require(outcome):
+def test_unknown_required_need_is_refused(outcome):
     told, status = outcome(TESTS, "--require=rot")
     assert status == 4
     assert "--require rot: there are only native, compiler, root" in told
 
 
-def test_every_reason_that_is_written_down_names_a_need():
+def test_all_skip_reasons_in_the_tests_name_a_need():
     """Also of tests that are skipped on other systems only."""
     unnamed = [
         f"{path.relative_to(ROOT)}: {reason}"

@@ -20,7 +20,7 @@ def fail(name: str, error: BaseException) -> None:
     assert not thread.is_alive()
 
 
-def test_the_first_failure_stays_and_every_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_first_thread_failure_is_kept_and_all_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     told: list[InternalError] = []
     before = threading.excepthook
     with caplog.at_level(logging.INFO), Supervisor(told.append) as supervisor:
@@ -39,7 +39,7 @@ def test_the_first_failure_stays_and_every_one_is_logged(caplog: pytest.LogCaptu
     assert threading.excepthook is before
 
 
-def test_to_leave_is_a_failure_too() -> None:
+def test_thread_calling_sys_exit_is_a_failure() -> None:
     """Python itself says nothing of a thread that calls sys.exit."""
     with Supervisor() as supervisor:
         thread = threading.Thread(target=sys.exit, args=(3,), name="api")

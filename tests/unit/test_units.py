@@ -24,7 +24,7 @@ from tpiedge.errors import UserError
         (95.0, "1 min 35 s"),
     ],
 )
-def test_seconds_have_two_digits_at_least(seconds: float, text: str) -> None:
+def test_format_seconds_rounds_to_expected_digits(seconds: float, text: str) -> None:
     assert units.format_seconds(seconds) == text
 
 
@@ -38,7 +38,7 @@ def test_seconds_have_two_digits_at_least(seconds: float, text: str) -> None:
         (3, ("process", "processes"), "3 processes"),
     ],
 )
-def test_one_is_no_plural(count: int, words: tuple[str, ...], text: str) -> None:
+def test_counted_uses_singular_for_one(count: int, words: tuple[str, ...], text: str) -> None:
     assert units.counted(count, *words) == text
 
 
@@ -64,16 +64,14 @@ def test_one_is_no_plural(count: int, words: tuple[str, ...], text: str) -> None
         (units.format_least, nan, "an unknown size"),
     ],
 )
-def test_numbers_that_nobody_expects_have_words_too(
-    write: Callable[[float], str], number: float, text: str
-) -> None:
+def test_extreme_numbers_are_formatted(write: Callable[[float], str], number: float, text: str) -> None:
     assert write(number) == text
 
 
 @given(st.one_of(st.floats(), st.integers()))
 @example(10**400)
 @example(-(10**400))
-def test_every_number_has_short_words(number: float) -> None:
+def test_every_number_has_a_short_format(number: float) -> None:
     for write in (units.format_seconds, units.format_age, units.format_bytes, units.format_least):
         assert 0 < len(write(number)) < 30
 
@@ -89,7 +87,7 @@ def test_every_number_has_short_words(number: float) -> None:
         ("0.0001KB", "0.0001KB is less than a byte"),
     ],
 )
-def test_a_forgotten_unit_is_one_that_a_weak_machine_may_have(text: str, says: str) -> None:
+def test_missing_unit_gets_plausible_suggestion(text: str, says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):
         units.parse_bytes(text)
 
@@ -97,5 +95,5 @@ def test_a_forgotten_unit_is_one_that_a_weak_machine_may_have(text: str, says: s
 @pytest.mark.parametrize(
     ("start", "stop", "words"), [(0, 4, "0-3"), (4, 5, "4"), (9, 12, "9-11"), (5, 5, "-"), (0, 0, "-")]
 )
-def test_an_interval_is_told_with_both_ends(start: int, stop: int, words: str) -> None:
+def test_format_range_shows_both_ends(start: int, stop: int, words: str) -> None:
     assert units.format_range(start, stop) == words

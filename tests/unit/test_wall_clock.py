@@ -40,7 +40,7 @@ def looks(source: str) -> Iterator[str]:
 
 
 @pytest.mark.fault("P13", "only dates that are shown, and expiry, look at the time of day; no wait does")
-def test_only_what_is_allowed_looks_at_the_time_of_day() -> None:
+def test_wall_clock_is_read_only_in_allowed_files() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
         for path in ROOT.rglob("*.py")
@@ -49,7 +49,7 @@ def test_only_what_is_allowed_looks_at_the_time_of_day() -> None:
     assert found == set(ALLOWED)
 
 
-def test_a_look_is_found() -> None:
+def test_wall_clock_reads_are_found() -> None:
     source = "import time\nfrom time import time_ns\ndeadline = time.time() + 1\nnow = datetime.now(UTC)\n"
     assert sorted(looks(source)) == ["datetime.now", "time.time", "time_ns"]
     assert list(looks("import time\ntime.monotonic()\n")) == []

@@ -31,7 +31,7 @@ pytestmark = needs_native
 
 @every_way
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_late_peer_is_waited_for_in_python(make: Any, way: str, size: int, late: int) -> None:
+def test_all_reduce_with_a_late_peer_continues_in_python(make: Any, way: str, size: int, late: int) -> None:
     cluster = make(way, size).meet()
     early = [rank for rank in range(size) if rank != late]
     futures = {rank: cluster.start(rank) for rank in early}
@@ -64,7 +64,7 @@ def received_block(endpoint: Any) -> int:
 
 
 @pytest.mark.parametrize("way", ["star", "mesh"])
-def test_what_came_ahead_is_received_first(make: Any, ear: Ear, way: str) -> None:
+def test_frames_received_early_are_delivered_first(make: Any, ear: Ear, way: str) -> None:
     cluster = make(way, 4)
     assert torch.equal(ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S), total(4))
     cluster.send(1, 0, 2)
@@ -73,7 +73,7 @@ def test_what_came_ahead_is_received_first(make: Any, ear: Ear, way: str) -> Non
 
 @pytest.mark.parametrize("way", ["star", "mesh"])
 @pytest.mark.parametrize("wire", WIRES)
-def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(make, ear, way, wire):
+def test_next_block_part_is_used_in_the_next_call(make, ear, way, wire):
     cluster = make(way, 4, wire)
     before = cluster.endpoints[0].counters.bytes_received
     results = [ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)]
@@ -92,7 +92,7 @@ def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(make, ear, way, 
         assert np.array_equal(result.numpy().view(np.uint32), expected.view(np.uint32))
 
 
-def test_a_cancel_that_came_ahead_is_heard(make: Any, ear: Ear) -> None:
+def test_cancel_received_early_takes_effect(make: Any, ear: Ear) -> None:
     cluster = make("mesh", 4).meet()
     ear.forget()
     # Rank 1 hears of ranks 2 and 3 over its hub, and of rank 0 over a spoke.
@@ -111,7 +111,7 @@ def test_a_cancel_that_came_ahead_is_heard(make: Any, ear: Ear) -> None:
     assert cluster.endpoints[1].recv(0.0) is None
 
 
-def test_closing_in_mid_call_is_safe(make: Any, ear: Ear) -> None:
+def test_closing_endpoint_during_native_call_is_safe(make: Any, ear: Ear) -> None:
     cluster = make("mesh", 4)
     waiting = ahead(cluster, ear, lambda: cluster.send(1, 0, 1))
     cluster.endpoints[0].close()

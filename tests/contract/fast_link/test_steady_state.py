@@ -30,7 +30,7 @@ pytestmark = needs_native
 
 @pytest.mark.parametrize("wire", WIRES)
 @every_way
-def test_the_steady_state_is_one_call_with_the_bits_of_python(make, way, size, wire, monkeypatch):
+def test_native_all_reduce_matches_python_bits_in_one_call(make, way, size, wire, monkeypatch):
     results = []
     for switch in ("1", "0"):
         monkeypatch.setenv("TPIEDGE_FAST_LINK", switch)
@@ -47,7 +47,7 @@ def test_the_steady_state_is_one_call_with_the_bits_of_python(make, way, size, w
 
 
 @every_way
-def test_what_a_hub_has_received_is_counted_per_connection(make: Any, way: str, size: int) -> None:
+def test_bytes_received_by_native_code_are_counted_per_connection(make: Any, way: str, size: int) -> None:
     """Otherwise the hub would end connections as if their messages waited."""
     cluster = make(way, size).meet()
     hub = cluster.ends(0)[0]
@@ -60,7 +60,7 @@ def test_what_a_hub_has_received_is_counted_per_connection(make: Any, way: str, 
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_the_rest_of_a_star_is_served_in_python(make: Any, wire: Any) -> None:
+def test_python_sends_the_sum_native_code_could_not_send(make: Any, wire: Any) -> None:
     """The root's call has sent the sum to some, and could not to the rest."""
     cluster = make("star", 3, wire).meet()
     fast = cluster.ranks[0]._fast
@@ -84,7 +84,7 @@ def test_the_rest_of_a_star_is_served_in_python(make: Any, wire: Any) -> None:
 
 
 @every_way
-def test_a_peer_revoked_in_mid_run_is_not_heard(
+def test_messages_of_peer_revoked_mid_run_are_refused(
     make: Any, way: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "_FAREWELL_S", WAIT_S)  # it would connect again, and be refused once more
@@ -101,7 +101,7 @@ def test_a_peer_revoked_in_mid_run_is_not_heard(
 
 @every_way
 @pytest.mark.parametrize("rank", [0, 1])
-def test_closing_ends_the_wait(make: Any, way: str, size: int, rank: int) -> None:
+def test_closing_endpoint_ends_all_reduce_wait(make: Any, way: str, size: int, rank: int) -> None:
     cluster = make(way, size).meet()
     waiting = cluster.start(rank, 1)
     cluster.endpoints[rank].close()
@@ -132,7 +132,7 @@ def reduce(cluster: Cluster, given: list[torch.Tensor], block: int) -> None:
 
 
 @every_way
-def test_the_steady_state_of_integers_is_one_call(make: Any, way: str, size: int) -> None:
+def test_integer_all_reduce_is_one_native_call(make: Any, way: str, size: int) -> None:
     cluster = make(way, size)
     for block in range(30):
         reduce(cluster, [whole(rank, block) for rank in range(size)], block)
@@ -141,7 +141,7 @@ def test_the_steady_state_of_integers_is_one_call(make: Any, way: str, size: int
 
 
 @pytest.mark.parametrize(("way", "left_off"), [("star", 0), ("mesh", 3)])
-def test_a_wide_part_in_the_middle_of_a_call(make: Any, way: str, left_off: int) -> None:
+def test_int64_part_arriving_mid_call_is_summed(make: Any, way: str, left_off: int) -> None:
     """Rank 1's narrow part is in the sum already, and rank 3's comes once rank 0 goes on in Python."""
     cluster = make(way, 4).meet()
     cluster.extend_timeout(0)

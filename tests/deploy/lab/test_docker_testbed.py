@@ -155,7 +155,7 @@ def right_rtt(pair: dict) -> bool:
     return abs(pair["rtt_s"] - pair["expected_rtt_s"]) <= slack_s
 
 
-def test_the_file_is_what_is_up(run, engine, bed, file, image):
+def test_running_testbed_matches_its_file(run, engine, bed, file, image):
     record = status_of(run, bed)
     assert record["state"] == "up"
     assert [(device["name"], device["address"], device["there"]) for device in record["devices"]] == [
@@ -173,14 +173,14 @@ def test_the_file_is_what_is_up(run, engine, bed, file, image):
     assert bed in [each["name"] for each in json.loads(run("ls", "--json").out)["up"]]
 
 
-def test_links_give_what_the_file_says(run, bed):
+def test_links_match_latency_and_rate_of_the_file(run, bed):
     assert [pair["latency_s"] for pair in status_of(run, bed)["pairs"][:2]] == [0.003, 0.003]
     pairs = checked(run, bed, lambda pair: right_rtt(pair) and abs(pair["rate_deviation"]) <= RELATIVE)
     assert [(pair["from"], pair["to"]) for pair in pairs] == [("desk", "shelf"), ("desk", "window")]
     assert [pair["expected_rtt_s"] for pair in pairs] == pytest.approx([0.006, 0.006])
 
 
-def test_a_link_changes_while_it_runs(run, bed):
+def test_link_settings_change_while_the_testbed_runs(run, bed):
     """Only that way, and what is not said stays."""
     run("link", bed, "desk", "--latency", "20ms", "--up")
     pair = checked(run, bed, right_rtt)[0]
@@ -194,7 +194,7 @@ def test_a_link_changes_while_it_runs(run, bed):
     assert status_of(run, bed)["pairs"][0]["latency_s"] == pytest.approx(0.003)
 
 
-def test_a_command_has_its_input_output_and_status(run, bed):
+def test_exec_passes_stdin_output_and_exit_status(run, bed):
     shown = run(
         "exec",
         bed,
@@ -211,7 +211,7 @@ def test_a_command_has_its_input_output_and_status(run, bed):
     assert "it has desk, shelf, window" in run("exec", bed, "phone", "--", "true", status=2).err
 
 
-def test_a_signal_is_the_commands(engine, bed):
+def test_exec_forwards_signals_to_the_command(engine, bed):
     waits = 'trap "echo ended; exit 3" TERM; echo waits; while :; do sleep 0.05; done'
     words = [COMMAND, "testbed", "exec", bed, "desk", "--", "sh", "-c", waits]
     environment = os.environ | {"DOCKER_HOST": engine.url}
@@ -228,7 +228,7 @@ def test_a_signal_is_the_commands(engine, bed):
             process.kill()
 
 
-def test_at_a_terminal_keys_are_the_commands(engine, bed):
+def test_exec_forwards_terminal_keys_and_size(engine, bed):
     environment = os.environ | {"DOCKER_HOST": engine.url, "TERM": "dumb"}
     shell = pexpect.spawn(
         COMMAND,
@@ -293,7 +293,7 @@ def test_a_cluster_answers_over_the_links(run, engine, bed, folder):
         assert [process.wait(30) for process in processes] == [0, 0, 0]
 
 
-def test_what_is_killed_is_noticed(run, engine, own_bed):
+def test_killed_device_or_switch_is_noticed(run, engine, own_bed):
     """A device; then the switch."""
     container(engine, own_bed, "shelf").kill()
     there = {device["name"]: device["there"] for device in status_of(run, own_bed)["devices"]}
@@ -305,7 +305,7 @@ def test_what_is_killed_is_noticed(run, engine, own_bed):
     assert "has ended: tpiedge testbed down" in run("check", own_bed, status=2).err
 
 
-def test_what_a_killed_command_left_is_cleared_by_the_next(run, engine, file, image):
+def test_next_up_removes_what_a_killed_up_left(run, engine, file, image):
     """Killed as soon as its first containers are there."""
     name = f"t{secrets.token_hex(4)}"
     words = [COMMAND, "testbed", "up", file, "--name", name, "--backend", "docker", "--image", image]

@@ -52,7 +52,7 @@ def prompts(count, tokens=8):
     return [PROMPTS.of(tokens) for _ in range(count)]
 
 
-def test_each_client_asks_again_when_its_answer_has_ended(service, streams):
+def test_each_client_sends_its_next_request_after_an_answer(service, streams):
     service.script = script = Script(held=2)
     sent = prompts(6)
     answers = serve_run.by_clients(streams, sent, 5, 2)
@@ -82,7 +82,7 @@ def test_refused_requests_are_errors_and_the_others_go_on(service, streams):
     assert "not this one" in answers[0].error
 
 
-def test_where_nobody_listens_every_request_fails(serve):
+def test_requests_fail_when_no_server_listens(serve):
     server = serve()
     address = ServerAddress.of_url(server.url, None)
     measured = MeasuredServer.at(address)
@@ -96,7 +96,7 @@ def test_where_nobody_listens_every_request_fails(serve):
         MeasuredServer.at(address)
 
 
-def test_a_client_that_leaves_is_noticed(service, streams):
+def test_cancelled_stream_cancels_its_generation(service, streams):
     service.script = lambda generation: generation.say(300)
     exchange = streams.start(PROMPTS.of(8), 100)
     while not exchange.events:
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_is_noticed(service, streams):
     assert streams.running == 0
 
 
-def test_a_long_prompt_beside_others(service, streams):
+def test_long_prompt_is_measured_beside_other_requests(service, streams):
     """The others answer all the time; the long prompt takes a while."""
     others = []
 
@@ -159,7 +159,7 @@ def wish(**changes):
     return serve_run.ServeWish(**(values | changes))
 
 
-def test_the_record_of_all_repeats(service, address):
+def test_bench_record_covers_all_loads_and_repeats(service, address):
     service.script = script = Script()
     said = []
     started = time.monotonic()
@@ -176,7 +176,7 @@ def test_the_record_of_all_repeats(service, address):
     assert said[0] == "repeat 1 of 2"
 
 
-def test_addresses():
+def test_server_address_parses_urls_and_hides_the_key():
     assert ServerAddress.of_url("http://host:81/v1", "key") == ServerAddress("host", 81, "key")
     assert ServerAddress.of_url("http://[::1]", None).headers["Host"] == "[::1]:80"
     assert ServerAddress("h", 1, "abc").headers["Authorization"] == "Bearer abc"

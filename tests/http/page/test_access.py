@@ -27,7 +27,7 @@ def f(x: int) -> str:  # says it
 @pytest.mark.parametrize(
     ("dark", "touch"), [(False, False), (True, True)], ids=["light-desktop", "dark-phone"]
 )
-def test_the_chat(browser, service, serve, dark, touch):
+def test_chat_view_has_no_accessibility_flaws(browser, service, serve, dark, touch):
     answers(service, TEXT)
     browser.shape(*((390, 844) if touch else (1200, 800)), dark=dark, touch=touch)
     browser.open(serve().url)
@@ -64,7 +64,7 @@ def has_no_flaws(browser):
     return look
 
 
-def test_what_goes_wrong(browser, serve, has_no_flaws):
+def test_error_states_have_no_accessibility_flaws(browser, serve, has_no_flaws):
     browser.open(serve(keys=["k"]).url)
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.press("wrong\n")
@@ -75,7 +75,7 @@ def test_what_goes_wrong(browser, serve, has_no_flaws):
     has_no_flaws()
 
 
-def test_an_answer_under_way(browser, service, url, words, has_no_flaws):
+def test_running_answer_has_no_accessibility_flaws(browser, service, url, words, has_no_flaws):
     browser.open(url)
     browser.say("Go")
     generation = service.generations.get(timeout=30)

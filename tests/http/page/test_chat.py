@@ -15,7 +15,7 @@ def prompt_of(service):
     return service.tokenizer.decode(list(generation.request.prompt_ids))
 
 
-def test_an_answer_is_read_while_it_is_made(browser, service, url, words):
+def test_page_shows_an_answer_while_it_is_generated(browser, service, url, words):
     browser.open(url)
     browser.say("Tell me a story")
     generation = service.generations.get(timeout=LIMIT_S)
@@ -36,7 +36,7 @@ def test_an_answer_is_read_while_it_is_made(browser, service, url, words):
     browser.wait_for_text("[role=status]", "Answer: Once upon a time there was a fox.")
 
 
-def test_an_answer_is_stopped_or_interrupted_when_the_page_is_closed(browser, service, url, words):
+def test_stop_or_reload_cancels_a_running_answer(browser, service, url, words):
     browser.open(url)
     stops = (lambda: browser.click("Stop"), lambda: browser.press(Keys.ESCAPE))
     for number, stop in enumerate(stops, 1):
@@ -58,7 +58,7 @@ def test_an_answer_is_stopped_or_interrupted_when_the_page_is_closed(browser, se
     assert generation.cancelled.wait(LIMIT_S)
 
 
-def test_what_was_said_is_told_again_and_the_settings_are_sent(browser, service, url):
+def test_page_sends_conversation_history_and_settings(browser, service, url):
     answers(service, "Four.")
     browser.open(url)
     browser.click("Settings")
@@ -109,7 +109,7 @@ def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
     browser.wait(lambda: browser.texts(listed) == ["About bears"])
 
 
-def test_why_an_answer_fails_also_where_its_connection_breaks_at_once(browser, service, url, words):
+def test_page_shows_why_an_answer_failed(browser, service, url, words):
     browser.open(url)
     browser.say("Go")
     generation = service.generations.get(timeout=LIMIT_S)
@@ -137,7 +137,7 @@ def test_why_an_answer_fails_also_where_its_connection_breaks_at_once(browser, s
     assert reasons == {"Answer cut off: node 2 was lost during step 3: its process ended"}
 
 
-def test_reasoning_is_folded_away(browser, url):
+def test_reasoning_is_collapsed_by_default(browser, url):
     deltas = [{"reasoning_content": "It is"}, {"reasoning_content": " <b>easy</b>."}, {"content": "Four."}]
     said = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
     browser.open(url)
@@ -152,7 +152,7 @@ def test_reasoning_is_folded_away(browser, url):
     assert browser.text(".reasoning .said") == "It is <b>easy</b>."
 
 
-def test_the_key_is_asked_for_only_where_it_is_needed(browser, service, serve):
+def test_page_asks_for_a_valid_api_key_once(browser, service, serve):
     answers(service, "Yes.")
     browser.open(serve(keys=["sk-right"]).url)
     browser.wait(lambda: browser.see("dialog[open]"))
@@ -169,7 +169,7 @@ def test_the_key_is_asked_for_only_where_it_is_needed(browser, service, serve):
     assert "sk-right" not in browser.run("return JSON.stringify(localStorage) + document.cookie")
 
 
-def test_the_keyboard_is_enough(browser, service, url):
+def test_chat_is_usable_by_keyboard_alone(browser, service, url):
     answers(service, "Yes.")
     browser.open(url)
     browser.wait(lambda: browser.focused() == "Message")

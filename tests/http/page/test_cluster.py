@@ -37,7 +37,7 @@ def view(browser, server):
     return browser
 
 
-def test_without_the_key_it_says_what_is_needed(browser, server):
+def test_cluster_view_asks_for_the_admin_key(browser, server):
     browser.open(server.url)
     browser.click("Cluster")
     browser.wait_for_text(".locked", "This view needs the admin key")
@@ -56,7 +56,7 @@ def test_without_the_key_it_says_what_is_needed(browser, server):
     browser.wait(lambda: browser.see(".machine"))
 
 
-def test_the_machines_and_what_the_planner_predicts_until_the_server_is_gone(view, service):
+def test_cluster_view_shows_machines_and_predictions(view, service):
     assert view.texts(".machine h3") == ["master", "attic", "cellar"]
     assert view.texts(".machine .pill") == ["serving", "serving", "spare"]
     view.wait_for_text(".machine", "too slow")
@@ -106,7 +106,7 @@ def test_machines_are_approved_by_a_code_drained_undrained_and_revoked(view, ser
     view.wait(lambda: service.revoked == ["w-1"])
 
 
-def test_a_step_on_all_machines_and_a_request_are_seen_on_a_desktop_and_a_phone(view, service):
+def test_cluster_view_shows_step_timeline_and_ends_requests(view, service):
     assert not view.see(".timeline")
     service.recorded = STEP
     service.script = lambda generation: generation.say(5, 6)

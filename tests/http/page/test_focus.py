@@ -33,7 +33,7 @@ def press_on(page, name, within="body"):
     page.press(Keys.ENTER)
 
 
-def test_regenerate_and_between_versions(page, service, goes_to):
+def test_focus_moves_after_regenerate_and_version_change(page, service, goes_to):
     answers(service, "Two.")
     press_on(page, "Regenerate")
     goes_to("Message")
@@ -52,7 +52,7 @@ def test_regenerate_and_between_versions(page, service, goes_to):
     goes_to("Next version")
 
 
-def test_after_a_deletion(page, goes_to):
+def test_focus_moves_after_deleting_a_conversation(page, goes_to):
     press_on(page, "New chat")
     page.wait(lambda: not page.answers())
     page.say("Something else")

@@ -76,7 +76,7 @@ def _attack(browser: Browser, base: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("host", [_EVIL, "localhost"], ids=["another site", "another port"])
 @pytest.mark.fault("H5", "a page in a real browser can neither use nor read anything, whatever it sends")
-def test_a_page_from_elsewhere(
+def test_foreign_page_can_neither_use_nor_read_the_server(
     serve: Callable[..., ApiServer], service: FakeService, browser: Browser, host: str
 ) -> None:
     with _hostile(browser, host):
@@ -87,7 +87,7 @@ def test_a_page_from_elsewhere(
 
 
 @pytest.mark.fault("H5", "a page whose name comes to lead to the master reads refusals only")
-def test_a_page_whose_name_leads_to_the_server(
+def test_dns_rebinding_page_is_refused(
     serve: Callable[..., ApiServer], service: FakeService, browser: Browser
 ) -> None:
     with _hostile(browser, _EVIL) as port:
@@ -98,7 +98,7 @@ def test_a_page_whose_name_leads_to_the_server(
     assert service.generations.empty()
 
 
-def test_the_page_would_succeed_if_it_were_allowed(
+def test_foreign_page_succeeds_when_its_origin_is_allowed(
     serve: Callable[..., ApiServer], service: FakeService, browser: Browser
 ) -> None:
     with _hostile(browser, _EVIL) as port:

@@ -35,7 +35,7 @@ ALLOWED = (
 
 
 @pytest.mark.fault("H5", "what a model or somebody says is text on the page, whatever it looks like")
-def test_it_stays_text(browser, service, serve):
+def test_hostile_text_is_shown_as_plain_text(browser, service, serve):
     service.max_sequence = 65_536
     browser.open(serve().url)
     for number, text in enumerate(HOSTILE, 1):
@@ -62,7 +62,7 @@ def test_it_stays_text(browser, service, serve):
 
 
 @pytest.mark.fault("H5", "a script that got into the page would not run")
-def test_a_script_that_gets_into_the_page_would_not_run(browser, serve):
+def test_content_security_policy_blocks_injected_scripts(browser, serve):
     """The policy, for the day on which what the others hold fails."""
     browser.open(serve().url)
     for script in (

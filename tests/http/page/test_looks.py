@@ -19,7 +19,7 @@ OTHER_LETTERS = "system: letters are drawn otherwise than in the pictures (other
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.name)
-def test_it_looks_as_before(browser, service, serve, walk, tmp_path):
+def test_page_screenshots_match_the_stored_pictures(browser, service, serve, walk, tmp_path):
     now = walk.pictures(browser, service, serve().url)
     if letters(browser) != (PICTURES / "letters.txt").read_text(encoding="utf-8").strip():
         pytest.skip(OTHER_LETTERS)

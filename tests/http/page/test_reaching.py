@@ -51,7 +51,7 @@ def goes_on(service, words):
 
 
 @pytest.mark.parametrize("reload", [False, True], ids=["", "and the page is loaded anew"])
-def test_a_recorded_answer_goes_on_after_the_server_ended(browser, recording, begun, goes_on, reload):
+def test_page_resumes_a_recorded_answer_after_server_restart(browser, recording, begun, goes_on, reload):
     server = recording()
     begun(server.url)
     server.close()
@@ -63,9 +63,7 @@ def test_a_recorded_answer_goes_on_after_the_server_ended(browser, recording, be
     browser.wait_for_answers("one two three")
 
 
-def test_a_page_that_is_loaded_while_the_server_cannot_be_reached_goes_on_later(
-    browser, recording, begun, words
-):
+def test_page_loaded_without_server_resumes_its_answer_later(browser, recording, begun, words):
     generation = begun(recording().url)
     browser.wait(lambda: "one two" in browser.kept())
     browser.cut_off("/v1/")
@@ -81,7 +79,7 @@ def test_a_page_that_is_loaded_while_the_server_cannot_be_reached_goes_on_later(
     assert browser.text(".model") == "babbler"
 
 
-def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, begun, words):
+def test_answer_of_a_closed_tab_continues_in_another(browser, recording, begun, words):
     url = recording().url
     generation = begun(url)
     shown = browser.run("return '/' + location.hash")
@@ -97,7 +95,7 @@ def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, b
         browser.wait_for_answers("one two three")
 
 
-def test_a_connection_that_is_silent_is_made_anew(browser, recording, begun, words):
+def test_page_reopens_a_silent_connection(browser, recording, begun, words):
     """The master's computer may have slept, or a router may have forgotten the connection."""
     generation = begun(recording(limits=NEVER).url)
     browser.run(HURRY)

@@ -1,7 +1,7 @@
 from tests.http.conftest import answers
 
 
-def test_a_browser_that_keeps_nothing(forgetful_browser, service, serve):
+def test_page_works_in_a_browser_without_storage(forgetful_browser, service, serve):
     browser = forgetful_browser
     answers(service, "Yes.")
     browser.open(serve(keys=["sk-right"]).url)

@@ -21,7 +21,7 @@ def rename(browser, before, after):
     browser.wait(lambda: browser.texts(LISTED) == [after])
 
 
-def test_a_second_window_shows_what_is_said_in_the_first(browser, service, url):
+def test_messages_of_one_tab_appear_in_another(browser, service, url):
     answers(service, "Hm.")
     browser.open(url)
     with browser.second_tab(url) as change:
@@ -35,9 +35,7 @@ def test_a_second_window_shows_what_is_said_in_the_first(browser, service, url):
 
 
 @pytest.mark.parametrize("duplicated", [False, True])
-def test_nothing_is_lost_of_what_is_said_in_one_tab_while_the_other_answers(
-    browser, service, url, words, here, duplicated
-):
+def test_message_in_one_tab_survives_an_answer_in_another(browser, service, url, words, here, duplicated):
     browser.open(url)
     browser.say("First")
     generation = service.generations.get(timeout=LIMIT_S)
@@ -63,7 +61,7 @@ def test_nothing_is_lost_of_what_is_said_in_one_tab_while_the_other_answers(
     assert browser.texts(LISTED) == ["Both"]
 
 
-def test_nothing_is_lost_of_tabs_that_do_not_hear_of_each_other(browser, service, url, here):
+def test_tabs_without_broadcasts_lose_no_messages(browser, service, url, here):
     answers(service, "Hm.")
     browser.open(url)
     browser.say("Begin")

@@ -1,7 +1,7 @@
 LIMIT_S = 30.0
 
 
-def test_what_is_told_is_true_still_also_to_who_cannot_see(browser, service, url, words):
+def test_screen_reader_status_stays_up_to_date(browser, service, url, words):
     said = "return document.querySelector('.messages-frame [role=status]').textContent"
     service.unavailable = "too few machines"
     browser.open(url)

@@ -20,20 +20,20 @@ from tests.process.bad_input.refusal import RESOURCE, change_config, run_model, 
         ("x" * 5000, "no model 'xxx"),
     ],
 )
-def test_a_model_that_is_not_there(fails, cache, name, expected):
+def test_missing_model_is_refused(fails, cache, name, expected):
     assert expected in fails("run", "--model", name, "--prompt-ids", "1")
     assert expected in fails("pack", name) if name else True
     assert not cache.exists()
 
 
 @pytest.mark.fault("F1", "refused in one line")
-def test_a_header_bomb(fails, cache, model):
+def test_oversized_safetensors_header_is_refused(fails, cache, model):
     (model / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
     assert "the header claims 4611686018427387904 bytes" in fails(*run_model(model))
 
 
 @pytest.mark.fault("F2", "refused in one line")
-def test_an_index_that_points_outside(fails, cache, model):
+def test_weight_index_pointing_outside_is_refused(fails, cache, model):
     (model / "model.safetensors").rename(model.parent / "secret.safetensors")
     index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -63,7 +63,7 @@ def test_a_pickle_checkpoint_is_never_opened(fails, cache, model):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 @pytest.mark.fault("F4", "one line that names the field")
-def test_impossible_configs(fails, cache, model, changes, expected):
+def test_invalid_configs_are_refused(fails, cache, model, changes, expected):
     change_config(model, **changes)
     assert expected in fails(*run_model(model))
     assert not cache.exists()
@@ -71,7 +71,7 @@ def test_impossible_configs(fails, cache, model, changes, expected):
 
 @pytest.mark.parametrize("content", [b"{", b'{"model": {"type": "Magic"}}'], ids=range(2))
 @pytest.mark.fault("F4", "one line that names the file")
-def test_a_broken_tokenizer(fails, text_model, tmp_path, content):
+def test_broken_tokenizer_is_refused(fails, text_model, tmp_path, content):
     folder = tmp_path / "model"
     shutil.copytree(text_model, folder)
     (folder / "tokenizer.json").write_bytes(content)
@@ -124,7 +124,7 @@ def disk(tmp_path, request):
     "disk", ["size=300k", "size=1m,nr_inodes=5"], ids=["no space", "no files"], indirect=True
 )
 @pytest.mark.fault("F6", "one line; nothing is left")
-def test_a_full_disk(fails, model, disk):
+def test_packing_on_a_full_disk_fails_and_leaves_nothing(fails, model, disk):
     before = shutil.disk_usage(disk).used
     change_config(model, num_hidden_layers=1)
     line = fails(*run_model(model), "--cache", disk, status=RESOURCE)

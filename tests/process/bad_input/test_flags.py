@@ -29,12 +29,12 @@ from tests.process.bad_input.refusal import run_model
     ],
     ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else "",
 )
-def test_impossible_flags(fails, cache, references, flags, expected):
+def test_invalid_flags_are_refused(fails, cache, references, flags, expected):
     assert expected in fails(*run_model(references("openllama").folder), *flags)
     assert not cache.exists()
 
 
-def test_prompts(fails, references, text_model):
+def test_invalid_prompts_are_refused(fails, references, text_model):
     folder, vocabulary = references("openllama").folder, 517
     run = ("run", "--model", folder)
     assert "either --prompt or --prompt-ids, not both" in fails(*run, "--prompt", "a", "--prompt-ids", "1")

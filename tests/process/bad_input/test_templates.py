@@ -17,7 +17,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.fault("F3", "an error in one line")
-def test_hostile_chat_templates(tpiedge, text_model, tmp_path, name):
+def test_hostile_chat_templates_are_refused(tpiedge, text_model, tmp_path, name):
     template, expected = HOSTILE[name]
     folder = tmp_path / "model"
     shutil.copytree(text_model, folder)

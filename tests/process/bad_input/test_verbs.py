@@ -47,7 +47,7 @@ def filled(words):
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_a_flag_that_no_verb_has_and_one_argument_too_many(fails, words):
+def test_unknown_flags_and_extra_arguments_are_refused(fails, words):
     assert "No such option '--zebra'" in fails(*filled(words), "--zebra")
     said = "No such command 'one'" if isinstance(LEAVES[words], click.Group) else "unexpected extra argument"
     if words not in (("config", "show"), ("testbed", "exec")):  # which take any number of words
@@ -63,7 +63,7 @@ def test_a_flag_that_no_verb_has_and_one_argument_too_many(fails, words):
         ("--threads", "0x10", "'0x10' is not a whole number"),
     ],
 )
-def test_a_value_that_the_type_of_a_flag_refuses(fails, tmp_path, flag, value, expected):
+def test_flag_values_of_the_wrong_type_are_refused(fails, tmp_path, flag, value, expected):
     assert expected in fails("worker", flag, value)
     assert list(tmp_path.iterdir()) == []
 
@@ -78,7 +78,7 @@ def test_a_value_that_the_type_of_a_flag_refuses(fails, tmp_path, flag, value, e
     ],
     ids=["garbage", "unknown table", "large", "missing"],
 )
-def test_settings_that_cannot_be_read(fails, tmp_path, content, expected):
+def test_unreadable_settings_are_refused(fails, tmp_path, content, expected):
     path = tmp_path / "settings.toml"
     if content is not None:
         path.write_bytes(content)
@@ -134,13 +134,13 @@ def test_settings_that_cannot_be_read(fails, tmp_path, content, expected):
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
-def test_impossible_input(fails, arguments, expected):
+def test_invalid_arguments_are_refused(fails, arguments, expected):
     status = PEER if expected in OF_PEERS else USER
     line = fails(*arguments, status=status)
     assert expected in line, line
 
 
-def test_a_port_in_use(fails):
+def test_port_in_use_error_names_the_process_and_advice(fails):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = fails("master", "--model", "demo", "--threads", 1, "--http", f"127.0.0.1:{port}",
@@ -149,7 +149,7 @@ def test_a_port_in_use(fails):
         assert f", pid {os.getpid()} has this port; stop it, or give another port with --http" in line
 
 
-def test_a_hub_that_cannot_be_reached(fails, monkeypatch):
+def test_unreachable_hub_is_reported(fails, monkeypatch):
     for endpoint in (f"http://{CLOSED}", f"http://{NOWHERE}"):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         assert "check the network or HF_ENDPOINT" in fails("pull", "org/name", status=FAILED)

@@ -76,7 +76,7 @@ def test_bench_serve_starts_a_server_and_reports_every_load() -> None:
 
 
 @pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
-def test_benches_over_a_testbed_vary_its_links_and_leave_nothing(here: Callable[..., Ended]) -> None:
+def test_testbed_benches_vary_links_and_leave_nothing_up(here: Callable[..., Ended]) -> None:
     ended = run_command(
         *("bench", "allreduce", "--testbed", "pair", "--nodes", "2", "--bytes", "4", "--latency", "1,4"),
         *("--rate", "none", "--collective", "mesh", "--rounds", "20", "--repeats", "2", "--json"),
@@ -118,7 +118,7 @@ def test_benches_over_a_testbed_vary_its_links_and_leave_nothing(here: Callable[
         (["serve", "--url", "https://127.0.0.1"], "without TLS"),
     ],
 )
-def test_bad_flags_are_one_line(arguments: list[str], complaint: str) -> None:
+def test_bad_flags_give_a_one_line_error(arguments: list[str], complaint: str) -> None:
     status, words = refusal("bench", *arguments)
     assert status == 2
     assert complaint in words

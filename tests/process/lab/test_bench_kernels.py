@@ -44,7 +44,7 @@ def size_of_picture(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(kernel_library() is None, reason="native: the kernels are not built")
-def test_every_kernel_and_a_roofline(tmp_path: Path) -> None:
+def test_bench_kernels_reports_every_kernel_and_draws_a_roofline(tmp_path: Path) -> None:
     path = tmp_path / "roofline.png"
     ended = run_command("bench", "kernels", *SMALL, "--json", "--png", path)
     assert ended.status == 0, ended.err
@@ -79,13 +79,13 @@ def test_every_kernel_and_a_roofline(tmp_path: Path) -> None:
         (["--png", "/nowhere/at/all.png"], "there is no folder"),
     ],
 )
-def test_bad_flags_are_one_line(arguments: list[str], complaint: str) -> None:
+def test_bad_flags_give_a_one_line_error(arguments: list[str], complaint: str) -> None:
     status, words = refusal("bench", "kernels", *arguments)
     assert status == 2
     assert complaint in words
 
 
-def test_operands_that_do_not_fit_are_refused_before_anything_is_measured() -> None:
+def test_operands_exceeding_memory_are_refused() -> None:
     tokens = ",".join(["8192"] * 3000)  # 1.6 TB of activations, which are there together
     shape = ("--shapes", "16384x16384", "--tokens", tokens, "--kernels", "project", "--threads", "1")
     status, words = refusal("bench", "kernels", *shape)

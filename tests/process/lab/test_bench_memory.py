@@ -29,7 +29,7 @@ needs_groups = pytest.mark.skipif(
 )
 
 
-def test_settings_come_with_growing_memory_each_bound_by_disk_or_processor(
+def test_bench_memory_reports_each_budget_with_its_bound(
     here: Callable[..., Ended], one_fork_server: None
 ) -> None:
     ended = here("bench", "memory", *FEW, "--nodes", 2, "--budgets", "all,min,50%", "--json")
@@ -65,14 +65,14 @@ def test_settings_come_with_growing_memory_each_bound_by_disk_or_processor(
         ("1MB", 4, "but may use 1.0 MB"),
     ],
 )
-def test_bad_budgets_are_one_line(budgets: str, status: int, complaint: str) -> None:
+def test_bad_budgets_give_a_one_line_error(budgets: str, status: int, complaint: str) -> None:
     found, words = refusal("bench", "memory", *FEW, "--budgets", budgets)
     assert found == status
     assert complaint in words
 
 
 @needs_groups
-def test_in_a_control_group_page_cache_and_libraries_count() -> None:
+def test_bench_memory_stays_within_its_cgroup_limit() -> None:
     ended = run_command("bench", "memory", *FEW, "--budgets", "min", "--cgroup", "--json", limit_s=300)
     assert ended.status == 0, ended.err
     found = json.loads(ended.out)["settings"]["min"]
@@ -85,7 +85,7 @@ def test_in_a_control_group_page_cache_and_libraries_count() -> None:
 
 
 @needs_groups
-def test_nothing_of_the_group_is_left_when_interrupted(start) -> None:
+def test_interrupted_bench_memory_removes_its_cgroup(start) -> None:
     groups = memory_groups()
     assert groups is not None
     command = start(

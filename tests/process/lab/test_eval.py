@@ -93,7 +93,7 @@ def narrow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_text_model(folder, hidden_size=32, num_hidden_layers=1, max_position_embeddings=100)
 
 
-def test_another_model_is_the_reference(
+def test_agreement_compares_with_a_reference_model(
     here: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path, tmp_path: Path
 ) -> None:
     few = tmp_path / "few.txt"
@@ -126,7 +126,7 @@ def test_another_model_is_the_reference(
         ("ba ce", ("--threads", 0), "--threads 0 is out of range"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
+def test_invalid_eval_input_gives_a_one_line_error(
     text_model: Path, tmp_path: Path, verb: str, text: str | None, flags: tuple[object, ...], complaint: str
 ) -> None:
     path = tmp_path / "nowhere.txt"

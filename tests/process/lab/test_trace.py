@@ -48,7 +48,7 @@ def drawn(path, png, *arguments):
     return json.loads(ended.out)
 
 
-def test_every_block_of_every_step_is_there(traced):
+def test_trace_has_every_block_of_every_step(traced):
     trace = read_trace(traced[1])
     assert list(trace.nodes) == [0, 1]
     assert sorted(trace.steps) == list(range(1, TOKENS + 1))
@@ -70,7 +70,7 @@ def test_every_block_of_every_step_is_there(traced):
         assert heads == (set(range(1, TOKENS + 1)) if rank == 0 else set())
 
 
-def test_the_tokens_are_the_same_without(traced, here, one_fork_server):
+def test_tracing_does_not_change_the_tokens(traced, here, one_fork_server):
     assert json.loads(here(*RUN).out)["token_ids"] == traced[0]["token_ids"]
 
 
@@ -92,7 +92,7 @@ def test_the_lanes_add_up_to_the_counters_of_the_run(traced):
         assert 0 < total(union(loads)) <= node["load_s"] * 1.01 + 0.1
 
 
-def test_a_part_of_the_trace(traced, summary):
+def test_trace_command_selects_steps(traced, summary):
     everything = summary(traced[1])
     token = summary(traced[1], "--steps", "2")
     tokens = summary(traced[1], "--steps", "2:")
@@ -105,7 +105,7 @@ def test_a_part_of_the_trace(traced, summary):
 
 
 @pytest.mark.thin
-def test_figures_for_people(traced):
+def test_trace_command_prints_a_readable_table(traced):
     ended = run_command("trace", traced[1])
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
@@ -114,7 +114,7 @@ def test_figures_for_people(traced):
     assert [line.split()[0] for line in lines[4:]] == ["0", "1"]
 
 
-def test_by_default_the_picture_is_of_three_typical_steps_and_the_figures_of_all(traced, tmp_path):
+def test_trace_picture_shows_three_typical_steps_by_default(traced, tmp_path):
     png = tmp_path / "timeline.png"
     found = drawn(traced[1], png)
     assert list(tmp_path.iterdir()) == [png]
@@ -145,7 +145,7 @@ def endless(start, model, trace):
     return command
 
 
-def test_an_interrupted_answer_leaves_its_trace_and_nothing_else(start, text_model, tmp_path):
+def test_interrupted_run_leaves_only_its_trace(start, text_model, tmp_path):
     command = endless(start, text_model, tmp_path / "t")
     command.process.send_signal(signal.SIGINT)
     ended = command.finish()
@@ -155,7 +155,7 @@ def test_an_interrupted_answer_leaves_its_trace_and_nothing_else(start, text_mod
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_a_lost_node_is_named_and_leaves_no_parts_behind(start, text_model, tmp_path):
+def test_lost_node_is_named_and_leaves_no_partial_traces(start, text_model, tmp_path):
     command = endless(start, text_model, tmp_path / "t")
     command.children()[1].kill()
     ended = command.finish()

@@ -174,7 +174,7 @@ FAULTS: dict[str, Callable[[NetworkCluster], AbstractContextManager[None]]] = {
 
 
 @pytest.mark.fault("P1", "the others serve; the shipment goes on where it stopped")
-def test_the_worker_is_lost(shipment: Shipment, bulky_text: str) -> None:
+def test_shipment_resumes_after_its_worker_is_lost(shipment: Shipment, bulky_text: str) -> None:
     cluster = shipment.cluster
     part = 0.0
     for name in FAULTS:
@@ -199,7 +199,7 @@ def check_loss(cluster: NetworkCluster, words: str) -> None:
 
 
 @pytest.mark.fault("P4", "rank 0, then the master: the shipment and the worker outlive both")
-def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment, namespaces: Namespaces) -> None:
+def test_shipment_survives_killed_rank_0_and_master(shipment: Shipment, namespaces: Namespaces) -> None:
     cluster, worker = shipment.cluster, shipment.worker
     agent = worker.agent
     with cluster.streaming(PROMPT, CONTEXT - TOKENS) as stream:

@@ -39,7 +39,7 @@ def ways(cluster: NetworkCluster) -> tuple[str, str, str]:
 
 
 @pytest.mark.fault("P9", "they serve by the star")
-def test_workers_that_never_reach_each_other_serve(partitioned: NetworkCluster, exact: Exact) -> None:
+def test_workers_without_links_to_each_other_serve_by_star(partitioned: NetworkCluster, exact: Exact) -> None:
     assert ways(partitioned) == ("star", "star", _APART)
     exact(partitioned)
 
@@ -55,7 +55,7 @@ def cluster(partitioned: NetworkCluster) -> NetworkCluster:
 
 
 @pytest.mark.fault("P9", "the answer pauses and goes on, then by the star, and is exact")
-def test_a_link_between_workers_that_is_cut_leaves_the_star(cluster: NetworkCluster, exact: Exact) -> None:
+def test_cut_link_between_workers_switches_to_star(cluster: NetworkCluster, exact: Exact) -> None:
     undisturbed = cluster.whole(PROMPT, _LONG)
     epoch = cluster.status()["epoch"]
     with (
@@ -75,7 +75,7 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(cluster: NetworkClus
 
 
 @pytest.mark.fault("P9", "found while nobody asks; no request fails")
-def test_a_link_that_breaks_while_nobody_asks_fails_no_request(cluster: NetworkCluster, exact: Exact) -> None:
+def test_link_that_breaks_while_idle_fails_no_request(cluster: NetworkCluster, exact: Exact) -> None:
     exact(cluster)
     epoch = cluster.status()["epoch"]
     with cluster.namespaces.partitioned("worker1", "worker2"):

@@ -64,7 +64,7 @@ def _seen(namespaces: Namespaces, machine: str) -> tuple[AnnouncedMaster, ...]:
 
 
 @pytest.mark.thin
-def test_a_worker_without_an_address_joins_the_only_master_by_its_code(namespaces, start, tmp_path) -> None:
+def test_worker_finds_master_by_mdns_and_joins_by_code(namespaces, start, tmp_path) -> None:
     cluster = NetworkCluster(tmp_path / "cluster", namespaces, "--min-workers", 1, "--announce")
     try:
         master = cluster.start_master()
@@ -97,9 +97,7 @@ def test_a_worker_without_an_address_joins_the_only_master_by_its_code(namespace
 
 
 @pytest.mark.fault("H12", "whoever claims a master's name in the network neither stops nor delays it")
-def test_a_master_whose_names_are_contested_serves_and_says_that_it_is_not_announced(
-    namespaces, tmp_path
-) -> None:
+def test_master_with_contested_mdns_names_serves_unannounced(namespaces, tmp_path) -> None:
     cluster = NetworkCluster(tmp_path / "cluster", namespaces, "--announce")
     names = labels(socket.gethostname(), cluster_name(load_or_create_keys(cluster.state / "master").public))
     try:

@@ -24,7 +24,7 @@ def by_name(hosts: Path) -> tuple[object, ...]:
 @pytest.mark.fault("P12", "the master's name has several addresses: a worker finds it at whichever it is")
 @pytest.mark.fault("P12", "the master's name means nothing any more: the worker connects again where it was")
 @pytest.mark.fault("P12", "the master's name means another address: the worker finds it there, by its key")
-def test_the_name_of_the_master_means_several_addresses_then_nothing_and_then_another(
+def test_worker_follows_its_master_through_name_changes(
     namespaces: Namespaces, tmp_path: Path, exact: Exact
 ) -> None:
     hosts = tmp_path / "hosts"

@@ -45,7 +45,7 @@ def masters_lead_s(cluster: Serving) -> float:
 
 
 @pytest.mark.fault("P13", "by an hour during an answer, in both directions: nobody notices")
-def test_an_answer_during_which_the_clock_jumps(
+def test_clock_jump_during_an_answer_changes_nothing(
     cluster: Serving, clock: WallClock, exact: Callable[[Serving], None]
 ) -> None:
     epoch = cluster.wait_ready(2)["epoch"]
@@ -74,7 +74,7 @@ def test_a_worker_joins_while_the_clock_is_behind(cluster: Serving, clock: WallC
 
 
 @pytest.mark.fault("P13", "set back before a new start of the master: it adopts its workers")
-def test_a_master_that_starts_in_the_past_adopts_its_workers(
+def test_master_restarted_with_earlier_clock_adopts_its_workers(
     cluster: Serving, clock: WallClock, exact: Callable[[Serving], None]
 ) -> None:
     """Numbers of epochs begin with the time of its start."""

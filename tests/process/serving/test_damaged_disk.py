@@ -48,7 +48,9 @@ HARMS = {"a bit flipped": flip_a_bit, "deleted": delete}
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.fault("F5", "found at the next load; only the damage is fetched again")
-def test_damage_while_it_serves(cluster: Serving, exact: Callable[[Serving], None], harm: str) -> None:
+def test_cluster_recovers_from_damaged_shards_at_the_next_load(
+    cluster: Serving, exact: Callable[[Serving], None], harm: str
+) -> None:
     """The weights in memory serve on; the next load finds the damage, and only damaged parts are fetched."""
     cluster.wait_ready(2)
     worker = cluster.workers["ann"]
@@ -77,7 +79,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.fault("F6", "told before the shipment; the others serve")
-def test_a_disk_that_is_too_small(
+def test_worker_with_too_small_disk_gets_no_share(
     cluster: Serving, tiny_disk: Path, exact: Callable[[Serving], None]
 ) -> None:
     cluster.wait_ready(2)
@@ -94,7 +96,7 @@ def test_a_disk_that_is_too_small(
 
 
 @pytest.mark.fault("F6", "what is in memory serves on; then the worker is left out with the reason")
-def test_a_disk_becomes_read_only(cluster: Serving, exact: Callable[[Serving], None]) -> None:
+def test_worker_with_read_only_disk_is_left_out(cluster: Serving, exact: Callable[[Serving], None]) -> None:
     words = r"cannot write to the shard store .*: Read-only file system"
 
     def is_left_out(status: dict) -> bool:
@@ -121,7 +123,7 @@ def test_a_disk_becomes_read_only(cluster: Serving, exact: Callable[[Serving], N
 
 
 @pytest.mark.fault("F6", "a disk that hangs: the others begin without the worker, which comes when it moves")
-def test_a_disk_hangs(clusters, tmp_path: Path, exact):
+def test_worker_with_hanging_disk_joins_when_it_recovers(clusters, tmp_path: Path, exact):
     """Writes block without an error."""
     cluster = clusters("--min-workers", 2)
     cluster.start_master()

@@ -31,9 +31,7 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
 
 
 @pytest.mark.fault("P14", "silent clients of the API leave descriptors for workers: one joins and serves")
-def test_silent_clients_of_the_api_keep_nobody_else_out(
-    cluster: Serving, exact: Callable[[Serving], None]
-) -> None:
+def test_silent_api_clients_do_not_block_workers(cluster: Serving, exact: Callable[[Serving], None]) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(_SILENT):
             stack.enter_context(socket.create_connection((HOST, cluster.port + 4), START_S, (_OTHER_HOST, 0)))
@@ -46,7 +44,7 @@ def test_silent_clients_of_the_api_keep_nobody_else_out(
 
 
 @pytest.mark.fault("P14", "a limit that is too low ends master and worker at the start, in one line")
-def test_too_few_are_told_at_the_start(tmp_path: Path) -> None:
+def test_too_few_descriptors_are_reported_at_start(tmp_path: Path) -> None:
     process = Process(tmp_path / "log", "worker", "--connect", HOST, descriptors=(64, 64))
     assert process.wait() == 4
     assert process.log == (

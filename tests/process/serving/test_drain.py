@@ -31,7 +31,7 @@ def computed(cluster: Serving) -> float:
 
 
 @pytest.mark.fault("P18", "it is drained: the answer pauses once the others are ready, goes on and is exact")
-def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters, tmp_path, here):
+def test_drain_keeps_answer_exact_and_undo_restores_worker(clusters, tmp_path, here):
     slow = Fault("slow", tmp_path / "slow")
     # So slow that what a machine computes counts, and not the noise of its round trips.
     cluster = clusters("--min-workers", 1, "--precision", "q4", "--speculate", "off")

@@ -30,7 +30,7 @@ def try_to_join(text: str) -> None:
     "P2", "a thread of the master fails: `/ready` names it, and the master ends with words and status 70"
 )
 @pytest.mark.parametrize("thread", ["tpiedge-members", "api"])
-def test_the_master_is_not_ready_and_ends_with_words(
+def test_failed_master_thread_is_named_and_ends_the_master(
     clusters: Callable[..., Serving], tmp_path: Path, thread: str
 ) -> None:
     fault = Fault(thread, tmp_path / "fault")

@@ -82,7 +82,9 @@ def victim(cluster: Serving, exact):
         (freeze, words_of_loss(2, SILENT)),
     ],
 )
-def test_in_the_middle_of_an_answer(cluster: Serving, victim: Worker, whole: str, aim, words: str) -> None:
+def test_answer_stays_exact_when_a_node_is_lost(
+    cluster: Serving, victim: Worker, whole: str, aim, words: str
+) -> None:
     before, resumed = len(cluster.master.log), cluster.status()["totals"]["resumed"]
     with cluster.streaming("Once", LONG) as stream:
         with cluster.crawling():  # or it may have ended before anybody hears its beginning
@@ -107,7 +109,7 @@ def test_in_the_middle_of_an_answer(cluster: Serving, victim: Worker, whole: str
 @pytest.mark.fault(
     "P4", "where nothing can serve without a machine, the stream says meanwhile which one is waited for"
 )
-def test_all_workers_at_once(cluster: Serving, whole: str, exact) -> None:
+def test_answer_resumes_after_all_workers_are_lost(cluster: Serving, whole: str, exact) -> None:
     cluster.wait_ready(3)
     workers = list(cluster.workers.values())
     body = {"model": "demo", "prompt": "Once", "max_tokens": LONG, "temperature": 0, "ignore_eos": True}

@@ -151,7 +151,7 @@ class Whole:
 @pytest.mark.fault(
     "P7", "killed with --journal: streams of every API, of several choices and with their prompts, go on"
 )
-def test_killed_in_the_middle_of_answers_of_every_form(cluster: Serving) -> None:
+def test_recorded_answers_of_every_api_survive_a_killed_master(cluster: Serving) -> None:
     """The weights are shared by two machines before, and by two others after: the bits are the same."""
     cluster.wait_ready(2)
     ann = cluster.workers.pop("ann")
@@ -209,7 +209,7 @@ def _asking(http: httpx.Client, whole: Whole, streams: dict[str, Heard]) -> Iter
 
 
 @pytest.mark.fault("P7", "asked twice to end with --journal: what it does not finish, the next master does")
-def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(cluster: Serving) -> None:
+def test_next_master_finishes_answers_of_a_terminated_one(cluster: Serving) -> None:
     cluster.wait_ready(2)
     with client(cluster) as http:
         expected, heard = Heard(), Heard()
@@ -231,7 +231,7 @@ def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(cluster:
 @pytest.mark.fault(
     "P7", "asked to end with --journal while a prompt is read, three times in a row: the answer goes on"
 )
-def test_masters_that_end_in_order_do_not_count(clusters, tmp_path) -> None:
+def test_orderly_master_stops_do_not_count_towards_poison(clusters, tmp_path) -> None:
     held, whole = Fault("held", tmp_path / "held"), Whole()
     cluster = clusters(*OPTIONS, "--drain", 0, program=held.program)
     cluster.start_master()

@@ -102,7 +102,9 @@ def leave_nothing_behind(cluster: Serving) -> None:
 @pytest.mark.fault(
     "H6", "after hundreds, every process has its descriptors, threads, memory and pages of before"
 )
-def test_hundreds_of_clients_leave_nothing_behind(cluster: Serving, exact: Callable[[Serving], None]) -> None:
+def test_hundreds_of_disconnecting_clients_leak_no_resources(
+    cluster: Serving, exact: Callable[[Serving], None]
+) -> None:
     over = False
     while not over:
         epoch, logged = cluster.wait_ready(2)["epoch"], len(cluster.master.log)

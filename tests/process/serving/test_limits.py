@@ -32,7 +32,7 @@ def limited(nbytes: int, first: str = "true") -> tuple[object, ...]:
     ids=["master", "worker", "run"],
 )
 @pytest.mark.fault("P14", "too little address space: master, worker and run end in one line with what to do")
-def test_too_little_address_space_is_told_at_the_start(
+def test_too_little_address_space_is_reported_at_start(
     tmp_path: Path, verb: tuple[str, ...], mapped: int, needed: str
 ) -> None:
     process = Process(tmp_path / "log", *verb, program=limited(mapped))
@@ -45,7 +45,7 @@ def test_too_little_address_space_is_told_at_the_start(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root: a file system of its own needs it")
 @pytest.mark.fault("P14", "/dev/shm is full, and the address space as small as it may be: they serve exactly")
-def test_without_shared_memory_and_with_the_least_address_space_they_serve(
+def test_cluster_serves_with_least_address_space_and_full_shm(
     clusters: Callable[..., Serving], exact: Callable[[Serving], None]
 ) -> None:
     alone = ("unshare", "--mount", "--propagation", "private")

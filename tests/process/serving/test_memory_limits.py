@@ -99,7 +99,7 @@ def within(group: MemoryGroup, *program: object) -> tuple[object, ...]:
 @pytest.mark.fault(
     "P2", "less memory in the middle of an answer: a smaller part, no loss; the answer is exact"
 )
-def test_a_limit_is_lowered_in_an_answer(
+def test_lowered_memory_limit_shrinks_the_share_mid_answer(
     cluster: Serving, group: MemoryGroup, start_victim: Callable[[Fault], Worker], slow: Fault
 ):
     victim = start_victim(slow)
@@ -146,7 +146,7 @@ def memory_taken(group: MemoryGroup, node: psutil.Process) -> Iterator[None]:
 @pytest.mark.fault(
     "P2", "called so; where no limit has changed less is offered for a while: there is no loop"
 )
-def test_others_take_the_memory_that_was_offered(
+def test_worker_that_ran_out_of_memory_offers_less(
     cluster: Serving, group: MemoryGroup, start_victim: Callable[[Fault], Worker], held: Fault
 ):
     victim = start_victim(held)
@@ -172,7 +172,7 @@ def test_others_take_the_memory_that_was_offered(
 
 
 @pytest.mark.fault("P15", "a worker that is given more than its limit offers its limit, and says so")
-def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup):
+def test_worker_offers_no_more_memory_than_its_limit(cluster: Serving, group: MemoryGroup):
     group.limit(ENOUGH)
     cluster.wait_ready(2)
     program = within(group, COMMAND)

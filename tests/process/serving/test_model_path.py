@@ -15,7 +15,7 @@ from tpiedge.model.source import DEMO, resolve_model
 
 
 @pytest.mark.fault("H12", "no client is told the path of a model; who knows it may name the model by it")
-def test_the_path_of_the_model_is_told_to_nobody(tmp_path: Path, clusters: Callable[..., Serving]) -> None:
+def test_model_path_is_not_revealed_to_clients(tmp_path: Path, clusters: Callable[..., Serving]) -> None:
     path = str(shutil.copytree(resolve_model(DEMO), tmp_path / "babbler"))
     cluster = clusters("--alias", "demo", model=path)
     cluster.start_master()

@@ -34,7 +34,7 @@ def broken(*options: object) -> dict:
     "P19",
     "every kind of answer of every API, clients that stop reading and come again among them: none is wrong or lost",
 )
-def test_faults_of_several_kinds_during_every_kind_of_answer() -> None:
+def test_nemesis_faults_break_no_kind_of_answer() -> None:
     """One test breaks a few things; `tools.nemesis` breaks as many as one likes. With links this seed kills
     rank 0, has a worker leave and a client stand still, and at last kills the master while a link is mute."""
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")

@@ -43,7 +43,7 @@ def _named(schema: object) -> object:
 @pytest.mark.fault("H2", "no status of 500 or more, no answer missing, by requests from the OpenAPI document")
 @pytest.mark.fault("H3", "no status of 500 or more, no answer missing, by requests from the OpenAPI document")
 @pytest.mark.skipif(_TOOL is None, reason="software: schemathesis is not installed: make setup has it")
-def test_nothing_that_the_document_leads_to_breaks_the_master(tmp_path: Path, exact) -> None:
+def test_fuzzed_openapi_requests_do_not_break_the_master(tmp_path: Path, exact) -> None:
     cluster = Serving(tmp_path / "cluster", "--context", 128)
     try:
         cluster.start_master()

@@ -66,7 +66,7 @@ def computes(machine: dict) -> bool:
 
 
 @pytest.mark.thin
-def test_what_the_machines_do_while_an_answer_runs(cluster: Serving, here: Callable[..., Ended]) -> None:
+def test_cluster_state_and_top_show_a_running_answer(cluster: Serving, here: Callable[..., Ended]) -> None:
     of_master = {"TPIEDGE_STATE": str(cluster.state)}
     cluster.wait_ready(3)
     with cluster.streaming(PROMPT, LONG) as stream, cluster.crawling():
@@ -102,7 +102,7 @@ def test_what_the_machines_do_while_an_answer_runs(cluster: Serving, here: Calla
 
 
 @pytest.mark.thin
-def test_a_story_is_asked_for_and_asked_for_again(browser: Browser, cluster: Serving) -> None:
+def test_page_generates_and_regenerates_an_answer(browser: Browser, cluster: Serving) -> None:
     browser.open(cluster.url)
     assert browser.text(".model") == "demo"
     browser.click("Settings")
@@ -121,9 +121,7 @@ def test_a_story_is_asked_for_and_asked_for_again(browser: Browser, cluster: Ser
     browser.wait_for_answers(story)
 
 
-def test_workers_are_killed_in_the_middle_of_an_answer_which_is_stopped(
-    browser: Browser, cluster: Serving
-) -> None:
+def test_page_answer_survives_killed_workers_and_can_be_stopped(browser: Browser, cluster: Serving) -> None:
     browser.open(cluster.url)
     browser.run(_ENDLESS)
     epoch = cluster.wait_until(lambda status: status["ready"])["epoch"]
@@ -147,7 +145,7 @@ def test_workers_are_killed_in_the_middle_of_an_answer_which_is_stopped(
     cluster.wait_until(lambda status: status["running"] == 0)
 
 
-def test_a_machine_is_let_in_by_its_code_and_drained(browser: Browser, cluster: Serving) -> None:
+def test_page_approves_and_drains_a_machine(browser: Browser, cluster: Serving) -> None:
     """The view of the cluster, with the key typed."""
     browser.open(cluster.url)
     browser.click("Cluster")

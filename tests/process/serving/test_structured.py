@@ -81,7 +81,7 @@ def rows(cluster: Serving) -> tuple[str, dict]:
 
 
 @pytest.mark.fault("H3", "a grammar that takes too much time or memory is refused; others are answered")
-def test_a_grammar_that_kills_its_process_is_refused_and_others_are_answered(cluster: Serving) -> None:
+def test_grammar_that_kills_its_process_is_refused(cluster: Serving) -> None:
     cluster.wait_ready(2)
     before = cluster.rank_zero().pid
     with ThreadPoolExecutor(1) as threads, cluster.client() as client:

@@ -14,7 +14,7 @@ from tests.process.serving.serving import START_S, Serving
 
 @pytest.mark.thin
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="software: openssl is not on this computer")
-def test_tls_with_a_certificate_of_its_own(tmp_path: Path, here: Callable[..., Ended]) -> None:
+def test_self_signed_certificate_survives_restarts(tmp_path: Path, here: Callable[..., Ended]) -> None:
     cluster = Serving(tmp_path / "cluster", "--tls-self-signed")
     url = cluster.url.replace("http:", "https:")
     log = cluster.folder / "master.log"

@@ -21,7 +21,7 @@ LIMIT_S = 110.0
 
 
 @pytest.mark.fault("F7", "resumed; what was verified is not sent again")
-def test_killed_at_forty_offsets_and_resumed(master, start_worker, pack, whole, tmp_path):
+def test_shipment_killed_at_forty_offsets_is_resumed(master, start_worker, pack, whole, tmp_path):
     total = share_bytes(pack, whole)
     store = ShardStore(tmp_path / "store")
     mortal = start_worker(0, whole, store.folder, script="mortal.py", sync_bytes=1 << 18)
@@ -45,7 +45,7 @@ def life(mortal: subprocess.Popen[str], end: int) -> int:
 
 
 @pytest.mark.fault("F7", "no byte counts as there that is not")
-def test_a_power_cut_at_any_moment(master, pack, whole, tmp_path):
+def test_shipment_resumes_after_a_power_cut_at_any_moment(master, pack, whole, tmp_path):
     total = share_bytes(pack, whole)
     cuts = sorted(random.Random(12).sample(range(1, total), POWER_CUTS))
     store = ShardStore(tmp_path / "store")
@@ -99,7 +99,7 @@ def check_whole(store: ShardStore, master, whole: NodeShare) -> None:
         check_equal(master.pack, copy.pack, whole)
 
 
-def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
+def test_shipment_resumes_after_a_master_restart(master, pack, whole, tmp_path):
     half = threading.Event()
     resumed = threading.Event()
 

@@ -35,7 +35,7 @@ def test_two_workers_at_once_get_their_shares_and_nothing_else(master, start_wor
         assert master.hub.shipped[f"worker-{number}"] == share_bytes(pack, share)
 
 
-def test_a_new_share_fetches_only_what_is_new(master, pack, tmp_path):
+def test_new_share_fetches_only_missing_parts(master, pack, tmp_path):
     store = ShardStore(tmp_path / "store")
     small, large = NodeShare(Share(0, 2), Share(0, 4)), NodeShare(Share(0, 4), Share(0, 4))
     with master.spoke() as spoke:
@@ -67,7 +67,7 @@ def test_a_bit_flipped_on_the_way_is_fetched_again(master, pack, whole, tmp_path
     assert share_bytes(pack, whole) < master.shipped() < share_bytes(pack, whole) + (1 << 20)
 
 
-def test_a_master_that_always_lies_is_found_out(master, whole, tmp_path):
+def test_repeatedly_damaged_shipment_is_given_up(master, whole, tmp_path):
     master.close()
     server = master.start(LyingServer)
     server.lies = 1 << 30
@@ -79,7 +79,7 @@ def test_a_master_that_always_lies_is_found_out(master, whole, tmp_path):
         assert copy.missing(whole) != {}
 
 
-def test_only_layers_of_served_packs_leave(master, pack):
+def test_only_layers_of_served_packs_are_sent(master, pack):
     layer, size = pack.blob_id(0), pack.layout(0).nbytes
     served = master.identity
     refused = [
@@ -107,7 +107,7 @@ def test_only_layers_of_served_packs_leave(master, pack):
         fetch(other, ShardStore(pack.path.parent / "none"), "0" * 64, NodeShare(Share(0, 1), Share(0, 1)))
 
 
-def test_a_worker_that_does_not_read_holds_nobody_up(master, pack, whole, tmp_path):
+def test_worker_that_does_not_read_delays_no_other(master, pack, whole, tmp_path):
     with master.spoke(1) as greedy, master.spoke(0) as spoke:
         # Far more than one may ask for; never reads.
         for number in range(100):
@@ -146,7 +146,7 @@ def small_disk(tmp_path: Path):
 
 
 @pytest.mark.fault("F6", "said in words; what is stored is valid")
-def test_a_disk_that_fills_up_on_the_way_leaves_a_valid_store(master, pack, whole, small_disk):
+def test_disk_full_during_shipment_leaves_a_valid_store(master, pack, whole, small_disk):
     store = ShardStore(small_disk / "store")
     other = small_disk / "other"
 
@@ -167,7 +167,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_a_valid_store(master, pack, whol
 
 
 @pytest.mark.thin
-def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
+def test_shards_command_lists_limits_and_removes_packs(tpiedge, master, whole, tmp_path):
     cache = ("--cache", tmp_path)
     store = ShardStore(tmp_path / "shards")
     with master.spoke() as spoke, fetch(spoke, store, master.identity, whole):

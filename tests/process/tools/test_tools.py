@@ -98,20 +98,20 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.thin
-def test_every_tool_has_its_line() -> None:
+def test_every_tool_is_listed() -> None:
     """A new one needs one: here it is seen that it still runs."""
     assert tools() == sorted([*SHORTEST, *OTHERS])
 
 
 @pytest.mark.thin
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_runs_a_tool_elsewhere_is_there(name: str) -> None:
+def test_tool_run_elsewhere_is_named_in_that_file(name: str) -> None:
     kind, _, where = OTHERS[name].partition(": ")
     path = ROOT / where if kind == "test" else TOOLS / f"{where}.py"
     assert name in path.read_text()
 
 
-def test_tools_that_cannot_run_here_say_what_they_are() -> None:
+def test_tools_not_run_here_print_their_help() -> None:
     """All run in one process: most of their time is that of the same imports."""
     names = [name for name in OTHERS if name not in ELSEWHERE]
     ended = subprocess.run(
@@ -123,7 +123,7 @@ def test_tools_that_cannot_run_here_say_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", SHORTEST)
-def test_the_shortest_run(name: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
+def test_tool_succeeds_in_its_shortest_run(name: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
     pack = ""
     if "PACK" in SHORTEST[name]:
         assert here("pack", "demo", "--out", tmp_path / "pack").status == 0

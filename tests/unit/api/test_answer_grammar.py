@@ -16,7 +16,7 @@ def _needs_llguidance() -> None:
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
 
 
-def test_without_the_library_a_line_says_what_to_install(service, monkeypatch):
+def test_missing_grammar_library_error_says_what_to_install(service, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("tpiedge.engine.sampling.find_spec", lambda name: None)
     with pytest.raises(ApiError, match=r"pip install 'tpiedge\[grammar\]'") as raised:

@@ -90,7 +90,7 @@ def test_memory_adds_up_to_the_budget() -> None:
     assert sum(memory[f"{part}_bytes"] for part in parts) == memory["budget_bytes"]
 
 
-def test_tokens_per_second_are_those_between_looks_of_one_epoch() -> None:
+def test_token_rate_is_measured_between_looks_of_one_epoch() -> None:
     for looks in (
         [(0.0, status(NODE))],
         [(0.0, status(NODE)), (0.5, status(NODE, tokens=3))],
@@ -105,7 +105,7 @@ def test_tokens_per_second_are_those_between_looks_of_one_epoch() -> None:
 @pytest.mark.parametrize(
     ("spent_s", "rates"), [(0.0, (None, None)), (0.4, (None, None)), (2.0, (3 * MIB, MIB))]
 )
-def test_rates_of_a_machine_are_those_between_arrivals_whenever_somebody_looks(
+def test_machine_rates_are_measured_between_node_reports(
     spent_s: float, rates: tuple[int | None, int | None]
 ) -> None:
     moved = counted(NODE, spent_s, 1, disk_read_bytes=6 * MIB, bytes_sent=2 * MIB)
@@ -128,13 +128,13 @@ def test_rates_of_a_machine_are_those_between_arrivals_whenever_somebody_looks(
         ("lost", True, None, "lost"),
     ],
 )
-def test_states(said: str, ready: bool, rank: int | None, shown: str) -> None:
+def test_machine_state_follows_node_state(said: str, ready: bool, rank: int | None, shown: str) -> None:
     node = replace(NODE, state=said, rank=rank, left_out_s=11.2, last_seen_s=5.7)
     (machine,) = picture((0.0, status(node, ready=ready)))["machines"]
     assert (machine["state"], machine["left_out_s"], machine["silent_s"]) == (shown, 12, 5)
 
 
-def test_what_stands_still_stays_the_same() -> None:
+def test_cluster_state_is_unchanged_while_nothing_happens() -> None:
     line = RequestLine("r-1", "paused", 3.25, 4, 5, 9, 1.23456, "why", 2.75, True)
     one = pictures(line)
     found: list[Any] = [one.of(status(NODE), (), None, now) for now in (0.0, 1.0, 2.0)]
@@ -173,7 +173,7 @@ def timeline(*spans: StepSpans, epoch: int = 1, at: float = 1234.5678) -> StepTi
     return StepTimeline(epoch, at, spans)
 
 
-def test_a_step_of_all_machines_has_one_axis() -> None:
+def test_step_timeline_of_all_machines_has_one_axis() -> None:
     found = picture((0.0, status(NODE, OTHER)), timeline=timeline(LEAD, WORKER))["timeline"]
     assert (found["step"], found["at"], found["tokens"], found["took_s"]) == (7, 1234.568, 1, 0.001)
     master, worker = found["machines"]
@@ -215,7 +215,7 @@ BUSY = status(
 )
 
 
-def test_where_the_time_of_a_step_goes_is_the_mean_of_the_last_seconds_of_this_epoch() -> None:
+def test_step_time_breakdown_averages_recent_steps_of_epoch() -> None:
     one, waits = pictures(), []
     for epoch, at, spans in (
         (1, 10.0, TURNS),
@@ -246,7 +246,7 @@ some_spans = st.lists(st.tuples(micros, micros), max_size=6).map(tuple)
         max_size=3,
     )
 )
-def test_whatever_nodes_say_the_spans_are_within_the_step_and_apart(said: list[StepSpans]) -> None:
+def test_step_spans_stay_within_the_step_and_disjoint(said: list[StepSpans]) -> None:
     nodes = [replace(NODE, rank=rank) for rank in range(len(said))]
     found = picture((0.0, status(*nodes)), timeline=timeline(*said))["timeline"]
     assert [one["rank"] for one in found["machines"]] == [node.rank for node in nodes]
@@ -259,7 +259,7 @@ def test_whatever_nodes_say_the_spans_are_within_the_step_and_apart(said: list[S
         assert not any(low < end and start < high for low, high in holes for start, end in left)
 
 
-def test_what_others_read_of_the_cluster_has_these_names() -> None:
+def test_cluster_json_keeps_its_field_names() -> None:
     """The page, `tpiedge top` and monitoring programs read these names."""
     line = RequestLine("r-1", "answering", 3.0, 9, 2, 8, 1.5, "", 0.0, True, Reading(1, 9, 2.0, 4.0), "ann")
     node = replace(counted(OTHER, 1.0, 3), fetch_total_bytes=9, round_trip_s=0.001, link_bytes_per_s=1e8)

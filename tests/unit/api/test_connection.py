@@ -35,7 +35,7 @@ class Wire(asyncio.Transport):
         pass
 
 
-def test_only_who_does_not_read_at_all_is_dropped():
+def test_non_reading_client_is_dropped_and_slow_one_kept():
     async def story():
         wire = Wire()
         config = uvicorn.Config(

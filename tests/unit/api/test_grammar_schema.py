@@ -102,7 +102,7 @@ CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
 @pytest.mark.parametrize(
     ("schema", "good", "bad"), [case[1:] for case in CLOSED], ids=[case[0] for case in CLOSED]
 )
-def test_objects_have_what_their_schema_declares(
+def test_undeclared_properties_are_refused_unless_allowed(
     schema: dict[str, Any], good: list[Any], bad: list[Any]
 ) -> None:
     held = GrammarSchema(schema)
@@ -124,7 +124,7 @@ REFERRING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", REFERRING)
-def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> None:
+def test_references_are_rewritten_to_prefixed_definitions(schema: dict[str, Any]) -> None:
     held = GrammarSchema(schema, "mine-")
     assert not held.left_out
     assert fits(held.schema, {"a": 1, "b": "x"})
@@ -169,20 +169,20 @@ def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> 
         (of(f={"enum": [{"id": [175928847299117063]}]}), ["properties.f.enum"]),
     ],
 )
-def test_what_cannot_be_held_is_left_out_and_named(schema: dict[str, Any], left_out: list[str]) -> None:
+def test_unsupported_keywords_are_left_out_and_named(schema: dict[str, Any], left_out: list[str]) -> None:
     held = GrammarSchema(schema)
     assert list(held.left_out) == left_out
     fits(held.schema, 1)
 
 
 @pytest.mark.parametrize("part", [{"if": A, "then": B}, {"if": A, "else": B}, {"dependentSchemas": {"a": B}}])
-def test_parts_on_conditions_declare_properties(part: dict[str, Any]) -> None:
+def test_conditional_subschemas_declare_properties(part: dict[str, Any]) -> None:
     held = GrammarSchema(of(a=NUMBER) | part).schema
     assert fits(held, AB)
     assert not fits(held, AB | EVIL)
 
 
-def test_places_within_long_names_are_short() -> None:
+def test_paths_with_long_names_are_shortened() -> None:
     parts = [{"type": "array", "uniqueItems": True}] * 3
     left_out = GrammarSchema(of(**{"n" * 10_000: {"prefixItems": parts}})).left_out
     assert [place.rpartition(".prefix")[2] for place in left_out] == [
@@ -192,7 +192,7 @@ def test_places_within_long_names_are_short() -> None:
 
 
 @pytest.mark.parametrize("required", [{}, {"required": None}, {"required": []}])
-def test_a_tag_is_written_though_it_has_a_default(required: dict[str, object]) -> None:
+def test_discriminator_tag_is_required_despite_its_default(required: dict[str, object]) -> None:
     """Pydantic writes unions with a discriminator so, and does not require their tags."""
     kinds = [of("n", k={"const": kind, "default": kind}, n=NUMBER) for kind in "ab"]
     schema = of(x={"oneOf": kinds, "discriminator": {"propertyName": "k", "mapping": {}}, **required})
@@ -233,7 +233,7 @@ ORDINARY: list[tuple[dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("schema", "value"), ORDINARY)
-def test_ordinary_types_are_held(schema: dict[str, Any], value: Any) -> None:
+def test_ordinary_types_are_supported(schema: dict[str, Any], value: Any) -> None:
     draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
     held = GrammarSchema(of("f", f=schema) | draft)
     assert fits(held.schema, {"f": value})
@@ -252,7 +252,7 @@ INT64 = 1 << 63
         ({"minimum": 0, "maximum": (1 << 64) - 1}, [0, 7], [-1, 1 << 64]),
     ],
 )
-def test_a_bound_beyond_doubles_is_never_exceeded(
+def test_bounds_beyond_double_precision_are_never_exceeded(
     bounds: dict[str, Any], allowed: list[int], refused: list[int]
 ) -> None:
     held = GrammarSchema(NUMBER | bounds)
@@ -262,7 +262,7 @@ def test_a_bound_beyond_doubles_is_never_exceeded(
 
 
 @pytest.mark.parametrize("bound", [{"minimum": 1 << 70}, {"maximum": -1 << 70}])
-def test_a_bound_that_no_integer_of_64_bits_keeps_is_not_moved_towards_them(bound: dict[str, int]) -> None:
+def test_bounds_outside_int64_are_kept_unchanged(bound: dict[str, int]) -> None:
     assert GrammarSchema(NUMBER | bound).schema == NUMBER | bound
 
 
@@ -279,7 +279,7 @@ UNHELD = [
 @pytest.mark.parametrize(
     ("pattern", "held"), [*((one, True) for one in HELD), *((one, False) for one in UNHELD)]
 )
-def test_patterns_that_a_grammar_can_hold(pattern: str, held: bool) -> None:
+def test_supported_patterns_are_recognised(pattern: str, held: bool) -> None:
     assert is_held(pattern) == held
     if held:
         fits({"type": "string", "pattern": pattern}, "x")

@@ -28,7 +28,7 @@ def key_file(tmp_path):
         ("\ufeff# für die Küche\nKüche: sk-1", ["sk-1"]),
     ],
 )
-def test_lines_of_a_file(key_file, text, keys):
+def test_key_file_lines_are_parsed(key_file, text, keys):
     found = ApiKeys((), key_file(text))
     assert found.needed
     assert all(found.have(key.encode()) for key in keys)
@@ -52,7 +52,7 @@ def test_lines_of_a_file(key_file, text, keys):
         (b"sk-hush\0x", 0o600, "line 1: an API key must have"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line_that_shows_no_key(key_file, text, mode, says):
+def test_bad_key_file_error_is_one_line_without_the_key(key_file, text, mode, says):
     path = key_file(text, mode)
     with pytest.raises(UserError, match=says) as raised:
         ApiKeys((), path)
@@ -61,14 +61,14 @@ def test_a_bad_file_is_refused_in_one_line_that_shows_no_key(key_file, text, mod
     assert "hush" not in str(raised.value)
 
 
-def test_no_file_is_refused(tmp_path):
+def test_missing_key_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no file"):
         ApiKeys((), tmp_path / "none")
     with pytest.raises(UserError, match="is not a file"):
         ApiKeys((), tmp_path)
 
 
-def test_a_changed_file_counts_at_once(key_file, caplog):
+def test_changed_key_file_applies_immediately(key_file, caplog):
     caplog.set_level(logging.INFO)
     keys = ApiKeys(["given"], key_file("phone: sk-phone\nlaptop: sk-laptop"))
     assert keys.have(b"sk-phone")
@@ -83,7 +83,7 @@ def test_a_changed_file_counts_at_once(key_file, caplog):
     assert "sk-" not in caplog.text
 
 
-def test_a_file_that_became_bad_leaves_the_keys_of_before_and_is_told_once(key_file, caplog):
+def test_key_file_turned_bad_keeps_old_keys_and_warns_once(key_file, caplog):
     path = key_file("sk-phone")
     keys = ApiKeys((), path)
     for spoil in (lambda: key_file("sk-other two"), lambda: path.chmod(0o644), path.unlink):
@@ -96,7 +96,7 @@ def test_a_file_that_became_bad_leaves_the_keys_of_before_and_is_told_once(key_f
     assert [keys.have(key) for key in (b"sk-phone", b"sk-other")] == [False, True]
 
 
-def test_a_file_whose_keys_were_all_taken_out_lets_nobody_in(key_file, caplog):
+def test_emptied_key_file_refuses_every_key(key_file, caplog):
     caplog.set_level(logging.INFO)
     keys = ApiKeys((), key_file("sk-phone"))
     key_file("# none\n")

@@ -63,7 +63,7 @@ def lines(*nodes: NodeStatus) -> list[str]:
     return page(ClusterStatus(True, "", nodes, queued=2, running=16, epoch=3, totals=totals))
 
 
-def test_the_cluster_and_its_requests() -> None:
+def test_metrics_show_cluster_state_and_request_counts() -> None:
     found = lines(
         node("master", 0, "ready", None), node("w-1", 1, "ready", None), node("w-2", None, "spare", None)
     )
@@ -84,7 +84,7 @@ def test_the_cluster_and_its_requests() -> None:
         assert line in found
 
 
-def test_nodes_that_have_said_what_they_did() -> None:
+def test_node_counters_are_exported_only_after_stats_arrive() -> None:
     found = lines(node("master", 0, "ready", None), node("w-1", 1, "ready", STATS))
     labels = '{node="w-1",rank="1"}'
     for line in (
@@ -114,7 +114,7 @@ def test_labels_are_escaped() -> None:
     assert 'tpiedge_node_stalls_total{node="a\\"b\\\\c\\nd",rank="0"} 2.0' in found
 
 
-def test_what_vllm_has_goes_by_its_names() -> None:
+def test_vllm_metrics_use_the_vllm_names() -> None:
     found = lines(node("master", 0, "ready", STATS))
     for line in (
         'vllm:num_requests_running{engine="0",model_name="babbler"} 16.0',
@@ -138,7 +138,7 @@ def test_what_vllm_has_goes_by_its_names() -> None:
         assert line in found
 
 
-def test_what_rank_0_has_not_said_is_missing() -> None:
+def test_kv_and_draft_metrics_are_absent_without_rank_0_stats() -> None:
     found = lines(node("master", 0, "ready", None))
     assert not [line for line in found if line.startswith(("vllm:kv_cache_usage", "vllm:spec_decode"))]
 
@@ -171,7 +171,7 @@ def test_counts_of_a_histogram_are_cumulative() -> None:
     assert found["vllm:request_prompt_tokens_sum", ""] == 7
 
 
-def test_every_histogram_is_on_the_page_before_anything_happened() -> None:
+def test_metrics_list_every_histogram_before_any_request() -> None:
     """A board that asks for a name that is not there shows an error, or nothing."""
     families = {one.name: one for one in text_string_to_metric_families("\n".join(lines()) + "\n")}
     assert (
@@ -183,7 +183,7 @@ def test_every_histogram_is_on_the_page_before_anything_happened() -> None:
     assert {sample.labels["cause"] for sample in families["tpiedge_losses"].samples} == set(LOSS_CAUSES)
 
 
-def test_what_became_of_plans() -> None:
+def test_plans_and_losses_are_counted_by_cause() -> None:
     history = PlanHistory(begun=[1, 2, 3], failed=4, losses=[*range(len(LOSS_CAUSES))])
     found = page(ClusterStatus(True, "", (), 0, 0, history=history))
     for count, cause in enumerate(PLAN_CAUSES, 1):

@@ -45,7 +45,7 @@ def tables() -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_route_is_in_it_and_no_other(service: FakeService) -> None:
+def test_openapi_lists_exactly_the_served_routes(service: FakeService) -> None:
     api = Api(service, Guard("127.0.0.1", ApiKeys(), "secret"), Limits())
     try:
         routed = {
@@ -60,7 +60,7 @@ def test_every_route_is_in_it_and_no_other(service: FakeService) -> None:
     assert routed == {(path, method) for path, entry in paths.items() for method in entry.keys() & METHODS}
 
 
-def test_its_references_lead_somewhere() -> None:
+def test_openapi_references_match_the_defined_responses() -> None:
     names = set(document()["components"]["responses"])
     written = json.dumps(document()).split('"$ref": "#/components/responses/')[1:]
     assert {one.partition('"')[0] for one in written} == names
@@ -68,7 +68,9 @@ def test_its_references_lead_somewhere() -> None:
 
 
 @pytest.mark.parametrize("path", tables())
-def test_every_field_in_it_is_read(service: FakeService, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_every_documented_field_is_read(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     """A field that is read and not in it is a defect, which every test of that field finds."""
     table, read, get, nested = tables()[path]["properties"], set(), BodyFields.get, BodyFields.nested
 

@@ -23,7 +23,7 @@ def address(host: str, *headers: tuple[str, str], named: list[str] | None = None
         ("", None),
     ],
 )
-def test_who_asks_without_a_proxy_is_who_is_connected(host: str, expected: str | None) -> None:
+def test_client_address_without_a_proxy_is_the_peer_address(host: str, expected: str | None) -> None:
     assert address(host) == expected
 
 
@@ -31,7 +31,7 @@ def test_who_asks_without_a_proxy_is_who_is_connected(host: str, expected: str |
     "header", [(XFF, "9.9.9.9"), (FORWARDED, "for=9.9.9.9"), ("x-real-ip", "9.9.9.9"), ("via", "1.1 squid")]
 )
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.168.1.5"])
-def test_through_a_proxy_that_was_not_named_nobody_is_known(host: str, header: tuple[str, str]) -> None:
+def test_client_behind_an_untrusted_proxy_is_unknown(host: str, header: tuple[str, str]) -> None:
     assert address(host, header, named=[]) is None
     assert address(host, ("x-forwarded-proto", "https"), named=[]) is None
     assert address(host, ("accept", "*/*"), named=[]) == host
@@ -53,16 +53,18 @@ def test_through_a_proxy_that_was_not_named_nobody_is_known(host: str, header: t
         *((value, None) for value in ("9.9.9.9.9", "9.9.9.9:port")),
     ],
 )
-def test_the_last_address_that_is_no_named_proxy_s_is_the_client_s(value: str, expected: str | None) -> None:
+def test_client_is_the_last_forwarded_address_not_of_a_trusted_proxy(
+    value: str, expected: str | None
+) -> None:
     assert address("127.0.0.1", (XFF, value)) == expected
     assert address("::ffff:127.0.0.1", (XFF, value)) == expected
 
 
-def test_several_headers_are_one_list() -> None:
+def test_repeated_forwarded_for_headers_are_joined() -> None:
     assert address("10.1.0.1", (XFF, "8.8.8.8"), ("accept", "*/*"), (XFF, "9.9.9.9")) == "9.9.9.9"
 
 
-def test_who_is_not_named_cannot_say_who_asks() -> None:
+def test_client_is_unknown_without_a_trusted_forwarded_for_header() -> None:
     assert address("127.0.0.1") is None
     assert address("127.0.0.1", ("x-real-ip", "9.9.9.9")) is None
     assert address("127.0.0.1", (XFF, "9.9.9.9"), (FORWARDED, "for=9.9.9.9")) is None
@@ -72,11 +74,11 @@ def test_who_is_not_named_cannot_say_who_asks() -> None:
 
 
 @pytest.mark.parametrize("named", ["", "pi.local", "10.0.0.0/33", "10.0.0", "*", "10.0.0.1:80", "9" * 5000])
-def test_what_is_no_address_cannot_be_named(named: str) -> None:
+def test_invalid_trusted_proxy_is_refused(named: str) -> None:
     with pytest.raises(UserError, match="--trusted-proxy") as raised:
         proxy_networks([named])
     assert len(str(raised.value)) < 250
 
 
-def test_a_network_may_be_named_by_any_of_its_addresses() -> None:
+def test_trusted_network_may_have_host_bits_set() -> None:
     assert address("10.9.9.9", (XFF, "9.9.9.9"), named=[" 10.0.0.1/8 "]) == "9.9.9.9"

@@ -45,7 +45,7 @@ def begun(folder: Path, pack: str = "pack-1", count: int = 1) -> Path:
 
 
 @pytest.mark.fault("P13", "a clock that is set between two masters makes no recorded answer old")
-def test_records_are_found_in_their_order_and_go_on(folder: Path) -> None:
+def test_records_are_found_in_creation_order_and_continued(folder: Path) -> None:
     for count in (2, 0, 1):
         os.utime(begun(folder, count=count), (0, 0))
     first, second = RecordFolder(folder, "pack-1"), RecordFolder(folder, "pack-1")
@@ -63,7 +63,7 @@ def test_records_are_found_in_their_order_and_go_on(folder: Path) -> None:
     assert files(folder) == []
 
 
-def test_what_is_deleted_after_the_end_or_without_a_thread_is_deleted(
+def test_record_is_deleted_after_close_or_without_a_thread(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:
@@ -81,7 +81,7 @@ def test_what_is_deleted_after_the_end_or_without_a_thread_is_deleted(
         records.close(WAIT_S)
 
 
-def test_a_long_answer_is_found(folder: Path) -> None:
+def test_long_record_is_read_back(folder: Path) -> None:
     """A token with twenty scores has half a kilobyte."""
     path = begun(folder)
     scores = tuple((10_000 + index, -0.1234567890123456 - index) for index in range(20))
@@ -95,7 +95,7 @@ def test_a_long_answer_is_found(folder: Path) -> None:
     records.close(WAIT_S)
 
 
-def test_what_is_deleted_does_not_wait_for_the_disk_and_the_end_waits_for_it(
+def test_record_delete_does_not_block_on_a_stalled_write(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, stalled = threading.Event(), threading.Event()
@@ -124,7 +124,7 @@ def test_what_is_deleted_does_not_wait_for_the_disk_and_the_end_waits_for_it(
     assert files(folder) == []
 
 
-def test_only_the_owner_may_read_them(folder: Path) -> None:
+def test_records_are_readable_by_their_owner_only(folder: Path) -> None:
     path = begun(folder)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -133,7 +133,7 @@ def test_only_the_owner_may_read_them(folder: Path) -> None:
         RecordFolder(folder, "pack-1").found()
 
 
-def test_what_was_cut_off_is_overwritten(folder: Path) -> None:
+def test_truncated_record_line_is_overwritten(folder: Path) -> None:
     path = begun(folder, count=2)
     with path.open("ab") as file:
         file.write(b"0123456")
@@ -145,16 +145,14 @@ def test_what_was_cut_off_is_overwritten(folder: Path) -> None:
     again.record.keep()
 
 
-def test_a_request_that_was_not_written_whole_was_promised_to_nobody(folder: Path) -> None:
+def test_record_with_an_incomplete_request_is_deleted(folder: Path) -> None:
     path = begun(folder, count=0)
     path.write_bytes(path.read_bytes()[:-1])
     assert RecordFolder(folder, "pack-1").found() == []
     assert files(folder) == []
 
 
-def test_those_of_another_model_stay_and_one_line_says_so(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records_of_another_model_are_kept_and_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     left = sorted([begun(folder).name, begun(folder).name])
     assert RecordFolder(folder, "pack-2").found() == []
     assert files(folder) == left
@@ -162,7 +160,7 @@ def test_those_of_another_model_stay_and_one_line_says_so(
     assert line == f"left in {folder}: 2 answers of another model; a master of that model resumes them"
 
 
-def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_than_it_takes(
+def test_only_the_newest_unusable_records_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tpiedge.api.records.MOST_OTHERS", 3)
@@ -177,7 +175,7 @@ def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_th
     ]
 
 
-def test_a_damaged_one_is_set_aside_and_the_others_go_on(
+def test_damaged_record_is_set_aside_and_others_continue(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged, whole = begun(folder), begun(folder, count=2)
@@ -194,7 +192,7 @@ def test_a_damaged_one_is_set_aside_and_the_others_go_on(
 @pytest.mark.fault(
     "P7", "killed with --journal while a prompt is read, three times in a row: it is set aside"
 )
-def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
+def test_record_resumed_by_too_many_crashed_masters_is_set_aside(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = begun(folder, count=1)
@@ -254,7 +252,9 @@ def test_a_full_disk_ends_no_answer(
     assert f"{os.strerror(number)}; the answer goes on, but what is not written would not" in caplog.text
 
 
-def test_a_record_waits_for_room_with_a_bounded_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_with_too_many_unwritten_bytes_is_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = RecordFolder(folder, "pack-1")
     file = records.create(ACCEPTED)
     monkeypatch.setattr(os, "write", lambda fd, data: 0)
@@ -265,7 +265,7 @@ def test_a_record_waits_for_room_with_a_bounded_memory(folder: Path, monkeypatch
     assert files(folder) == []
 
 
-def test_one_to_which_nothing_more_is_written_has_no_open_file_and_can_be_deleted(folder: Path) -> None:
+def test_finished_record_is_closed_and_can_be_deleted(folder: Path) -> None:
     records = RecordFolder(folder, "pack-1")
     before = len(os.listdir("/proc/self/fd"))
     file = records.create(ACCEPTED)
@@ -277,7 +277,7 @@ def test_one_to_which_nothing_more_is_written_has_no_open_file_and_can_be_delete
     assert files(folder) == []
 
 
-def test_where_no_file_can_be_made_the_answer_goes_on(
+def test_answer_continues_when_no_record_can_be_created(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     records = RecordFolder(folder, "pack-1")
@@ -289,7 +289,7 @@ def test_where_no_file_can_be_made_the_answer_goes_on(
     assert "No such file" in caplog.text
 
 
-def test_a_new_record_comes_after_those_that_are_there(folder: Path) -> None:
+def test_new_record_is_numbered_after_existing_ones(folder: Path) -> None:
     first = begun(folder)
     later = folder / f"{41:012d}-chatcmpl-9.answer"
     later.write_bytes(accepted_lines(ACCEPTED))

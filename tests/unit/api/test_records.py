@@ -97,7 +97,7 @@ def lines_of(accepted: records.AcceptedRequest, said: Said) -> list[bytes]:
 
 
 @given(answers)
-def test_what_is_read_is_what_was_written(answer: Answer) -> None:
+def test_record_reads_back_as_written(answer: Answer) -> None:
     accepted, said = answer
     data = b"".join(lines_of(*answer))
     record = records.read_record(data, ACCEPTED.pack)
@@ -110,7 +110,7 @@ def test_what_is_read_is_what_was_written(answer: Answer) -> None:
 
 
 @given(answers, st.data())
-def test_a_file_that_is_cut_at_any_byte_has_every_whole_line(answer: Answer, data: st.DataObject) -> None:
+def test_truncated_record_yields_every_whole_line(answer: Answer, data: st.DataObject) -> None:
     said, lines = answer[1], lines_of(*answer)
     whole = b"".join(lines)
     cut = data.draw(st.integers(0, len(whole)))
@@ -160,14 +160,14 @@ REQUEST_LINE = records.accepted_lines(ACCEPTED).splitlines(keepends=True)[1]
         (4, b'[0,"other",[]]'),
     ],
 )
-def test_what_no_master_writes_is_damage(line: int, found: bytes) -> None:
+def test_invalid_record_lines_are_damage(line: int, found: bytes) -> None:
     lines = [*records.accepted_lines(ACCEPTED).splitlines(keepends=True), checked(b"5"), b""]
     lines[line - 1] = checked(found)
     with pytest.raises(records.DamagedRecord, match=f"line {line}"):
         records.read_record(b"".join(lines), ACCEPTED.pack)
 
 
-def test_another_version_is_told_from_damage() -> None:
+def test_other_record_version_is_not_reported_as_damage() -> None:
     assert records.RECORD_VERSION == 6, "the records below must still be read, or their versions be refused"
     for version in (b"5", b"7"):
         head = checked(b'{"version":%b,"more":"whatever"}' % version)
@@ -175,17 +175,17 @@ def test_another_version_is_told_from_damage() -> None:
             records.read_record(head + checked(b"{}"), ACCEPTED.pack)
 
 
-def test_a_prompt_is_recorded_once_however_many_choices_go_on_with_it() -> None:
+def test_prompt_is_recorded_once_for_all_choices() -> None:
     one, many = (accepted_of([Choice(replace(REQUEST, prompt_ids=(7,) * 500))], count) for count in (1, 128))
     assert len(records.accepted_lines(many)) < len(records.accepted_lines(one)) + 10
 
 
-def test_more_choices_than_a_request_may_have_are_damage() -> None:
+def test_too_many_choices_in_a_record_are_damage() -> None:
     with pytest.raises(records.DamagedRecord, match="line 2"):
         records.read_record(records.accepted_lines(replace(SEVERAL, each=128)), SEVERAL.pack)
 
 
-def test_a_mark_tells_its_key_and_does_not_show_it() -> None:
+def test_key_mark_matches_its_key_without_revealing_it() -> None:
     mark = records.key_mark(b"secret")
     assert records.marks(mark, b"secret")
     assert not records.marks(mark, b"secrex")

@@ -43,7 +43,7 @@ def ignored_fields(service, **fields):
 
 
 @pytest.mark.parametrize("ask", [completion, chat])
-def test_an_answer_has_at_most_the_tokens_with_which_it_can_go_on_after_a_loss(service, ask):
+def test_max_tokens_is_capped_at_what_can_be_resumed(service, ask):
     roomy = FakeService(service.tokenizer, service.template, vocab_size=VOCABULARY)
     roomy.max_sequence = 10 * MAX_ANSWER_TOKENS
     assert ask(roomy, max_tokens=MAX_ANSWER_TOKENS)[0].max_tokens == MAX_ANSWER_TOKENS
@@ -77,7 +77,7 @@ BOTH = [
 
 @pytest.mark.parametrize(("param", "value"), BOTH, ids=lambda value: str(value)[:30])
 @pytest.mark.fault("H3", "400 that names the parameter")
-def test_refused_by_both(service, param, value):
+def test_completion_and_chat_refuse_bad_fields(service, param, value):
     refuse(completion, service, param, **{param: value})
     refuse(chat, service, param, **{param: value})
 
@@ -106,11 +106,11 @@ MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_fields_without_an_effect_are_told(service, fields, names):
+def test_ignored_fields_are_reported(service, fields, names):
     assert ignored_fields(service, **fields) == names
 
 
-def test_without_a_tokenizer_only_token_ids():
+def test_only_token_ids_are_accepted_without_a_tokenizer():
     bare = FakeService()
     request, _ = completion(bare, prompt=[5])
     assert request.prompt_ids == (5,)
@@ -118,7 +118,7 @@ def test_without_a_tokenizer_only_token_ids():
     refuse(chat, bare, "messages")
 
 
-def test_the_number_of_values_has_a_limit():
+def test_json_value_count_is_limited():
     values = {"a": [1, "b", {"c": 2}]}  # an object, an array and an object, and two commas
     body = json.dumps(values).encode()
     assert parse_object(body, 5) == values
@@ -147,7 +147,7 @@ VALUES = st.recursive(
 @settings(max_examples=100)
 @given(st.binary(max_size=64) | VALUES.map(lambda value: json.dumps(value).encode()))
 @pytest.mark.fault("H2", "an object, or a refusal that says why")
-def test_any_bytes_are_an_object_or_a_refusal(body):
+def test_any_body_is_an_object_or_a_400(body):
     try:
         found, status = parse_object(body, MOST_VALUES), 400
     except ApiError as error:
@@ -157,7 +157,7 @@ def test_any_bytes_are_an_object_or_a_refusal(body):
 
 
 @pytest.mark.parametrize("unit", ["once upon a time ", " ", "x", "\N{GRINNING FACE}", "Ärger\n\n"], ids=ascii)
-def test_a_text_that_just_fits_is_taken_however_it_is_counted(unit):
+def test_prompt_that_exactly_fits_is_accepted(unit):
     """Long texts are first counted in pieces: cutting them must not make them too long."""
     tokenizer = Tokenizer.open(DEMO, here=True)
     text = unit * (10_000 // len(unit))

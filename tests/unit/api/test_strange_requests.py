@@ -56,7 +56,7 @@ def service() -> FakeService:
 @pytest.mark.fault("H3", "a request, or a refusal that names the parameter")
 @pytest.mark.parametrize("path", list(READERS))
 @given(data=st.data())
-def test_a_request_with_something_else_in_it_is_read_or_refused(
+def test_request_with_junk_values_is_parsed_or_refused(
     path: str, service: FakeService, data: st.DataObject
 ) -> None:
     body = copy.deepcopy(data.draw(st.sampled_from(BODIES[path])))

@@ -51,7 +51,7 @@ def allows(request, form, name, arguments):
     [("required", "weather"), ({"type": "function", "function": {"name": "link"}}, "link")],
 )
 @pytest.mark.parametrize("several", [True, False])
-def test_a_call_that_is_required_is_a_grammar(knowing, choice, name, several):
+def test_required_tool_call_becomes_a_grammar(knowing, choice, name, several):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     tools = [tool(), tool("link", LINKED)]
     request, reply = chat(knowing, tools=tools, tool_choice=choice, parallel_tool_calls=several)
@@ -70,7 +70,7 @@ def test_a_call_that_is_required_is_a_grammar(knowing, choice, name, several):
 @pytest.mark.parametrize(
     "parameters", [{"type": ["object", "null"]}, {"anyOf": [{"type": "string"}, {"type": "object"}]}]
 )
-def test_arguments_are_an_object(knowing, parameters):
+def test_required_call_arguments_must_be_an_object(knowing, parameters):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     request, _ = chat(knowing, tools=[tool("f", parameters)], tool_choice="required")
     assert allows(request, knowing.form, "f", {})
@@ -78,7 +78,7 @@ def test_arguments_are_an_object(knowing, parameters):
     assert not allows(request, knowing.form, "f", "x")
 
 
-def test_tools_that_are_too_many_for_a_grammar_are_told(service, monkeypatch):
+def test_tools_too_large_for_a_grammar_are_reported_as_ignored(service, monkeypatch):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     monkeypatch.setattr(Tokenizer, "token_id", lambda self, mark: 5 if mark == "<tool_call>" else None)
     made = FakeService(
@@ -108,14 +108,14 @@ def called_with(*arguments):
     ids=["deep and many", "many", "deep", "deep and unfinished"],
 )
 @pytest.mark.fault("H2", "JSON within a text has the limits of a body")
-def test_arguments_are_bounded_as_bodies_are(knowing, text, why):
+def test_tool_call_arguments_are_limited_like_bodies(knowing, text, why):
     with pytest.raises(ApiError, match=why) as raised:
         chat(knowing, messages=called_with("{}", text))
     assert raised.value.param == "messages[1].tool_calls[1].function.arguments"
     assert len(raised.value.message) < 200
 
 
-def test_all_texts_of_a_request_are_bounded_together():
+def test_json_texts_of_a_request_share_one_value_limit():
     value = {"a": [0] * 1_000}
     form = body(inner=body(text={}), broken={}, object={})
     fields = BodyFields({"inner": {"text": json.dumps(value)}, "broken": "{oh", "object": {}}, form)
@@ -131,12 +131,12 @@ def test_all_texts_of_a_request_are_bounded_together():
 @pytest.mark.parametrize(
     ("template", "thinking"), [("plain", ""), ("<think></think>", "marked"), ("opens <think>", "begun")]
 )
-def test_reasoning_is_looked_for_where_the_template_knows_it(service, template, thinking):
+def test_reasoning_mode_follows_the_chat_template(service, template, thinking):
     made = FakeService(service.tokenizer, InstantTemplate(template), vocab_size=VOCABULARY)
     assert chat(made)[1].speech.thinking == thinking
 
 
-def test_an_answer_of_a_form_has_no_reasoning(service):
+def test_structured_answer_has_no_reasoning(service):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     made = FakeService(service.tokenizer, InstantTemplate("opens <think>"), vocab_size=VOCABULARY)
     free, formed = chat(made), chat(made, response_format={"type": "json_object"})

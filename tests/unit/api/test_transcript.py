@@ -21,7 +21,7 @@ from tpiedge.wire.requests import GenerationRequest
     [Token(1, "r", 0, 5, ()), PromptScores(1, "r", 1, (-1.0,), ()), Paused("dell-1 was lost")],
     ids=["a token", "scores of the prompt", "a pause"],
 )
-def test_how_far_a_prompt_is_read_is_said_until_something_else_is(
+def test_prompt_progress_is_shown_until_another_event(
     event: Token | PromptScores | Paused,
 ) -> None:
     transcript = Transcript(TextWriter(None, ()), None)
@@ -32,7 +32,7 @@ def test_how_far_a_prompt_is_read_is_said_until_something_else_is(
 
 
 @pytest.mark.parametrize("count", [0, 1, 128, 129, 1000])
-def test_a_long_answer_is_written_in_parts_for_which_others_do_not_wait_long(count: int) -> None:
+def test_long_answer_is_serialised_in_small_parts(count: int) -> None:
     value = {"choices": [{"scores": [{"a": number, "b": [1.5]} for number in range(count)]}], "more": "x"}
     with mock.patch("tpiedge.api.formats.json_bytes", wraps=json_bytes) as written:
         assert json.loads(long_json(value)) == value
@@ -66,7 +66,7 @@ def id_of(tokenizer: Tokenizer, *spellings: str) -> int:
     return next(found for one in spellings if (found := tokenizer.token_id(one)) is not None)
 
 
-def test_a_token_stands_in_the_answer_where_its_offset_says(tokenizer: Tokenizer) -> None:
+def test_text_offset_points_at_its_token(tokenizer: Tokenizer) -> None:
     text, scores = scores_of(tokenizer, tokenizer.encode(TEXT, add_special=False))
     assert text == TEXT
     for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True):
@@ -78,7 +78,7 @@ def test_a_token_stands_in_the_answer_where_its_offset_says(tokenizer: Tokenizer
     assert scores["text_offset"] == sorted(scores["text_offset"])
 
 
-def test_parts_of_characters_are_told_apart_and_have_their_bytes(tokenizer: Tokenizer) -> None:
+def test_partial_character_tokens_keep_their_bytes(tokenizer: Tokenizer) -> None:
     first, second = id_of(tokenizer, "<0xE4>", "\u00e4"), id_of(tokenizer, "<0xE5>", "\u00e5")
     _, scores = scores_of(tokenizer, [first], second)
     assert list(scores["top_logprobs"][0]) == [r"bytes:\xe4", r"bytes:\xe5"]

@@ -71,7 +71,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "_RETRY_S", 0.0)
 
 
-def test_each_break_is_mended_after_the_last_whole_event() -> None:
+def test_stream_reconnects_after_the_last_whole_event() -> None:
     master = Master(
         *(begun(1, 3), unreachable, refusal(503, "shutting_down"), begun(3, 3), unreachable, begun(3, 5)),
         *(refusal(429), refusal(503, "too_many_connections"), begun(5, 6)),
@@ -82,7 +82,7 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
     assert master.notes == [BROKE, AGAIN, AGAIN, BROKE, AGAIN], "said again where it had got on"
 
 
-def test_a_ping_that_is_an_event_moves_no_number() -> None:
+def test_ping_event_does_not_advance_the_event_id() -> None:
     def only_pings(_request: httpx.Request) -> httpx.Response:
         def lines() -> Iterator[bytes]:
             yield b"event: ping\ndata: ping\n\n"
@@ -96,7 +96,7 @@ def test_a_ping_that_is_an_event_moves_no_number() -> None:
 
 
 @pytest.mark.parametrize("reply", [refusal(404), unreachable, lambda _request: httpx.Response(200)])
-def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
+def test_closing_the_stream_deletes_the_answer(reply: Reply) -> None:
     master = Master(begun(1, 6), reply)
     with master.connected() as http:
         events = master.stream(http).events()
@@ -105,28 +105,28 @@ def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
     assert master.requests[1:] == [("DELETE", f"{PATH}/cmpl-1", None)]
 
 
-def test_an_answer_that_is_not_recorded_ends_with_its_connection() -> None:
+def test_non_resumable_answer_ends_with_its_connection() -> None:
     master = Master(begun(1, 3, named=False))
     with pytest.raises(httpx.ReadError):
         master.events()
     assert master.notes == []
 
 
-def test_an_answer_that_is_gone_is_given_up() -> None:
+def test_stream_fails_when_the_answer_is_gone() -> None:
     master = Master(begun(1, 3), refusal(404))
     with pytest.raises(PeerError, match="no longer has the rest of this answer: ask again"):
         master.events()
 
 
 @pytest.mark.parametrize("reply", [unreachable, refusal(503, "shutting_down"), begun(3, 3)])
-def test_it_is_given_up_in_the_end(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconnecting_stops_after_the_grace_time(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "RECOVERY_GRACE_S", -1.0)
     master = Master(begun(1, 3), reply)
     with pytest.raises((httpx.ConnectError, httpx.ReadError, HttpRefusal)):
         master.events()
 
 
-def test_how_far_the_prompt_is_read_is_no_pause() -> None:
+def test_prompt_progress_is_not_shown_as_a_pause() -> None:
     said = ": ping\n\n: reading 3 of 9 tokens\n\n: reading 6 of 9 tokens, 2 s left\n\n: reading on\n\ndata: [DONE]\n\n"
     master = Master(lambda _request: httpx.Response(200, text=said))
     assert master.events() == []
@@ -162,18 +162,20 @@ def talk(monkeypatch: pytest.MonkeyPatch, answer: object, key: str | None = None
 REAL = httpx.Client
 
 
-def test_a_master_that_ends_in_the_middle_of_an_answer_speaks_no_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_after_a_broken_answer_does_not_suggest_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PeerError, match=r"ended during the answer: ask again.*--journal") as ended:
         talk(monkeypatch, lambda _request: httpx.Response(200, stream=Ending()))
     assert "TLS" not in str(ended.value)
 
 
-def test_one_that_says_nothing_may_want_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_after_an_empty_reply_suggests_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PeerError, match=r"ended the connection early \(one with TLS wants https://\)"):
         talk(monkeypatch, silent)
 
 
 @pytest.mark.parametrize(("key", "words"), [(None, "needs an API key"), ("sk-1", "refuses this API key")])
-def test_a_missing_key_and_a_wrong_one(monkeypatch: pytest.MonkeyPatch, key: str | None, words: str) -> None:
+def test_missing_and_wrong_api_keys_have_their_own_errors(
+    monkeypatch: pytest.MonkeyPatch, key: str | None, words: str
+) -> None:
     with pytest.raises(UserError, match=f"the master {words}: give --api-key"):
         talk(monkeypatch, lambda _request: httpx.Response(401), key)

@@ -15,7 +15,7 @@ def pack(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_answered_counts(pack: Path, tmp_path: Path) -> None:
+def test_rm_deletes_only_after_confirmation(pack: Path, tmp_path: Path) -> None:
     def remove(typed: str, *flags: str) -> BaseException | None:
         return CliRunner().invoke(rm, ["one", "--cache", str(tmp_path), *flags], input=typed).exception
 

@@ -52,7 +52,7 @@ def said(messages: list[ChatMessage]) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 
-def test_the_turns_go_with_the_next_message(talk: Conversation, parrot: Parrot) -> None:
+def test_earlier_turns_are_sent_with_the_next_message(talk: Conversation, parrot: Parrot) -> None:
     assert talk.handle("hi")
     assert talk.handle("two\nlines")
     assert said(parrot.requests[1][0]) == [("user", "hi"), ("assistant", "hello"), ("user", "two\nlines")]
@@ -60,7 +60,7 @@ def test_the_turns_go_with_the_next_message(talk: Conversation, parrot: Parrot) 
     assert len(parrot.requests) == 2
 
 
-def test_clear_keeps_what_the_model_is_told_first(talk: Conversation, parrot: Parrot) -> None:
+def test_clear_keeps_the_system_prompt(talk: Conversation, parrot: Parrot) -> None:
     talk.handle("/system be kind to all")
     talk.handle("hi")
     talk.handle("/clear")
@@ -98,7 +98,7 @@ def test_set_changes_the_next_answers(
         ("/save a\0b", "cannot write"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_changes_nothing(
+def test_invalid_command_is_reported_and_changes_nothing(
     talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str], line: str, words: str
 ) -> None:
     assert talk.handle(line)
@@ -107,7 +107,9 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     assert parrot.requests == [([{"role": "user", "content": "hi"}], {})]
 
 
-def test_save(talk: Conversation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_save_writes_the_conversation_to_a_new_file(
+    talk: Conversation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     talk.handle("/system be kind")
     talk.handle("größe?")
     path = tmp_path / "chat.json"
@@ -132,7 +134,7 @@ def test_a_message_without_an_answer_is_forgotten(
     assert said(parrot.requests[1][0]) == [("user", "again")]
 
 
-def test_a_pipe_ends_with_the_first_failure(parrot: Parrot) -> None:
+def test_piped_conversation_ends_at_the_first_failure(parrot: Parrot) -> None:
     talk = Conversation(parrot, Keys(interactive=False), None)
     for failure in (PeerError("gone"), UserError("no"), KeyboardInterrupt()):
         parrot.answer = failure
@@ -142,7 +144,7 @@ def test_a_pipe_ends_with_the_first_failure(parrot: Parrot) -> None:
     assert talk.handle("hi")  # /clear may follow
 
 
-def test_an_answer_that_was_cut_says_so(
+def test_answer_cut_by_max_tokens_is_reported(
     talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk.handle("hi")

@@ -21,13 +21,13 @@ SQUARES = {" ": (1, 1), "\u2580": (0, 1), "\u2584": (1, 0), "\u2588": (0, 0)}
         (Address("127.0.0.1", 8080), LAN, "http://127.0.0.1:8080"),
     ],
 )
-def test_the_url_is_one_that_others_can_type(monkeypatch, http: Address, outgoing: str | None, url: str):
+def test_shown_url_is_reachable_from_elsewhere(monkeypatch, http: Address, outgoing: str | None, url: str):
     monkeypatch.setattr(master_lines, "outgoing_host", lambda: outgoing)
     assert url_for_others(http, f"http://{http}") == url
     assert f"http://{lan_address(http)}" == url
 
 
-def test_the_page_as_other_devices_reach_it_and_its_picture(monkeypatch):
+def test_page_url_and_qr_code_use_the_lan_address(monkeypatch):
     monkeypatch.setattr(master_lines, "outgoing_host", lambda: LAN)
     first, *picture = page_lines(Address("0.0.0.0", 8080), "http://127.0.0.1:8080", WIDE)
     assert first.endswith(PAGE)
@@ -53,7 +53,7 @@ def test_the_page_as_other_devices_reach_it_and_its_picture(monkeypatch):
         ("utf-8", "xterm", "1", 0),
     ],
 )
-def test_what_a_terminal_shows(monkeypatch, encoding, term, no_color, columns):
+def test_terminal_columns_are_zero_without_utf8_or_colours(monkeypatch, encoding, term, no_color, columns):
     assert terminal_columns() == 0, "it is none"
     shown = type("Shown", (), {"isatty": lambda _: True, "fileno": lambda _: 2, "encoding": encoding})
     monkeypatch.setattr(master_lines.sys, "stderr", shown())

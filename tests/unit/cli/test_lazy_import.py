@@ -36,14 +36,14 @@ def imported() -> list[str]:
     return [name for name in NAMES if name in sys.modules]
 
 
-def test_help_lists_and_imports_nothing(group: ConfiguredGroup) -> None:
+def test_help_lists_lazy_commands_without_importing_them(group: ConfiguredGroup) -> None:
     shown = CliRunner().invoke(group, ["--help"])
     assert "lazy_talk  What lazy_talk does." in shown.output
     assert "lazy_walk  What lazy_walk does." in shown.output
     assert imported() == []
 
 
-def test_what_is_run_is_imported_and_nothing_else(group: ConfiguredGroup) -> None:
+def test_running_a_lazy_command_imports_only_that_command(group: ConfiguredGroup) -> None:
     for _ in range(2):
         done = CliRunner().invoke(group, ["lazy_walk", "--much", "3"])
         assert (done.exit_code, done.output) == (0, "lazy_walk 3\n")
@@ -51,7 +51,7 @@ def test_what_is_run_is_imported_and_nothing_else(group: ConfiguredGroup) -> Non
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_the_line_of_a_verb_is_that_of_its_own_help(name: str) -> None:
+def test_listed_help_line_matches_the_commands_own_help(name: str) -> None:
     path, line = VERBS[name]
     command: click.Command = pkgutil.resolve_name(f"tpiedge.{path}")
     assert command.name == name

@@ -24,7 +24,7 @@ class Screen:
         self.text += text
 
 
-def test_a_screen_that_is_held_holds_nobody_up_and_what_is_left_out_is_counted(
+def test_stalled_output_drops_and_counts_log_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_writer, "_MOST_WAITING", 2)
@@ -46,7 +46,7 @@ def test_a_screen_that_is_held_holds_nobody_up_and_what_is_left_out_is_counted(
     writer.finish(_WAIT_S)
 
 
-def test_a_line_for_which_the_disk_has_no_room_is_the_only_one_that_is_lost() -> None:
+def test_full_disk_loses_only_the_line_being_written() -> None:
     screen, full = Screen(), iter((False, True, False))
 
     def write(text: str) -> None:

@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("cache")
-def test_whatever_takes_a_model() -> None:
+def test_model_arguments_complete_model_names() -> None:
     for words in OF_MODELS:
         anywhere = [*aliases(), "demo"] if words in (("pull",), ("show",)) else ["demo"]
         assert completed(*words) == [*anywhere, *HERE], words
@@ -49,13 +49,13 @@ def test_whatever_takes_a_model() -> None:
     assert completed("run", "--model", incomplete="./") == []
 
 
-def test_an_alias_of_what_was_pulled_and_the_cache_of_the_line(tmp_path: Path) -> None:
+def test_completion_uses_the_cache_flag_and_pulled_aliases(tmp_path: Path) -> None:
     repo = aliases()["tinyllama"].repo
     fill(tmp_path, repo)
     assert completed("run", "--cache", str(tmp_path)) == ["demo", "tinyllama", repo, "acme-tiny-bf16"]
 
 
-def test_a_damaged_cache_has_fewer_names(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_skips_damaged_cache_entries(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = cache / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
     snapshot.rmdir()
     snapshot.write_text("not a folder")
@@ -66,7 +66,7 @@ def test_a_damaged_cache_has_fewer_names(cache: Path, monkeypatch: pytest.Monkey
         assert completed("run", "--cache", broken, "--model") == ["demo"]
 
 
-def test_testbeds_and_those_that_are_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_testbed_arguments_complete_testbed_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "ROOT", tmp_path)
     assert completed("testbed", "down") == []
     (tmp_path / "mine").mkdir()

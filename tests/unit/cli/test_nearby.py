@@ -92,7 +92,9 @@ def announces(name, host, key):
         ([(replace(DESK, address=at(5)),)], {}, {at(5): HOME}, "1", (at(5), HOME), ""),
     ],
 )
-def test_which_master_is_joined(found, there, said, terminal, looks, masters, known, typed, joined, words):
+def test_worker_joins_the_right_nearby_master(
+    found, there, said, terminal, looks, masters, known, typed, joined, words
+):
     found += looks
     there |= masters
     if typed is not None:
@@ -101,7 +103,7 @@ def test_which_master_is_joined(found, there, said, terminal, looks, masters, kn
     assert said[-1].endswith(words)
 
 
-def test_of_several_a_user_is_asked_which_or_none_is_joined(found, said, monkeypatch, terminal, capsys):
+def test_several_nearby_masters_need_a_choice_by_the_user(found, said, monkeypatch, terminal, capsys):
     found.append((DESK, PI))
     with pytest.raises(UserError, match="2 masters found: choose one") as raised:
         nearby.master_nearby(0.0, {}, said.append)
@@ -121,7 +123,7 @@ def test_of_several_a_user_is_asked_which_or_none_is_joined(found, said, monkeyp
         ),
     ],
 )
-def test_nobody_there(found, there, said, announced, known, words):
+def test_no_answering_master_is_an_error(found, there, said, announced, known, words):
     found.append(announced)
     with pytest.raises(PeerError, match=words) as raised:
         nearby.master_nearby(0.0, known, said.append)
@@ -137,7 +139,7 @@ def announce(monkeypatch):
     return begin
 
 
-def test_a_master_serves_while_it_is_not_announced_yet_and_is_until_it_ends(announce, said):
+def test_announcing_does_not_block_and_ends_with_the_master(announce, said):
     let, ended, told = threading.Event(), threading.Event(), threading.Event()
 
     @contextmanager
@@ -157,7 +159,7 @@ def test_a_master_serves_while_it_is_not_announced_yet_and_is_until_it_ends(anno
 
 
 @pytest.mark.parametrize("thread", [True, False])
-def test_a_master_that_cannot_be_announced_says_so_and_serves(announce, monkeypatch, said, thread):
+def test_failed_announcement_is_reported_and_not_fatal(announce, monkeypatch, said, thread):
     told = threading.Event()
 
     def refused(*_given):
@@ -172,12 +174,12 @@ def test_a_master_that_cannot_be_announced_says_so_and_serves(announce, monkeypa
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1", "pi.local"])
-def test_a_master_that_nobody_would_find_is_refused(host):
+def test_announcing_an_unreachable_address_is_refused(host):
     with pytest.raises(UserError, match="--announce: other machines cannot reach"):
         nearby.check_announcing(Address(host, 7070))
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch, said):
+def test_missing_zeroconf_error_says_what_to_install(monkeypatch, said):
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     for asked in (
         lambda: nearby.check_announcing(DESK.address),

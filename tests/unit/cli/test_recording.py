@@ -11,7 +11,7 @@ LOST = PeerLost(1, "computing", "silent")
 
 
 @pytest.mark.parametrize(("within", "raised"), [(LOST, PeerLost), (None, DiskFull)])
-def test_a_trace_that_fails(
+def test_failed_trace_leaves_no_files_and_hides_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: PeerLost | None, raised: type[Exception]
 ) -> None:
     def full(*_: object) -> None:
@@ -29,9 +29,7 @@ def test_a_trace_that_fails(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_recorded_before_an_error_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_recorded_before_an_error_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tracer = Tracer(1)
     tracer.add(COMPUTE, tracer.name("ffn"), 1.0, 2.0)
 

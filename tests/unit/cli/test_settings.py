@@ -38,7 +38,7 @@ def read(tmp_path: Path):  # type: ignore[no-untyped-def]
     return made
 
 
-def test_every_value_has_its_line(read) -> None:  # type: ignore[no-untyped-def]
+def test_settings_file_gives_the_line_of_each_value(read) -> None:  # type: ignore[no-untyped-def]
     file = read(
         '[run]\n\nnodes = 3\n"shares" = "1,2,3"\n[ bench . decode ]\ntokens = 5 # few\nx = true\n[runn]\n'
     )
@@ -58,12 +58,14 @@ def test_every_value_has_its_line(read) -> None:  # type: ignore[no-untyped-def]
     ("content", "expected"),
     [(b"[run\nx = 1", "line 1"), (b"[run]\nnodes = 1\nnodes = 2\n", "line 3"), (b"\xff", "can't decode")],
 )
-def test_what_is_no_settings_file(read, content: bytes, expected: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_settings_file_is_refused(read, content: bytes, expected: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=f"settings file .*t.toml is not valid TOML: .*{expected}"):
         read(content)
 
 
-def test_which_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_files_are_tried_in_precedence_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tpiedge.cli.settings.user_config_path", lambda _: tmp_path / "home")
     assert settings.find_settings(None, {}) is None
     named, own, given = tmp_path / "named.toml", tmp_path / "home" / "config.toml", tmp_path / "given.toml"
@@ -101,7 +103,9 @@ STOP, TOKENS = "TPIEDGE_BENCH_DECODE_STOP", "TPIEDGE_BENCH_DECODE_PROMPT_TOKENS"
         ({STOP: "[]"}, {"stop": ([], STOP)}),
     ],
 )
-def test_which_value_counts(read, environment: dict[str, str], changed: dict[str, object]) -> None:  # type: ignore[no-untyped-def]
+def test_environment_variables_override_the_settings_file(
+    read, environment: dict[str, str], changed: dict[str, object]
+) -> None:  # type: ignore[no-untyped-def]
     file = read('[common]\ncache = "/common"\n[bench.decode]\nprompt-tokens = 3\nstop = ["x"]\n')
     of_file = {
         "prompt-tokens": ("3", f"{file.path}:4 [bench.decode] prompt-tokens"),
@@ -113,7 +117,7 @@ def test_which_value_counts(read, environment: dict[str, str], changed: dict[str
         assert {key: (item.value, item.origin) for key, item in found.items()} == usual | changed
 
 
-def test_variables_that_set_nothing_are_told_with_what_they_nearly_are() -> None:
+def test_unused_variables_are_reported_with_similar_names() -> None:
     port = "TPIEDGE_RUN_PORT_7070_TCP"  # as container engines set them
     environment = {"TPIEDGE_RUN_MAX_TOKNS": "3", port: "x", STOP: "x", "PATH": "/bin"}
     found = settings.unused_variables(VERBS, environment)
@@ -142,7 +146,7 @@ def test_variables_that_set_nothing_are_told_with_what_they_nearly_are() -> None
         ('[common]\ncache = "/c"\nstate = "/s"\n[run]\nstop = ["a"]\n[bench.decode]\ntokens = 4\n', ""),
     ],
 )
-def test_unknown_names_and_wrong_types(read, text: str, expected: str) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_names_and_wrong_types_are_reported(read, text: str, expected: str) -> None:  # type: ignore[no-untyped-def]
     file = read(text)
     found = "\n".join(settings.problems(file, VERBS))
     assert found.startswith(f"{file.path}:{expected}" if expected else "")
@@ -166,7 +170,7 @@ def test_unknown_names_and_wrong_types(read, text: str, expected: str) -> None: 
         ("speculate = 16", "'16' is none of 'auto', 'off' or a number from 1 to 15"),
     ],
 )
-def test_a_value_counts_as_if_it_had_been_typed(read, setting: str, complaint: str) -> None:  # type: ignore[no-untyped-def]
+def test_settings_values_are_checked_like_flags(read, setting: str, complaint: str) -> None:  # type: ignore[no-untyped-def]
     file = read(f"[run]\n{setting}\n")
     found = [*settings.problems(file, settings.verbs_of(cli)), *config.check_values(cli, file)]
     assert len(found) == bool(complaint)
@@ -174,7 +178,7 @@ def test_a_value_counts_as_if_it_had_been_typed(read, setting: str, complaint: s
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.name)
-def test_the_examples_fit_the_verbs_with_and_without_what_is_commented_out(read, path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_example_settings_files_are_valid(read, path: Path) -> None:  # type: ignore[no-untyped-def]
     verbs, text = settings.verbs_of(cli), path.read_text()
     assert set(re.findall(r"^#? ?\[([a-z.]+)\]", text, re.MULTILINE)) <= {*verbs, "common"}
     for one in (text, COMMENTED.sub("", text)):
@@ -204,7 +208,7 @@ def invoke(*arguments: object, **environment: str) -> Result:
     return CliRunner().invoke(root, [str(argument) for argument in arguments], env=environment)
 
 
-def test_every_kind_of_flag(tmp_path: Path) -> None:
+def test_settings_file_sets_every_kind_of_flag(tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
     path.write_text(
         '[common]\nstate = "/s"\n[master]\nmodel = "m"\nmin-workers = 3\ninsecure = true\nverbose = 2\n'
@@ -222,14 +226,14 @@ def test_every_kind_of_flag(tmp_path: Path) -> None:
     assert json.loads(changed) == values | {"insecure": False, "min_workers": 4}
 
 
-def test_a_verb_refuses_what_is_wrong_in_the_table_of_another(tmp_path: Path) -> None:
+def test_command_refuses_errors_in_another_commands_table(tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
     path.write_text("[run]\nnodez = 3\n")
     ended = CliRunner().invoke(cli, ["show", "demo", "--config", str(path)])
     assert str(ended.exception) == f"{path}:2: [run] has no key nodez; did you mean nodes?"
 
 
-def test_secrets_are_starred(tmp_path: Path) -> None:
+def test_config_show_masks_secrets(tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
     path.write_text('[master]\napi-key = "hush"\n')
     for shown in (
@@ -241,7 +245,7 @@ def test_secrets_are_starred(tmp_path: Path) -> None:
     assert json.loads(invoke("config", "show", "--json").output)["master"]["api-key"]["value"] is None
 
 
-def test_the_origin_of_a_value_that_the_verb_refuses() -> None:
+def test_refused_value_is_reported_with_its_origin() -> None:
     error = invoke("master", TPIEDGE_MASTER_MODEL="bad").exception
     assert str(error) == "--model bad cannot be served (--model is from TPIEDGE_MASTER_MODEL)"
     assert str(invoke("master", "--model", "bad").exception) == "--model bad cannot be served"

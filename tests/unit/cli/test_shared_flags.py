@@ -26,7 +26,7 @@ def invoke(verb: str, *arguments: str) -> Result:
     return CliRunner().invoke(root, [verb, "--model", "m", *arguments])
 
 
-def test_without_a_word_links_decide_nothing_is_rounded_and_there_are_as_many_guesses_as_pay() -> None:
+def test_collective_wire_and_speculate_have_their_defaults() -> None:
     usual = [None, SPECULATE_AUTO, "auto", "f32"]
     assert json.loads(invoke("master").output) == [16, *usual]
     assert json.loads(invoke("run").output) == [None, *usual]
@@ -46,13 +46,13 @@ def test_without_a_word_links_decide_nothing_is_rounded_and_there_are_as_many_gu
         ("--parallel", "0", "0 is not in the range 1<=x<="),
     ],
 )
-def test_other_words_are_refused_with_what_there_is(flag: str, value: str, words: str) -> None:
+def test_invalid_flag_values_are_refused_with_the_allowed_ones(flag: str, value: str, words: str) -> None:
     answer = invoke("master", flag, value)
     assert answer.exit_code == 2
     assert words in " ".join(answer.output.split())
 
 
-def test_every_verb_has_our_types_and_can_be_configured() -> None:
+def test_every_command_uses_our_types_and_accepts_config() -> None:
     def flags(command: click.Command) -> set[str]:
         return {flag for param in command.params if isinstance(param, click.Option) for flag in param.opts}
 
@@ -111,7 +111,7 @@ _WORKERS = "is not a whole number: give one from 0 to 126"
         (_GROUP, "ls", "Missing argument 'NAME'."),
     ],
 )
-def test_words_of_wrong_usage(command: click.Command, arguments: str, words: str) -> None:
+def test_usage_errors_say_what_is_allowed(command: click.Command, arguments: str, words: str) -> None:
     with pytest.raises(click.ClickException) as raised:
         command.main(arguments.split(), "tpiedge", standalone_mode=False)
     assert " ".join(usage_words(raised.value).split()) == words  # as they are printed
@@ -135,14 +135,14 @@ def drawn(*flags: str) -> tuple[Sampling, Sampling]:
     return found[0], found[1]
 
 
-def test_an_answer_is_another_one_every_time_unless_a_seed_is_given() -> None:
+def test_seed_is_random_unless_given() -> None:
     seeds = {sampling.seed for _ in range(8) for sampling in drawn()}
     assert len(seeds) == 8, "a new one each time, also with what is usual for the model"
     assert {sampling.seed for sampling in drawn("--seed", "7")} == {7}
     assert {sampling.seed for sampling in drawn("--seed", "0")} == {0}
 
 
-def test_what_is_usual_counts_where_nothing_is_said() -> None:
+def test_model_sampling_defaults_fill_missing_flags() -> None:
     said, of_chat = drawn("--top-p", "0.5")
     assert (said.temperature, said.top_p) == (0.0, 0.5)
     assert (of_chat.temperature, of_chat.top_p) == (0.8, 0.5)

@@ -46,7 +46,7 @@ def shown(text: str, columns: int, pieces: int = 1) -> list[str]:
         ("", [""]),
     ],
 )
-def test_a_word_is_not_cut_at_the_edge(text: str, lines: list[str]) -> None:
+def test_lines_wrap_between_words(text: str, lines: list[str]) -> None:
     for pieces in (1, 2, 100):
         assert shown(text, 10, pieces) == lines
 
@@ -57,7 +57,7 @@ def test_wide_characters_take_two_columns() -> None:
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(0, 3), (80, 3), (20, 10)])
-def test_a_terminal_that_does_not_know_its_size_has_80_columns(
+def test_terminal_of_unknown_size_has_80_columns(
     columns: int, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = SimpleNamespace(isatty=lambda: True, fileno=lambda: 1)
@@ -69,6 +69,6 @@ def test_a_terminal_that_does_not_know_its_size_has_80_columns(
     assert len(capsys.readouterr().out.splitlines()) == lines
 
 
-def test_a_file_gets_the_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_written_to_a_file_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     Screen().show("a\x1b[2J" + "b " * 100 + "\n")
     assert capsys.readouterr().out == "a [2J" + "b " * 100 + "\n"

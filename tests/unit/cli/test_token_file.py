@@ -20,7 +20,7 @@ def state(tmp_path):
     return tmp_path / "state"
 
 
-def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, state):
+def test_token_file_admits_any_worker_until_the_master_ends(tmp_path, state):
     path = tmp_path / "token"
     with offered(path, state, KEY, HERE):
         token = parse_token(await_token(path, 0.0))
@@ -31,7 +31,7 @@ def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, state)
     assert redeem(state, token.secret) == "unknown"
 
 
-def test_what_cannot_be_read_or_written(tmp_path, state):
+def test_unreadable_or_unwritable_token_file_is_an_error(tmp_path, state):
     with pytest.raises(
         UserError, match=r"no token in .*token within 0 s: is 'tpiedge master --token-file' running"
     ):
@@ -54,7 +54,7 @@ def left_behind(tmp_path, state):
     return parse_token(await_token(tmp_path / "token", 0.0))
 
 
-def test_a_killed_masters_token_is_void_once_the_next_one_starts(tmp_path, state, left_behind):
+def test_killed_masters_token_is_void_after_a_restart(tmp_path, state, left_behind):
     assert redeem(state, left_behind.secret) == "ok"
     with invitation(state):
         assert redeem(state, left_behind.secret) == "unknown"
@@ -64,7 +64,7 @@ def test_a_killed_masters_token_is_void_once_the_next_one_starts(tmp_path, state
     assert TokenStore(state).list() == ()
 
 
-def test_other_tokens_stay(state, left_behind):
+def test_restart_keeps_other_tokens(state, left_behind):
     _, secret = TokenStore(state).create(3600.0)
     (one,) = [record.id for record, _ in TokenStore(state).list() if record.left is None]
     TokenStore(state).revoke(one)  # by hand, before the master came back
@@ -74,7 +74,7 @@ def test_other_tokens_stay(state, left_behind):
     assert redeem(state, secret) == "ok"
 
 
-def test_each_start_invites_one_worker_until_the_master_ends(state):
+def test_invitation_is_for_one_worker_until_the_master_ends(state):
     for _ in range(3):
         with invitation(state) as secret:
             assert [outcome for _, outcome in TokenStore(state).list()] == ["ok"]
@@ -83,7 +83,7 @@ def test_each_start_invites_one_worker_until_the_master_ends(state):
         assert TokenStore(state).list() == ()
 
 
-def test_a_token_for_a_given_address_needs_nothing_of_a_master(tmp_path):
+def test_token_create_with_host_needs_no_master(tmp_path):
     note = tmp_path / "master" / "admin.json"
     note.parent.mkdir(mode=0o700)
     note.write_text("damaged")

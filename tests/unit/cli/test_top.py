@@ -50,7 +50,7 @@ PICTURE = {
 }
 
 
-def test_the_cluster_in_a_line() -> None:
+def test_summary_shows_the_cluster_in_one_line() -> None:
     assert top.summary(PICTURE) == (
         "demo: ready; 1 running, 2 queued; 3.2 tokens/s; 40% of 10 drafts accepted; KV cache 5 of 16 pages"
     )
@@ -62,7 +62,7 @@ def test_the_cluster_in_a_line() -> None:
     assert top.summary(starting) == "demo: not ready: loading the weights; 1 running, 2 queued"
 
 
-def test_a_machine_and_one_without_a_part() -> None:
+def test_machine_rows_show_serving_and_spare_machines() -> None:
     assert top.machine_row(MACHINE) == (
         "w-12 (attic)", "1", "serving", "33%", "50%", "0.5/2.0 GB", "10 ms", "60%", "20%", "20%", "0%",
         "1.4 ms, 30.0 MB/s", "2.7 MB",
@@ -73,7 +73,7 @@ def test_a_machine_and_one_without_a_part() -> None:
     assert top.machine_row(MACHINE | {"silent_s": 4})[2] == "serving, silent for 4.0 s"
 
 
-def test_requests_events_and_what_is_asked_of_the_user() -> None:
+def test_request_rows_event_lines_and_notes_are_formatted() -> None:
     assert top.request_row(REQUEST) == ("cmpl-1", "phone", "paused", "1 min 15 s", "12", "3 of 90", "0.5")
     assert top.request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[3::3] == ("-", "-")
     assert list(top.notes(PICTURE)) == [
@@ -96,17 +96,17 @@ def test_requests_events_and_what_is_asked_of_the_user() -> None:
         (None, "-"),
     ],
 )
-def test_who_sent_a_request(sender: dict[str, str] | None, said: str) -> None:
+def test_request_row_shows_the_sender(sender: dict[str, str] | None, said: str) -> None:
     assert top.request_row(REQUEST | {"sender": sender})[1] == said
 
 
-def test_how_far_a_prompt_is_read() -> None:
+def test_request_row_shows_prompt_progress() -> None:
     reading = {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 0.0, "left_s": None}
     assert top.request_row(REQUEST | {"reading": reading})[4] == "300 of 900"
     assert top.request_row(REQUEST | {"reading": reading | {"left_s": 4}})[4] == "300 of 900, 4.0 s left"
 
 
-def test_a_cell_of_a_step_shows_what_took_most_of_it() -> None:
+def test_step_line_cells_show_the_longest_activity() -> None:
     (machine,) = TIMELINE["machines"]
     assert top.step_line(machine, 0.02, 8) == "##~ ##.."
     assert top.step_line(machine, 0.02, 5) == "#~##."
@@ -141,7 +141,7 @@ def linked(hosts: list[str], unknown: tuple[int, int] = (0, 0)) -> dict[str, Any
 
 
 @given(st.integers(0, 12), st.integers(1, 9))
-def test_every_round_trip_stands_once_below_and_beside_their_ranks(workers: int, columns: int) -> None:
+def test_link_table_shows_every_round_trip_once(workers: int, columns: int) -> None:
     names = [f"h{rank}" for rank in range(1, workers + 1)]
     found, header = [], []
     for line in top.link_lines(linked(names, unknown=(1, 3)), columns):
@@ -160,7 +160,7 @@ def test_every_round_trip_stands_once_below_and_beside_their_ranks(workers: int,
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 3), (80, 10), (120, 24), (40, 200)])
-def test_a_screen_has_what_it_has_room_for(width: int, height: int) -> None:
+def test_top_output_fits_the_screen(width: int, height: int) -> None:
     lines = top.screen_lines(linked(["raspberrypi-in-the-cellar"] * 9), "no master answers", (width, height))
     assert len(lines) < height
     assert max(map(len, lines)) < width
@@ -168,7 +168,7 @@ def test_a_screen_has_what_it_has_room_for(width: int, height: int) -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-def test_it_looks_again_until_q_and_leaves_the_terminal_as_it_was(
+def test_top_refreshes_until_q_and_restores_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A master that cannot be reached is named above the latest picture, and is asked again."""

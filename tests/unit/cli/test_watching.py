@@ -15,7 +15,7 @@ NODES = tuple(
 STATUS = ClusterStatus(True, "", NODES, 0, 0, 3, collective="mesh", bulk_collective="two-shot")
 
 
-def test_a_master_says_how_nodes_add_up() -> None:
+def test_status_line_names_the_all_reduce() -> None:
     assert _summary(STATUS) == "ready: 2 nodes (master, ann), all-reduce mesh (prompts: two-shot)"
     assert _summary(replace(STATUS, bulk_collective="mesh")).endswith("(master, ann), all-reduce mesh")
     assert _summary(replace(STATUS, collective="", bulk_collective="")) == "ready: 2 nodes (master, ann)"
@@ -38,7 +38,7 @@ def beside(**changes: object) -> ClusterStatus:
         ({"spare": "no room", "why": "its\n\x1b[2J disk"}, "bob cannot be used now: its \\x1b[2J disk"),
     ],
 )
-def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object], line: str) -> None:
+def test_reason_for_an_unused_machine_is_printed_once(changes: dict[str, object], line: str) -> None:
     said: list[str] = []
     show = Changes(said.append)
     for status in (STATUS, beside(), beside(**changes), beside(**{**changes, "why": "another number"})):
@@ -63,7 +63,7 @@ def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object]
         ({"collective": "", "bulk_collective": ""}, "ready", "all-reduce"),  # a node alone
     ],
 )
-def test_nodes_shows_how_answers_are_made(
+def test_nodes_shows_the_all_reduce_and_split_dependence(
     changes: dict[str, Any], shown: str, missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _print(asdict(replace(STATUS, **changes)) | {"pending": []}, 0)
@@ -72,7 +72,7 @@ def test_nodes_shows_how_answers_are_made(
     assert missing == "?" or missing not in said
 
 
-def test_a_worker_that_shows_a_code_is_named_once() -> None:
+def test_worker_waiting_for_approval_is_announced_once() -> None:
     told: list[str] = []
     callers = Callers(told.append)
     attic, pi = Pending("w-1", "attic", "10.0.0.5", 0.0), Pending("w-2", "pi\x1b[2J", "10.0.0.6", 0.0)

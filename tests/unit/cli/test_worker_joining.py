@@ -66,7 +66,7 @@ OTHER_PROGRAMS = (
 )
 
 
-def test_another_program_or_an_unknown_name_ends_a_worker_at_its_start_alone(network: Network) -> None:
+def test_wrong_master_or_unknown_host_is_fatal_only_at_start(network: Network) -> None:
     for error in OTHER_PROGRAMS:
         network.met = [error]
         with pytest.raises(UserError, match=str(error)):
@@ -82,7 +82,7 @@ def test_another_program_or_an_unknown_name_ends_a_worker_at_its_start_alone(net
 
 
 @pytest.mark.parametrize("found", [False, True])
-def test_what_the_master_itself_refuses_is_not_asked_again(network: Network, found: bool) -> None:
+def test_refusal_by_the_master_is_not_retried(network: Network, found: bool) -> None:
     def refused() -> Enrolled:
         raise UserError("the master has revoked the key of this worker")
 

@@ -70,7 +70,7 @@ def groups(array: F32Array) -> list[F32Array]:
     st.integers(0, 2**32),
     st.lists(st.integers(-100, 100), min_size=4, max_size=4),
 )
-def test_int8_is_within_half_a_step_of_its_group(
+def test_int8_error_is_within_half_a_quantisation_step(
     rows: int, columns: int, seed: int, exponents: list[int]
 ) -> None:
     array = normal((rows, columns), seed)
@@ -88,7 +88,7 @@ def test_int8_is_within_half_a_step_of_its_group(
 @pytest.mark.parametrize("name", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 63, 64, 99])
-def test_a_value_that_is_not_finite_stays_so(name: str, value: float, at: int) -> None:
+def test_non_finite_values_stay_non_finite(name: str, value: float, at: int) -> None:
     array = normal((3, 100))
     array[1, at] = value
     got = through(name, array)
@@ -134,7 +134,7 @@ def envelope(header: TensorHeader | None, data: bytes) -> Envelope:
     ],
     ids=str,
 )
-def test_another_header_is_its_senders_fault(wire: Any, header: TensorHeader | None) -> None:
+def test_wrong_tensor_header_is_blamed_on_its_sender(wire: Any, header: TensorHeader | None) -> None:
     data = bytes(header.nbytes if header else 0)
     if wire == "i32" and header in (TensorHeader("i32", (2, 5)), TensorHeader("i64", (2, 5))):
         return

@@ -40,7 +40,7 @@ class Rank:
         return self.endpoint.calls - before
 
 
-def test_calls_that_leave_off_again_and_again_pause() -> None:
+def test_fast_path_pauses_after_repeated_incomplete_calls() -> None:
     rank = Rank()
     rank.endpoint.outcome = 0
     assert rank.calls(fast._MOST_LEFT_OFF + fast._PAUSE) == fast._MOST_LEFT_OFF
@@ -50,7 +50,7 @@ def test_calls_that_leave_off_again_and_again_pause() -> None:
     assert rank.calls(1, rows=2) == 1
 
 
-def test_a_rank_without_attention_does_not_hold_up_the_ffn() -> None:
+def test_incomplete_attention_reduces_do_not_pause_the_ffn() -> None:
     rank = Rank()
     outcomes = (0, DONE)
     tried = [0, 0]

@@ -33,7 +33,7 @@ def check(name: Any, array: F32Array) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("columns", [1, 7, 64, 65, 1000])
-def test_all_sorts_of_bits(name: Any, columns: int) -> None:
+def test_native_codec_matches_python_on_random_bits(name: Any, columns: int) -> None:
     random = np.random.default_rng(columns)
     bits = random.integers(0, 1 << 32, (200, columns), np.uint32)
     check(name, bits.view(np.float32))
@@ -43,7 +43,7 @@ def test_all_sorts_of_bits(name: Any, columns: int) -> None:
 
 
 @given(st.binary(min_size=2 * (100 + 8), max_size=2 * (100 + 8)))
-def test_whatever_bytes_come(data: bytes) -> None:
+def test_native_int8_decode_matches_python_on_any_bytes(data: bytes) -> None:
     unpacked = decode_array("int8", data, (2, 100))
     decoded = in_python(lambda: decode_array("int8", data, (2, 100)))
     assert np.array_equal(unpacked, decoded, equal_nan=True)
@@ -60,7 +60,7 @@ def test_bytes_need_not_be_aligned(name: Any, offset: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("difference", [-1, 1])
-def test_other_than_all_its_bytes_are_refused(name: Any, difference: int) -> None:
+def test_wrong_byte_counts_are_refused(name: Any, difference: int) -> None:
     count = header_of(name, (2, 70)).nbytes + difference
     with pytest.raises(ValueError, match=f"{count} bytes"):
         decode_array(name, bytes(count), (2, 70))

@@ -29,20 +29,20 @@ def test_slices_are_views_that_make_up_the_matrix(rows: int, columns: int, count
 
 @pytest.mark.parametrize("wire", ["f32", "bf16", "int8"])
 @given(rows=st.integers(1, 6), columns=COLUMNS, count=st.integers(1, 6))
-def test_a_cut_changes_no_rounding(wire: Any, rows: int, columns: int, count: int) -> None:
+def test_slicing_does_not_change_rounding(wire: Any, rows: int, columns: int, count: int) -> None:
     array = np.random.default_rng(rows + columns).standard_normal((rows, columns)).astype(np.float32)
     slices = [rounded(wire, one) for one in cut(array, count)]
     assert np.array_equal(np.concatenate([one.ravel() for one in slices]), rounded(wire, array).ravel())
 
 
-def test_a_row_of_groups_is_shared_by_all() -> None:
+def test_single_row_is_split_by_quantisation_groups() -> None:
     assert [one.shape for one in cut(np.zeros((1, 2048), np.float32), 5)] == [
         (6, 64), (6, 64), (7, 64), (6, 64), (7, 64),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_who_added_up_what_is_not_finite_is_named_without_blame(value: float) -> None:
+def test_non_finite_sum_names_its_node_without_blame(value: float) -> None:
     slices = cut(np.zeros((4, 3), np.float32), 4)
     check_slices(slices, "this")
     slices[2][0, 1] = value

@@ -74,7 +74,7 @@ def kernels(isa, switch=""):
         (network.packets_finding(None), "skip", ""),
     ],
 )  # fmt: skip
-def test_findings(finding, result, words):
+def test_measurements_are_graded_as_findings(finding, result, words):
     assert result_of(finding) == result
     assert words in finding.found
 
@@ -88,14 +88,14 @@ def test_findings(finding, result, words):
     ],
 )
 @pytest.mark.fault("P13", "`tpiedge doctor` tells of clocks that differ")
-def test_the_clock_of_the_master(date, result, found):
+def test_clock_skew_to_the_master_is_reported(date, result, found):
     skew = network.skew_finding(date, NOW, "pi:8080")
     assert result_of(skew) == result
     assert found in skew.found
 
 
 @pytest.mark.fault("P11", "`tpiedge doctor` tells of an unusual MTU")
-def test_mtu():
+def test_unusual_mtu_is_reported():
     assert result_of(network.mtu_finding({"lo": 65536, "eth0": 1500})) == "ok"
     tunnel = network.mtu_finding({"eth0": 1500, "wg0": 1200, "odd": 0})
     assert (result_of(tunnel), tunnel.found) == ("warn", "wg0 1200")
@@ -105,7 +105,7 @@ def test_mtu():
     ("who", "result"),
     [("another tpiedge master", "ok"), ("another tpiedge worker", "warn"), ("nginx", "warn")],
 )
-def test_a_running_master_has_its_ports_in_order(monkeypatch, who, result):
+def test_ports_held_by_a_master_are_ok(monkeypatch, who, result):
     monkeypatch.setattr(network, "port_state", lambda _: "in use")
     monkeypatch.setattr(network, "holder", lambda _: f"{who}, pid 7")
     (found,) = network.check_ports({7070: "control"})
@@ -113,7 +113,7 @@ def test_a_running_master_has_its_ports_in_order(monkeypatch, who, result):
     assert (f"{who}, pid 7" in found.advice) == (result == "warn")
 
 
-def test_the_path_to_a_master():
+def test_master_reachability_is_checked():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address(*server.getsockname())
         control, *others = network.check_reach(address)
@@ -147,14 +147,14 @@ def test_the_clock_is_read_from_an_http_answer():
     assert network.check_master_clock("127.0.0.1", server.server_port)[0].result == "skip"
 
 
-def test_the_disk_is_measured_and_nothing_stays(tmp_path):
+def test_disk_check_leaves_no_files(tmp_path):
     (found,) = computer.check_disk(tmp_path / "not" / "there", 8 * MIB)
     assert "/s" in found.found
     assert str(tmp_path) in found.found
     assert list(tmp_path.iterdir()) == []
 
 
-def test_findings_come_in_order_without_the_check_that_hangs():
+def test_hanging_and_failing_checks_become_warnings():
     release = threading.Event()
 
     def hangs():

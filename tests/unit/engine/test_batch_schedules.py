@@ -198,7 +198,7 @@ def sequences_of(batch: Batch) -> list[RunningSequence]:
     return [piece.sequence for piece in batch.pieces]
 
 
-def test_sequences_begin_in_the_order_in_which_they_came() -> None:
+def test_sequences_start_in_arrival_order() -> None:
     engine = Engine(sequences=2)
     first, second, third = (engine.add([token] * 5, count) for token, count in ((1, 3), (2, 2), (3, 2)))
     assert engine.batcher.sequences == (first, second, third)
@@ -210,7 +210,7 @@ def test_sequences_begin_in_the_order_in_which_they_came() -> None:
         assert sequence.ids == engine.answer(sequence)
 
 
-def test_a_sequence_waits_for_the_pages_of_all_its_tokens_and_nobody_passes_it() -> None:
+def test_sequence_waiting_for_pages_is_not_overtaken() -> None:
     engine = Engine(4)
     first = engine.add([1] * 12, 2)
     second, third = engine.add([2] * 8, 2), engine.add([3], 2)
@@ -223,7 +223,7 @@ def test_a_sequence_waits_for_the_pages_of_all_its_tokens_and_nobody_passes_it()
     engine.run()
 
 
-def test_the_youngest_gives_up_its_pages_and_is_computed_anew() -> None:
+def test_youngest_sequence_is_preempted_and_recomputed() -> None:
     engine = Engine(4)
     old, young = engine.add([1] * 7, 6), engine.add([2] * 7, 6)
     waiting = engine.add([3] * 3, 1)
@@ -244,7 +244,7 @@ def test_the_youngest_gives_up_its_pages_and_is_computed_anew() -> None:
         assert sequence.steps == 6
 
 
-def test_who_shares_a_beginning_waits_until_it_is_computed_and_others_pass() -> None:
+def test_sequence_waits_for_a_shared_prefix_and_others_pass() -> None:
     engine = Engine(step_tokens=8)
     first = engine.add([*range(8), 100], 3)
     second = engine.add([*range(8), 200], 3)
@@ -262,7 +262,7 @@ def test_who_shares_a_beginning_waits_until_it_is_computed_and_others_pass() -> 
 
 
 @pytest.mark.parametrize("scores", [False, True])
-def test_who_keeps_no_prefix_neither_finds_nor_leaves_pages(scores: bool) -> None:
+def test_request_without_prefix_caching_shares_no_pages(scores: bool) -> None:
     engine = Engine()
     for _ in range(2):
         one = engine.add([*range(9)], 1, keep=scores, scores=scores)
@@ -285,7 +285,7 @@ def test_answers_and_prompts_share_a_step() -> None:
     assert batch.segments[1] == Segment(1, 0, 37, 1)
 
 
-def test_the_nearest_to_its_first_token_goes_first_and_the_oldest_always_goes_on() -> None:
+def test_shortest_prefill_goes_first_and_oldest_keeps_a_share() -> None:
     engine = Engine(300, step_tokens=64)
     oldest, short, shorter = engine.add([1] * 300, 2), engine.add([2] * 40, 2), engine.add([3] * 20, 2)
     batch = engine.step()
@@ -293,7 +293,7 @@ def test_the_nearest_to_its_first_token_goes_first_and_the_oldest_always_goes_on
     assert lengths(batch) == [20, 28, 16]
 
 
-def test_a_plan_names_no_more_pages_than_a_message_holds() -> None:
+def test_pages_of_a_step_plan_fit_in_one_message() -> None:
     engine = Engine(3000, sequences=16, step_tokens=512, size=1, cost=cost_of((1, 1.0), (2, 9.0)))
     text = [*range(1000)]
     engine.add(text, 1)
@@ -313,7 +313,7 @@ def pages_named(batch: Batch) -> int:
     return len(batch.discarded) + sum(len(change.pages) for change in batch.tables)
 
 
-def test_memory_that_nobody_needs_goes_back() -> None:
+def test_unused_kv_memory_is_released() -> None:
     engine = Engine(32, grain=2)
     engine.add([1] * 100, 1)
     for batch in engine.run():
@@ -331,7 +331,7 @@ def flat() -> StepCost:
     return cost_of(*((rows, 1.0) for rows in (1, 2, 4, 8, 16, 32, 64)))
 
 
-def test_guesses_that_come_true_are_done_at_once() -> None:
+def test_accepted_drafts_are_decoded_in_one_step() -> None:
     engine = Engine(speculate=5, cost=flat(), model=repeating)
     one = engine.add([1, 2, 3] * 4, 40)
     engine.step()
@@ -358,7 +358,7 @@ COSTS: list[Callable[[], StepCost]] = [StepCost, flat, rising]
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_whatever_comes_everybody_ends_with_the_own_answer(data: st.DataObject) -> None:
+def test_random_schedules_give_every_sequence_its_answer(data: st.DataObject) -> None:
     draw = data.draw
     pages = draw(st.integers(4, 14), "pages")
     engine = Engine(

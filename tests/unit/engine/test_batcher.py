@@ -57,7 +57,7 @@ def shape(batch: Batch | None) -> list[tuple[str, int, int]]:
     return [(piece.sequence.request.id, piece.start, len(piece.ids)) for piece in batch.pieces]
 
 
-def test_a_prompt_alone_leaves_others_a_second_or_is_computed_beside_a_sweep() -> None:
+def test_prefill_only_step_takes_at_most_a_second_or_two_sweeps() -> None:
     for least_s, tokens in ((0.01, 256), (1.5, 400)):
         world = World(pages=400, step_tokens=400)
         for rows, seconds in ((1, least_s), (64, least_s + 0.1), (256, least_s + 0.99), (400, least_s + 1.4)):
@@ -67,7 +67,7 @@ def test_a_prompt_alone_leaves_others_a_second_or_is_computed_beside_a_sweep() -
         assert shape(world.step()) == [("long", 0, tokens)]
 
 
-def test_another_client_finds_nothing_and_waits_for_nothing() -> None:
+def test_prefix_cache_is_not_shared_between_clients() -> None:
     world = World(pages=30, step_tokens=12)
     text = list(range(1, 10))
     mine, others = world.ask("mine", text, scope="a"), world.ask("other's", text, scope="b")
@@ -82,7 +82,7 @@ def test_another_client_finds_nothing_and_waits_for_nothing() -> None:
     world.run()
 
 
-def test_what_is_forced_is_drafted_before_anything_was_won() -> None:
+def test_grammar_forced_tokens_are_drafted_from_the_start() -> None:
     world = World(speculate=4)
     for rows in (1, 2, 4, 8) * 3:
         world.cost.measured(rows, 1.0 + 0.1 * rows)
@@ -95,7 +95,7 @@ def test_what_is_forced_is_drafted_before_anything_was_won() -> None:
     assert (list(piece.ids), piece.drafted) == ([5, 6, 7, 8], 3)
 
 
-def test_an_answer_that_is_not_drawn_takes_no_part_until_it_is() -> None:
+def test_sequence_with_a_deferred_draw_is_not_scheduled() -> None:
     world = World()
     late = world.ask("late", [1] * 9)
     batch = world.batcher.plan()
@@ -113,7 +113,7 @@ def test_an_answer_that_is_not_drawn_takes_no_part_until_it_is() -> None:
     world.run()
 
 
-def test_an_answer_that_is_not_drawn_gives_up_its_pages_for_older_ones() -> None:
+def test_sequence_with_a_deferred_draw_can_be_preempted() -> None:
     world = World(pages=3)
     world.ask("old", [1] * 6, 6)
     world.step()

@@ -104,7 +104,7 @@ def wrong(stream: Stream) -> Guess:
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("every", [1000, 40, 12])
-def test_a_copied_text_is_nearly_as_fast_as_with_the_best_number(every: int, name: str, noise: float) -> None:
+def test_draft_length_is_near_optimal_on_copied_text(every: int, name: str, noise: float) -> None:
     prompt, curve = text(300), CURVES[name]
     answer = edited(prompt, every)
     best = min(with_fixed(Stream(prompt, answer), curve, drafted) for drafted in range(MOST + 1))
@@ -115,14 +115,14 @@ def test_a_copied_text_is_nearly_as_fast_as_with_the_best_number(every: int, nam
 
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("tokens", [60, 2000])
-def test_guesses_that_are_never_right_cost_next_to_nothing(name: str, tokens: int) -> None:
+def test_always_wrong_drafts_cost_almost_nothing(name: str, tokens: int) -> None:
     curve = CURVES[name]
     stream = Stream(text(300), text(tokens, seed=2), wrong)
     plain_s = without([stream], curve)
     assert run([stream], curve) <= 1.02 * plain_s + 0.6 * curve(1)
 
 
-def test_nothing_is_drafted_before_a_step_was_measured() -> None:
+def test_drafting_waits_for_a_measured_step() -> None:
     guess = Guess((1, 2, 3), 20)
     assert allot([(DraftLength(), guess)], 1, StepCost(), MOST) == [0]
 
@@ -134,7 +134,7 @@ def test_nothing_is_drafted_before_a_step_was_measured() -> None:
     matched=st.integers(0, 50),
 )
 @settings(max_examples=60)
-def test_what_is_lost_is_bounded_at_every_moment(
+def test_time_lost_to_drafting_is_always_bounded(
     right: list[bool], name: str, length: int, matched: int
 ) -> None:
     curve = CURVES[name]

@@ -79,7 +79,7 @@ def first_process() -> psutil.Process:
 
 @pytest.mark.parametrize("killed", ["parent", "first"])
 @pytest.mark.fault("P20", "no process of a grammar is left")
-def test_no_process_outlives_its_parent(walker: Walker, tmp_path: Path, killed: str) -> None:
+def test_grammar_processes_end_with_their_parent(walker: Walker, tmp_path: Path, killed: str) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -105,7 +105,7 @@ def test_no_process_outlives_its_parent(walker: Walker, tmp_path: Path, killed: 
             parent.kill()
 
 
-def test_a_group_has_one_process_that_ends_with_its_last_request(walker: Walker) -> None:
+def test_grammar_group_process_ends_with_its_last_request(walker: Walker) -> None:
     grammars = walker._grammars
     request = GenerationRequest("r", (1,), 99, stop_ids=(END,), grammar=LETTERS)
     with closing(walker.begin(Grammar("regex", "b"))) as other:
@@ -135,7 +135,7 @@ def test_a_group_has_one_process_that_ends_with_its_last_request(walker: Walker)
 
 
 @pytest.mark.fault("H6", "the processes of its grammar end")
-def test_a_grammar_that_is_being_compiled_ends_with_its_request(walker: Walker) -> None:
+def test_compiling_process_ends_with_its_request(walker: Walker) -> None:
     with closing(walker.begin(LETTERS)) as constraint:
         walker.allowed(constraint)
     first = first_process()
@@ -179,7 +179,7 @@ def kill_first() -> None:
 
 @pytest.mark.parametrize("kill", [kill_grammar, kill_first])
 @pytest.mark.fault("P22", "begun again once: the same answer")
-def test_an_answer_goes_on_where_a_process_was_killed(walker: Walker, kill: Callable[[], None]) -> None:
+def test_answer_survives_one_kill_of_its_grammar_process(walker: Walker, kill: Callable[[], None]) -> None:
     with closing(walker.begin(LETTERS)) as constraint:
         undisturbed = follow(walker, constraint, lambda: None)
     with closing(walker.begin(LETTERS)) as constraint:
@@ -191,7 +191,7 @@ def test_an_answer_goes_on_where_a_process_was_killed(walker: Walker, kill: Call
 
 
 @pytest.mark.fault("P22", "begun again once: the same answer")
-def test_guesses_beside_a_killed_process_are_asked_of_the_next(walker: Walker) -> None:
+def test_draft_masks_are_requested_again_after_a_killed_process(walker: Walker) -> None:
     with closing(walker.begin(LETTERS)) as constraint:
         until(constraint, constraint.known)
         (first, *_) = sorted(walker.allowed(constraint)[0])
@@ -204,9 +204,7 @@ def test_guesses_beside_a_killed_process_are_asked_of_the_next(walker: Walker) -
         assert len(list(constraint.masks(shared=False))) == 3
 
 
-def test_a_process_that_cannot_be_started_leaves_no_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_process_start_leaks_no_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 

@@ -64,7 +64,7 @@ def walker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Walker]:
 
 
 @EVERY
-def test_allowed_tokens_are_those_whose_texts_are(walker: Walker) -> None:
+def test_token_masks_match_the_grammar(walker: Walker) -> None:
     with closing(walker.begin(Grammar("regex", "(ab|世)+"))) as constraint:
         first, *_ = walker.allowed(constraint)
         texts = {token: walker.tokenizer.token_bytes(token) or b"" for token in first}
@@ -90,7 +90,7 @@ def test_allowed_tokens_are_those_whose_texts_are(walker: Walker) -> None:
 
 
 @EVERY
-def test_forced_tokens_are_the_only_ones(walker: Walker) -> None:
+def test_forced_tokens_are_the_only_allowed_ones(walker: Walker) -> None:
     with closing(walker.begin(Grammar("json", json.dumps({"const": {"a name": [1, 2]}})))) as constraint:
         told = b""
         while True:
@@ -107,7 +107,7 @@ def test_forced_tokens_are_the_only_ones(walker: Walker) -> None:
         assert json.loads(told) == {"a name": [1, 2]}
 
 
-def test_each_request_has_its_own_end(walker: Walker) -> None:
+def test_each_request_has_its_own_stop_token(walker: Walker) -> None:
     first, second = walker.begin(Grammar("regex", "a?")), walker.begin(Grammar("regex", "a?"), stop=1)
     with closing(first), closing(second):
         assert END in walker.allowed(first)[0]
@@ -116,7 +116,7 @@ def test_each_request_has_its_own_end(walker: Walker) -> None:
         assert END not in allowed
 
 
-def test_a_long_answer_so_far_holds_nobody(walker: Walker) -> None:
+def test_replaying_a_long_answer_does_not_block(walker: Walker) -> None:
     one = next(token for token in range(400) if walker.tokenizer.token_bytes(token) == b"a")
     with closing(walker.begin(Grammar("regex", "a*"), [one] * 60_000)) as constraint:
         assert not constraint.ready()
@@ -124,7 +124,7 @@ def test_a_long_answer_so_far_holds_nobody(walker: Walker) -> None:
         assert {one, END} <= allowed
 
 
-def test_a_tokenizer_that_cannot_be_read_refuses_each_request(tmp_path: Path) -> None:
+def test_unreadable_tokenizer_refuses_grammar_requests(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     grammars = Grammars(tmp_path, 100)
     request = GenerationRequest("r", (1,), 9, stop_ids=(END,), grammar=Grammar("regex", "a"))
@@ -206,7 +206,7 @@ class Child:
 
 
 @pytest.mark.parametrize(("again", "limit_s"), [(False, 20.0), (True, 30.0)])
-def test_the_time_of_a_grammar_begins_when_its_process_is_ready(again: bool, limit_s: float) -> None:
+def test_grammar_time_limit_starts_when_its_process_is_ready(again: bool, limit_s: float) -> None:
     with closing(Child(again=again, compiled=False)) as child:
         child.clock.advance(24.9)
         assert not child.constraint.ready()
@@ -221,7 +221,7 @@ def test_the_time_of_a_grammar_begins_when_its_process_is_ready(again: bool, lim
         assert child.process.ended
 
 
-def test_a_process_that_does_not_get_ready_is_not_the_grammar_s_fault() -> None:
+def test_process_start_timeout_is_not_blamed_on_the_grammar() -> None:
     with closing(Child(compiled=False)) as child:
         child.clock.advance(25.1)
         with pytest.raises(ChildLost, match="was not ready within 25 s: try again later"):
@@ -230,7 +230,7 @@ def test_a_process_that_does_not_get_ready_is_not_the_grammar_s_fault() -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("status", [-signal.SIGPROF, -signal.SIGSEGV, 1, 0])
-def test_a_process_that_ends_by_what_it_does_is_the_grammar_s_fault(status: int, compiled: bool) -> None:
+def test_crashed_grammar_process_refuses_the_grammar(status: int, compiled: bool) -> None:
     with closing(Child(compiled=compiled)) as child:
         child.process.end(status)
         with pytest.raises(GrammarRefused, match="takes too much time or memory"):
@@ -238,7 +238,7 @@ def test_a_process_that_ends_by_what_it_does_is_the_grammar_s_fault(status: int,
 
 
 @pytest.mark.parametrize("status", [-signal.SIGKILL, -signal.SIGTERM, None])
-def test_an_answer_whose_process_is_killed_goes_on_in_another_one(status: int | None) -> None:
+def test_killed_grammar_process_is_replaced_once(status: int | None) -> None:
     with closing(Child()) as child:
         child.process.mask(0.0)
         assert child.constraint.ready()
@@ -263,7 +263,7 @@ def test_an_answer_whose_process_is_killed_goes_on_in_another_one(status: int | 
             child.constraint.known()
 
 
-def test_guesses_that_were_given_up_do_not_count() -> None:
+def test_masks_of_abandoned_drafts_are_ignored() -> None:
     with closing(Child()) as child:
         child.process.mask(0.0)
         assert child.constraint.ready()
@@ -305,6 +305,8 @@ def steps(child: Child, cost_s: float, step_s: float, *, shared: bool, most: int
         (0.15, 0.5, True, 10),
     ],
 )
-def test_what_masks_may_cost_beside_others(cost_s: float, step_s: float, shared: bool, masks: int) -> None:
+def test_grammar_with_slow_masks_is_refused_beside_others(
+    cost_s: float, step_s: float, shared: bool, masks: int
+) -> None:
     with closing(Child()) as child:
         assert steps(child, cost_s, step_s, shared=shared) == masks

@@ -56,7 +56,7 @@ def linear(bits: int | None) -> Iterator[Linear]:
 
 @pytest.mark.parametrize("positions", [1, 64, 200])
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_the_scores_of_a_text(positions: int, bits: int | None, linear: Linear) -> None:
+def test_prompt_scores_match_the_log_softmax(positions: int, bits: int | None, linear: Linear) -> None:
     tiles = Tiles(bits)
     config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5))
     head = Head(config, cast(NodeWeights, tiles), linear)
@@ -79,7 +79,7 @@ WIDTH = 5
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6).filter(any), st.integers(0, 99))
-def test_the_mean_has_the_same_bits_however_the_states_come(pieces: list[int], seed: int) -> None:
+def test_mean_state_bits_do_not_depend_on_chunks(pieces: list[int], seed: int) -> None:
     states_TH = torch.randn(sum(pieces), WIDTH, generator=torch.Generator().manual_seed(seed))
     whole, cut = MeanState(WIDTH), MeanState(WIDTH)
     whole.add(states_TH)
@@ -91,7 +91,7 @@ def test_the_mean_has_the_same_bits_however_the_states_come(pieces: list[int], s
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_is_refused(bad: float) -> None:
+def test_non_finite_mean_state_is_refused(bad: float) -> None:
     mean = MeanState(WIDTH)
     mean.add(torch.tensor([[0.0, 1.0, bad, 2.0, 3.0]]))
     with pytest.raises(UserError, match="not finite"):

@@ -30,7 +30,7 @@ def following(
     return world
 
 
-def test_a_sequence_goes_on_in_the_middle_of_a_page_and_of_its_prompt() -> None:
+def test_restored_sequence_continues_mid_page_and_mid_prompt() -> None:
     world = World(step_tokens=7)
     one = world.ask("a", range(10, 20))
     world.step()
@@ -50,7 +50,7 @@ def test_a_sequence_goes_on_in_the_middle_of_a_page_and_of_its_prompt() -> None:
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_others_find_restored_pages_unless_their_bits_show_the_split(private: bool) -> None:
+def test_restored_pages_are_shared_unless_they_are_private(private: bool) -> None:
     world = World()
     one = world.ask("a", range(1, 10))
     world.step()
@@ -67,7 +67,7 @@ def test_others_find_restored_pages_unless_their_bits_show_the_split(private: bo
     assert again.cached == 8, "what this epoch computed is found"
 
 
-def test_other_tokens_under_the_same_name_are_computed() -> None:
+def test_restored_pages_of_other_tokens_are_not_used() -> None:
     world = World()
     world.ask("a", range(1, 10))
     world.step()
@@ -79,7 +79,7 @@ def test_other_tokens_under_the_same_name_are_computed() -> None:
 
 
 @given(st.data())
-def test_every_page_is_accounted_for(data: st.DataObject) -> None:
+def test_save_and_restore_leaks_no_pages(data: st.DataObject) -> None:
     world = World(
         pages=data.draw(st.integers(6, 30)), sequences=4, speculate=data.draw(st.sampled_from([0, 3]))
     )
@@ -113,7 +113,7 @@ def test_every_page_is_accounted_for(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("page", [-1, 2])
-def test_sequences_in_pages_that_were_not_saved_are_not_restored(tmp_path: Path, page: int) -> None:
+def test_snapshot_naming_unsaved_pages_is_refused(tmp_path: Path, page: int) -> None:
     store = SnapshotStore(tmp_path, b"key")
     with ExitStack() as stack:
         SnapshotWriter(store, 1, SnapshotHeader([], [], 2, [SavedSequence("a", "", 8, "", (0, page))]), stack)
@@ -124,7 +124,7 @@ def test_sequences_in_pages_that_were_not_saved_are_not_restored(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("facts", "pages"), [(("q4",), 2), (("q8",), 1), (("q8",), 2)])
-def test_a_snapshot_is_read_where_facts_and_pages_are_the_same(
+def test_snapshot_is_read_only_with_equal_facts_and_pages(
     tmp_path: Path, facts: tuple[str, ...], pages: int
 ) -> None:
     store = SnapshotStore(tmp_path, b"key")

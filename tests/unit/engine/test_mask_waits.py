@@ -33,7 +33,7 @@ class Waits:
 
 
 @pytest.mark.parametrize("unknown", [1, 16, 64])
-def test_many_answers_hold_a_step_no_longer_than_one(unknown: int) -> None:
+def test_mask_wait_of_a_step_does_not_grow_with_answers(unknown: int) -> None:
     waits = Waits()
     assert waits.step(0) == 0.0
     assert waits.step(unknown) == pytest.approx(0.001)
@@ -42,7 +42,7 @@ def test_many_answers_hold_a_step_no_longer_than_one(unknown: int) -> None:
     assert waits.step(unknown, lone=True) == pytest.approx(0.05)
 
 
-def test_what_comes_in_time_is_waited_for() -> None:
+def test_masks_arriving_in_time_are_waited_for() -> None:
     waits = Waits(news_s=0.001)
     waits.account.computed(0.2)
     assert waits.step(4) == pytest.approx(0.008)

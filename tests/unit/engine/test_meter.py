@@ -6,7 +6,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.tracing.tracer import Tracer, read_part
 
 
-def test_every_lap_is_recorded_with_its_layer_and_step(tmp_path: Path) -> None:
+def test_every_span_is_traced_with_its_layer_and_step(tmp_path: Path) -> None:
     meter, tracer = Meter(), Tracer(20)
     meter.record(tracer, traced=True)
     meter.step = 2

@@ -61,7 +61,7 @@ def overlapped(recorder: Recorder, wire: WirePrecision = "f32") -> OverlappedRed
 
 
 @given(chunks=st.integers(2, 9), blocks=st.integers(1, 4), data=st.data())
-def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_wait(
+def test_all_reduces_finish_in_order_with_at_most_two_pending(
     chunks: int, blocks: int, data: st.DataObject
 ) -> None:
     recorder = Recorder()
@@ -81,7 +81,7 @@ def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_
 
 
 @pytest.mark.parametrize("cancel_at", [Tag(1, 0, 0), Tag(1, 0, 1), Tag(1, 1, 0)])
-def test_a_cancel_ends_the_step_where_every_node_sees_it(cancel_at: Tag) -> None:
+def test_cancelled_step_ends_at_the_reduce_that_reports_it(cancel_at: Tag) -> None:
     recorder = Recorder(cancel_at)
     x_TH = torch.zeros(2, HIDDEN)
     one = overlapped(recorder)
@@ -103,7 +103,7 @@ SUMS = {torch.int32: [8, -4, 3, 1 << 29], torch.int64: [8, -4, 3, NOT_A_NUMBER /
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", SUMS)
-def test_sums_of_a_grid_travel_as_integers(kind: torch.dtype, native: bool, wait: bool) -> None:
+def test_grid_sums_are_sent_as_integers(kind: torch.dtype, native: bool, wait: bool) -> None:
     recorder = Recorder()
     x_TH = torch.full((1, HIDDEN), 0.5)
     (rows,) = chunk_rows(x_TH, 1)
@@ -123,7 +123,7 @@ def test_sums_of_a_grid_travel_as_integers(kind: torch.dtype, native: bool, wait
 
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
-def test_parts_that_travel_rounded_are_numbers(wire: WirePrecision, wait: bool) -> None:
+def test_rounded_partial_sums_are_sent_as_f32(wire: WirePrecision, wait: bool) -> None:
     for partial, added in (
         (torch.tensor([[8, -4, 3, 0]], dtype=torch.int64), [2.0, -1.0, 0.75, 0.0]),
         (None, [1.0] * 4),

@@ -23,7 +23,7 @@ def letters(guessed: Guess) -> str:
     return "".join(map(chr, guessed.ids))
 
 
-def test_a_token_that_was_replaced() -> None:
+def test_lookup_continues_after_a_replaced_token() -> None:
     lookup = PromptLookup(words("the old house stood by the road; the "))
     lookup.draft(1)
     for token in words("old house st"):
@@ -54,12 +54,12 @@ def by_search(text: Sequence[int], most: int) -> Guess:
 
 
 @given(text=TEXTS, most=st.integers(1, 20))
-def test_it_is_the_latest_of_the_longest_matches(text: list[int], most: int) -> None:
+def test_lookup_uses_the_latest_longest_match(text: list[int], most: int) -> None:
     assert guess(text, most) == by_search(text, most)
 
 
 @given(text=TEXTS, asked=st.sets(st.integers(0, 60)))
-def test_guesses_on_the_way_are_at_least_as_good(text: list[int], asked: set[int]) -> None:
+def test_lookup_is_no_worse_after_intermediate_drafts(text: list[int], asked: set[int]) -> None:
     lookup = PromptLookup()
     for i, token in enumerate(text):
         lookup.append(token)

@@ -93,7 +93,7 @@ class TestPenalties:
         wanted = RepetitionPenaltyLogitsProcessor(1.7)(history, logits_V[None].clone())[0]
         np.testing.assert_array_equal(scores, wanted.numpy())
 
-    def test_bias_comes_before_the_repetition_penalty_as_in_transformers(self):
+    def test_bias_is_applied_before_the_repetition_penalty(self):
         from transformers.generation.logits_process import (
             LogitsProcessorList,
             RepetitionPenaltyLogitsProcessor,
@@ -119,7 +119,7 @@ class TestPenalties:
             sampler.accept(token)
         assert sampler._adjusted(logits).tolist() == [0.0, -1.0, -0.75, 0.0]
 
-    def test_a_sampler_made_anew_continues_the_old_one(self):
+    def test_rebuilt_sampler_continues_like_the_old_one(self):
         sampling = replace(PLAIN, repetition_penalty=1.3, frequency_penalty=0.5, seed=9, top_p=0.9)
         steps = [random_logits(100, seed) for seed in range(30)]
         sampler, answer = Sampler(sampling, (4, 5), 100), []
@@ -133,7 +133,7 @@ class TestPenalties:
 
 
 class TestDraw:
-    def test_the_random_number_is_frozen(self):
+    def test_random_numbers_of_a_seed_never_change(self):
         """A change here changes every user's answers for a given seed."""
         digest = hashlib.blake2b(
             bytes(8) + bytes([5]) + bytes(7), digest_size=8, person=b"tpiedge sampler"
@@ -166,7 +166,7 @@ class TestDraw:
 
 
 class TestLogprobs:
-    def test_are_the_models_own_whatever_the_penalties(self):
+    def test_logprobs_ignore_the_logit_bias(self):
         logits_V = random_logits(1003, 2)
         wanted = torch.log_softmax(logits_V.double(), 0)
         sampling = replace(GREEDY, logprobs=3, logit_bias=((7, 100.0),), temperature=0.0)
@@ -177,7 +177,7 @@ class TestLogprobs:
         for token, logprob in sampled.logprobs:
             assert logprob == pytest.approx(float(wanted[token]), abs=1e-9)
 
-    def test_equals_go_by_id_and_masked_tokens_are_left_out(self):
+    def test_top_logprobs_order_ties_by_id_and_omit_masked_tokens(self):
         assert [t for t, _ in draw([1.0] * 5, replace(GREEDY, logprobs=3)).logprobs] == [0, 1, 2]
         logits = [-math.inf, 1.0, -math.inf]
         assert draw(logits, replace(GREEDY, logprobs=3)).logprobs == ((1, 0.0),)
@@ -203,7 +203,7 @@ class TestCheck:
             ({"logit_bias": ((5, 1.0), (5, 2.0))}, "--logit-bias"),
         ],
     )
-    def test_refuses_and_names_the_flag(self, change, flag):
+    def test_bad_sampling_value_is_refused_with_its_flag(self, change, flag):
         with pytest.raises(UserError, match=flag):
             check_sampling(replace(GREEDY, **change), 100)
 
@@ -215,7 +215,7 @@ def packed(vocab: int, *allowed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, replace(PLAIN, top_k=1), replace(PLAIN, top_p=0.1, min_p=0.9)])
-def test_of_what_is_allowed_the_best_is_drawn(sampling: Sampling) -> None:
+def test_best_allowed_token_is_drawn_under_a_mask(sampling: Sampling) -> None:
     """Filters look at what is left, and log probabilities are the model's own."""
     logits_V = torch.tensor([9.0, 1.0, 5.0, 4.0, 8.0])
     sampler = Sampler(replace(sampling, logprobs=1), (), 5)
@@ -225,6 +225,6 @@ def test_of_what_is_allowed_the_best_is_drawn(sampling: Sampling) -> None:
     assert logits_V.tolist() == [9.0, 1.0, 5.0, 4.0, 8.0]
 
 
-def test_where_nothing_is_allowed_the_request_is_refused() -> None:
+def test_empty_grammar_mask_refuses_the_request() -> None:
     with pytest.raises(UserError, match="the grammar allows none of the model's tokens at position 0"):
         Sampler(PLAIN, (), 4).sample(torch.zeros(4), packed(4))

@@ -16,18 +16,18 @@ def learnt(*measured: tuple[int, float]) -> StepCost:
     return cost
 
 
-def test_a_change_that_lasts_is_followed() -> None:
+def test_lasting_change_of_step_cost_is_followed() -> None:
     cost = learnt(*[(1, 1.0)] * 100, *[(1, 2.0)] * 4)
     assert cost.seconds(1) == 2.0
 
 
-def test_the_rows_of_a_time() -> None:
+def test_rows_within_a_time_follow_the_measured_cost() -> None:
     cost = learnt((1, 1.0), (9, 3.0))
     assert [cost.rows_within(seconds, 100) for seconds in (0.5, 1.0, 2.0, 6.0)] == [None, 1, 5, 18]
     assert cost.rows_within(6.0, 7) == 7
 
 
-def test_what_was_measured_long_ago_is_hoped_to_have_changed() -> None:
+def test_hopeful_cost_ignores_old_measurements() -> None:
     cost = learnt(*[(16, 9.0)] * 7, *[(1, 1.0)] * 256)
     assert cost.hopeful_seconds(16) == 9.0
     cost.measured(1, 1.0)
@@ -39,7 +39,7 @@ def test_what_was_measured_long_ago_is_hoped_to_have_changed() -> None:
 
 
 @given(MEASUREMENTS)
-def test_more_rows_never_take_less(measured: list[tuple[int, float]]) -> None:
+def test_estimated_cost_never_falls_with_more_rows(measured: list[tuple[int, float]]) -> None:
     cost = learnt(*measured)
     known = [seconds for rows in range(1, 400) if (seconds := cost.seconds(rows)) is not None]
     assert known == sorted(known)
@@ -47,7 +47,7 @@ def test_more_rows_never_take_less(measured: list[tuple[int, float]]) -> None:
 
 
 @given(measured=MEASUREMENTS, seconds=st.floats(0.001, 20), most=st.integers(1, 300))
-def test_a_step_of_the_rows_of_a_time_takes_no_longer(
+def test_rows_within_a_time_cost_at_most_that_time(
     measured: list[tuple[int, float]], seconds: float, most: int
 ) -> None:
     cost = learnt(*measured)
@@ -63,7 +63,7 @@ def test_a_step_of_the_rows_of_a_time_takes_no_longer(
 @pytest.mark.parametrize(
     ("fixed_s", "row_s"), [(0.5, 0.0005), (0.05, 0.015), (0.0, 0.07)], ids=["streamed", "in memory", "steep"]
 )
-def test_the_curve_of_noisy_steps(fixed_s: float, row_s: float) -> None:
+def test_cost_estimate_is_accurate_with_noisy_steps(fixed_s: float, row_s: float) -> None:
     """Half of the steps take up to a third longer, one in ten three times as long. The median of few is near enough."""
     draw = random.Random(3)
     cost = StepCost()

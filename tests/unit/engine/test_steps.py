@@ -25,7 +25,7 @@ def plan(
     "bad",
     [plan((0, 0, 3), chunk_tokens=2, tokens=4), plan(chunk_tokens=2), plan((0, 0, 3), chunk_tokens=0)],
 )
-def test_a_plan_whose_numbers_contradict_is_refused(bad: StepPlan) -> None:
+def test_contradictory_step_plan_is_refused(bad: StepPlan) -> None:
     with pytest.raises(ProtocolError):
         chunks(bad)
 
@@ -36,7 +36,7 @@ def test_a_plan_whose_numbers_contradict_is_refused(bad: StepPlan) -> None:
     start=st.integers(0, 100),
     apart=st.integers(0, 160),
 )
-def test_every_position_is_in_exactly_one_piece(
+def test_chunks_cover_every_position_exactly_once(
     lengths: list[int], chunk_tokens: int, start: int, apart: int
 ) -> None:
     segments = [(slot, start + slot, length) for slot, length in enumerate(lengths)]
@@ -53,12 +53,12 @@ def test_every_position_is_in_exactly_one_piece(
 
 
 @pytest.mark.parametrize("segment", [Segment(0, 0, 2, 3), Segment(0, 0, 2, 0)])
-def test_wanted_rows_that_are_not_there_are_refused(segment: Segment) -> None:
+def test_invalid_wanted_row_counts_are_refused(segment: Segment) -> None:
     with pytest.raises(ProtocolError, match="wanted"):
         wanted_rows(StepPlan(1, 1, (segment,), 4, 2))
 
 
-def test_rows_that_are_computed_apart_have_chunks_of_their_own() -> None:
+def test_rows_computed_apart_get_their_own_chunks() -> None:
     given = plan((0, 7, 1), (1, 3, 20), (2, 0, 50), chunk_tokens=40, apart=21, wanted=20)
     bounds = [(part.start, part.stop) for part in chunks(given)]
     assert bounds == [(0, 16), (16, 21), (21, 61), (61, 71)]
@@ -75,7 +75,7 @@ def test_rows_that_are_computed_apart_have_chunks_of_their_own() -> None:
     shared=st.booleans(),
     start=st.integers(0, 9),
 )
-def test_the_chunks_of_a_step_cover_it_and_fit_a_message(
+def test_chunks_cover_the_step_and_fit_a_message(
     tokens: int, chunk_tokens: int, shared: bool, start: int
 ) -> None:
     limits = StepLimits(step_tokens=5000, chunk_tokens=chunk_tokens)

@@ -175,7 +175,7 @@ def draw(constraint: TriggeredConstraint, ids: Sequence[int]) -> list[bool | Non
 
 
 @pytest.mark.parametrize("form", WRITTEN)
-def test_a_call_is_free_in_everything_but_what_it_calls(model: Model, form: CallForm) -> None:
+def test_only_tool_calls_are_constrained(model: Model, form: CallForm) -> None:
     opener, calls, _ = WRITTEN[form]
     with closing(model.begin(model.grammar(form))) as constraint:
         for call in calls:
@@ -191,7 +191,7 @@ def test_a_call_is_free_in_everything_but_what_it_calls(model: Model, form: Call
 
 
 @pytest.mark.parametrize("form", WRITTEN)
-def test_what_is_no_call_of_a_tool_cannot_be_drawn(model: Model, form: CallForm) -> None:
+def test_invalid_tool_calls_cannot_be_drawn(model: Model, form: CallForm) -> None:
     opener, _, refused = WRITTEN[form]
     for text in refused:
         good, _, bad = text.partition("|")
@@ -216,7 +216,7 @@ ANSWERS: list[tuple[Grammar, str, str]] = [
     ("form", "answer", "good", "bad"),
     [(form, *answer) for form, answer in zip(WRITTEN, itertools.cycle(ANSWERS), strict=False)],
 )
-def test_an_answer_of_a_form_may_be_a_call_instead(
+def test_structured_answer_may_be_a_tool_call_instead(
     model: Model, form: CallForm, answer: Grammar, good: str, bad: str
 ) -> None:
     tools = replace(tools_of({"add": {"type": "object", "properties": {}}}), several=False)
@@ -261,7 +261,7 @@ def whole(model: Model, grammar: Grammar, text: str) -> bool:
     return False not in drawn(model, grammar, text, (END,))
 
 
-def test_guesses_go_as_far_as_a_call_begins_or_ends(model: Model) -> None:
+def test_drafts_stop_where_a_tool_call_begins_or_ends(model: Model) -> None:
     opener, (call, *_), _ = WRITTEN["hermes"]
     ids = model.ids(f"Text {opener}{call}")
     begin = ids.index(model.ids(opener)[0])
@@ -281,7 +281,7 @@ def test_guesses_go_as_far_as_a_call_begins_or_ends(model: Model) -> None:
         assert list(constraint.masks(shared=False)) == [None]
 
 
-def test_another_epoch_goes_on_where_one_ended(model: Model) -> None:
+def test_constraint_resumes_from_any_part_of_the_answer(model: Model) -> None:
     opener, (call, other, _), _ = WRITTEN["hermes"]
     ids = model.ids(f"Text {opener}{call}</tool_call> {opener}{other}")
     with closing(model.begin(model.grammar("hermes"))) as constraint:
@@ -299,7 +299,7 @@ def constraint_with(child: Child, answer: Sequence[int]) -> TriggeredConstraint:
     return TriggeredConstraint(child.constraint, grammar, request)
 
 
-def test_an_answer_waits_until_its_calls_are_caught_up_with() -> None:
+def test_resumed_answer_waits_until_its_calls_are_replayed() -> None:
     with closing(Child(again=True)) as child:
         constraint = constraint_with(child, [5, 7, 8, 9, 6, 7, 3, 4])
         for guesses, kept in (([8, 9, 6, 7, 3, 4], 2), ([3, 4], 2)):
@@ -322,7 +322,7 @@ def test_an_answer_waits_until_its_calls_are_caught_up_with() -> None:
         assert draw(constraint, [5]) == [False]
 
 
-def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
+def test_answer_is_unconstrained_if_its_replay_fails() -> None:
     for why in ("time", "refusal", "end"):
         with closing(Child(again=True)) as child:
             constraint = constraint_with(child, [7, 5])
@@ -339,7 +339,7 @@ def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
             assert draw(constraint, [5, 7, 5]) == [None] * 3
 
 
-def test_in_reasoning_no_call_begins(model: Model) -> None:
+def test_trigger_tokens_in_reasoning_begin_no_call(model: Model) -> None:
     opener, (call, *_), _ = WRITTEN["hermes"]
     grammar = model.grammar("hermes", thinking=True)
     for prompt, answer in (("hello", f"<think>Or {opener} no"), ("hello <think>\n", f"Or {opener} no")):
@@ -348,7 +348,7 @@ def test_in_reasoning_no_call_begins(model: Model) -> None:
             assert set(draw(constraint, model.ids(call))) == {True}
 
 
-def test_a_grammar_that_fails_leaves_the_answer_free(
+def test_failing_grammar_leaves_the_answer_unconstrained(
     model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tpiedge.engine.constraints._log", logging.getLogger("tpiedge.engine"))

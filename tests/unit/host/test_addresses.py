@@ -27,7 +27,7 @@ def record(address: str, family: int = socket.AF_INET) -> SimpleNamespace:
         ({"down": [record("10.1.2.3")]}, None),
     ],
 )
-def test_the_first_address_that_others_can_reach_where_no_way_leads_out(
+def test_outgoing_host_without_a_route_is_an_interface_address(
     interfaces: dict[str, list[SimpleNamespace]], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_way(*_: object) -> None:
@@ -44,7 +44,7 @@ def test_the_first_address_that_others_can_reach_where_no_way_leads_out(
     "endpoint",
     ["tcp://127.0.0.1:7071", "tcp://192.168.1.20:65535", "tcp://[::1]:1", "tcp://[fe80::1%eth0]:7071"],
 )
-def test_a_numeric_address_is_believed(endpoint: str) -> None:
+def test_numeric_endpoint_is_accepted(endpoint: str) -> None:
     assert addresses.check_endpoint(endpoint) == endpoint
 
 
@@ -59,7 +59,7 @@ def test_a_numeric_address_is_believed(endpoint: str) -> None:
         *("tcp://[ff02::1]:80", "ipc:///tmp/x:80"),
     ],
 )
-def test_what_is_no_numeric_address_is_refused_in_words(endpoint: str) -> None:
+def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     """No name that somebody else would have to look up, and nothing that a socket reads otherwise."""
     with pytest.raises(ProtocolError, match=r"it says that it listens at .* which is no address"):
         addresses.check_endpoint(endpoint)
@@ -73,9 +73,7 @@ def test_what_is_no_numeric_address_is_refused_in_words(endpoint: str) -> None:
         ("tcp://[fe80::1%nowhere]:7070", "tcp://127.0.0.1:*"),
     ],
 )
-def test_a_node_listens_where_it_reaches_the_master_from_or_for_itself_alone(
-    control: str, listens: str
-) -> None:
+def test_node_listens_on_loopback_for_a_local_or_unreachable_master(control: str, listens: str) -> None:
     assert addresses.listening_address(control) == listens
 
 
@@ -89,7 +87,9 @@ def test_a_node_listens_where_it_reaches_the_master_from_or_for_itself_alone(
         ("tcp://[fd00::2]:5", "tcp://[fe80::1%eth0]:7070", "tcp://[fd00::2]:5"),
     ],
 )
-def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -> None:
+def test_data_endpoint_is_completed_from_the_control_address(
+    endpoint: str, control: str, expected: str
+) -> None:
     assert addresses.data_endpoint(endpoint, control) == expected
 
 
@@ -102,7 +102,7 @@ def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -
         ("fe80::2%eth0", "tcp://[fe80::2%wlan0]:5", "tcp://[fe80::2%eth0]:5"),
     ],
 )
-def test_a_node_listens_at_the_address_that_it_speaks_from(source: str, endpoint: str, expected: str) -> None:
+def test_endpoint_host_is_replaced_by_the_source_address(source: str, endpoint: str, expected: str) -> None:
     assert addresses.endpoint_at(source, endpoint) == expected
 
 
@@ -149,13 +149,15 @@ def listening(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("program", [LISTENS, STARTS], ids=["itself", "its node"])
-def test_a_verb_and_its_node_have_a_port(listening: Callable[[str], tuple[int, int]], program: str) -> None:
+def test_port_holder_names_the_tpiedge_command(
+    listening: Callable[[str], tuple[int, int]], program: str
+) -> None:
     pid, port = listening(program)
     assert addresses.port_state(port, "127.0.0.1") == "in use"
     assert addresses.holder(port) == f"another tpiedge master, pid {pid}"
 
 
-def test_another_program_has_a_port_or_nobody_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_holder_names_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(process: psutil.Process) -> list[str]:
         raise psutil.AccessDenied(process.pid)
 
@@ -178,7 +180,7 @@ def test_another_program_has_a_port_or_nobody_that_is_known(monkeypatch: pytest.
         ("::1", "::1", 7070),
     ],
 )
-def test_addresses(text: str, host: str, port: int) -> None:
+def test_host_and_port_are_parsed(text: str, host: str, port: int) -> None:
     address = addresses.parse_address(text, 7070)
     assert address == addresses.Address(host, port)
     assert addresses.parse_address(str(address)) == address
@@ -191,6 +193,6 @@ _NONE = (
 
 
 @pytest.mark.parametrize("text", _NONE)
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="not an address"):
         addresses.parse_address(text, 7070)

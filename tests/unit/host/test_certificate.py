@@ -19,7 +19,7 @@ def made(tmp_path_factory):
     return folder, own_certificate(folder, HOSTS)
 
 
-def test_it_is_made_once_and_only_its_owner_reads_the_key(made):
+def test_own_certificate_is_made_once_with_a_private_key_file(made):
     folder, certificate = made
     cert, key = folder / "tls-cert.pem", folder / "tls-key.pem"
     assert sorted(os.listdir(folder)) == [cert.name, key.name]
@@ -32,7 +32,7 @@ def test_it_is_made_once_and_only_its_owner_reads_the_key(made):
     assert own_certificate(folder, ("other",)).fingerprint == certificate.fingerprint
 
 
-def test_without_openssl_it_says_what_to_do(tmp_path, monkeypatch):
+def test_missing_openssl_error_suggests_tls_cert(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"no command openssl.*--tls-cert"):
         own_certificate(tmp_path, ("localhost",))
@@ -73,7 +73,7 @@ def bad(folder, what):
         ("an encrypted key", "is encrypted: decrypt it"),
     ],
 )
-def test_files_that_tls_cannot_use_are_one_line(made, tmp_path, what, says):
+def test_unusable_tls_files_give_a_one_line_error(made, tmp_path, what, says):
     folder = tmp_path / "files"
     shutil.copytree(made[0], folder)
     with pytest.raises(UserError, match=says) as raised:

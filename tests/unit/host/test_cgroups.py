@@ -49,7 +49,7 @@ def v2_memory(folder: str, limit: object, used: int, stat: str = "") -> dict[str
     return {f"{folder}{name}": value for name, value in zip(names, (limit, used, stat), strict=True)}
 
 
-def test_version_1_own_group_and_ancestors(computer):
+def test_cgroup_v1_limits_include_ancestors(computer):
     stat = "cache 500\ninactive_file 1\ntotal_inactive_file 30\ntotal_active_file 20"
     root = computer(
         V1_GROUPS,
@@ -71,7 +71,7 @@ def test_version_1_own_group_and_ancestors(computer):
     assert default_threads(root) == 1
 
 
-def test_version_2_own_group_and_ancestors(computer):
+def test_cgroup_v2_limits_include_ancestors(computer):
     stat = "anon 100\nfile 90\ninactive_file 50\nactive_file 25\nshmem 15"
     root = computer(
         "0::/box/inner\n",
@@ -93,21 +93,21 @@ def test_version_2_own_group_and_ancestors(computer):
     ("own", "mounted"),
     [("/", "/"), ("/docker/abc", "/docker/abc"), ("/docker/abc", "/elsewhere"), ("/../../box", "/")],
 )
-def test_in_a_container_the_mount_is_the_own_group(computer, own, mounted):
+def test_container_mount_is_its_own_cgroup(computer, own, mounted):
     mounts = f"31 23 0:28 {mounted} /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
     root = computer(f"0::{own}\n", mounts, v2_memory("", 1000, 100))
     assert Cgroups.own(root).memory_room() == [900]
 
 
 @pytest.mark.parametrize("value", ["max", "", "-1", "lots", "12 34"])
-def test_what_is_no_number_is_no_limit(computer, value):
+def test_unparsable_cgroup_values_mean_no_limit(computer, value):
     root = computer("0::/\n", V2_MOUNTS, v2_memory("", value, 100) | {"cpu.max": value})
     assert Cgroups.own(root) != Cgroups((), (), ())
     assert Cgroups.own(root).memory_room() == []
     assert Cgroups.own(root).cpu_quotas() == ([] if value != "12 34" else [12 / 34])
 
 
-def test_what_may_be_used_follows_the_limits_and_not_what_others_take(computer):
+def test_usable_memory_follows_limits_and_not_current_use(computer):
     groups = "0::/box\n"
     root = computer(groups, V2_MOUNTS, v2_memory("box/", 2 * GIB, GIB, f"inactive_file {GIB // 2}"))
     usual, given, little = (MemoryLimits(limit, root) for limit in (None, GIB, GIB // 4))
@@ -122,7 +122,7 @@ def test_what_may_be_used_follows_the_limits_and_not_what_others_take(computer):
     assert usual.usable_bytes() == 0
 
 
-def test_more_than_the_machine_has_is_never_usable(tmp_path):
+def test_usable_memory_is_capped_at_the_machines_memory(tmp_path):
     assert MemoryLimits(1 << 60, tmp_path).usable_bytes() == psutil.virtual_memory().total
 
 

@@ -20,7 +20,7 @@ from tpiedge.units import GIB, MIB
         (100 * GIB, 98 * GIB),  # 2 GiB stay
     ],
 )
-def test_memory_that_is_taken_by_default(available, taken):
+def test_default_memory_leaves_a_reserve(available, taken):
     assert default_memory_bytes(available) == pytest.approx(taken, abs=1)
 
 
@@ -59,7 +59,7 @@ def test_threads_under_an_affinity_mask_are_its_physical_cores(
 
 
 @pytest.mark.parametrize(("quota", "threads"), [("50000 100000", 1), ("250000 100000", 2), ("max 100000", 3)])
-def test_a_quota_counts_beside_the_affinity_mask(quota, threads, tmp_path, monkeypatch):
+def test_cpu_quota_limits_threads_beside_the_affinity_mask(quota, threads, tmp_path, monkeypatch):
     topology(tmp_path, APART, "core_cpus_list")
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
@@ -71,10 +71,10 @@ def test_a_quota_counts_beside_the_affinity_mask(quota, threads, tmp_path, monke
     assert default_threads(tmp_path) == threads
 
 
-def test_free_disk_of_a_folder_that_does_not_exist_yet(tmp_path):
+def test_free_disk_is_known_for_a_missing_folder(tmp_path):
     assert free_disk_bytes(tmp_path / "not" / "yet") == pytest.approx(free_disk_bytes(tmp_path), rel=0.1)
 
 
-def test_the_module_loads_no_torch():
+def test_disk_speed_and_slot_do_not_import_torch():
     code = "import sys, tpiedge.host.disk_speed, tpiedge.launch.slot; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,7 +5,7 @@ from tpiedge.host.disk_speed import measure_disk
 from tpiedge.units import MIB
 
 
-def test_a_disk_is_measured_and_left_as_it_was(tmp_path):
+def test_disk_measurement_leaves_no_files(tmp_path):
     meanwhile = Meanwhile()
     found = measure_disk(tmp_path, seconds=0.1, nbytes=8 * MIB)
     assert meanwhile.spent_s < 3.0 * meanwhile.deadline_factor()
@@ -13,6 +13,6 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_has_no_speed(tmp_path):
+def test_disk_measurement_of_a_missing_folder_fails(tmp_path):
     with pytest.raises(OSError):
         measure_disk(tmp_path / "missing")

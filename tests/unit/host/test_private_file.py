@@ -19,7 +19,7 @@ def refusal(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o555])
-def test_a_folder_of_one_s_own_is_in_order(tmp_path: Path, mode: int) -> None:
+def test_own_folder_is_accepted(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "packs").mkdir()
@@ -31,13 +31,13 @@ def test_a_folder_of_one_s_own_is_in_order(tmp_path: Path, mode: int) -> None:
 
 @pytest.mark.parametrize("mode", [0o775, 0o707])
 @pytest.mark.parametrize("name", [".", "packs"])
-def test_a_folder_in_which_others_may_write_is_refused(tmp_path: Path, mode: int, name: str) -> None:
+def test_folder_writable_by_others_is_refused(tmp_path: Path, mode: int, name: str) -> None:
     (tmp_path / "packs").mkdir()
     (tmp_path / name).chmod(mode)
     assert f"chmod go-w {tmp_path / name}" in refusal(tmp_path)
 
 
-def test_in_a_sticky_folder_everybody_has_what_he_made(tmp_path: Path) -> None:
+def test_sticky_folder_is_accepted_without_shared_subfolders(tmp_path: Path) -> None:
     """The cache may be /tmp, but no folder in it that another user made or where others may write."""
     shared = tmp_path / "tmp"
     shared.mkdir()
@@ -48,7 +48,7 @@ def test_in_a_sticky_folder_everybody_has_what_he_made(tmp_path: Path) -> None:
     assert "chmod go-w" in refusal(shared)
 
 
-def test_a_link_to_nothing_is_called_that(tmp_path: Path) -> None:
+def test_dangling_link_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "cache").symlink_to("/mnt/not there")
     assert "is a link to /mnt/not there, which is not there: make or mount that" in refusal(
         tmp_path / "cache"
@@ -70,9 +70,7 @@ class Full:
     f_files, f_favail, f_bavail = 100, 0, 5000
 
 
-def test_a_file_system_without_inodes_has_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inode_exhaustion_has_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = tmp_path / "not" / "there"
     assert "no space left" in str(DiskFull.at(new))
     monkeypatch.setattr(os, "statvfs", lambda _path: Full)

@@ -39,13 +39,13 @@ over.set()
 """
 
 
-def test_what_a_flood_took_goes_back_though_its_thread_goes_on() -> None:
+def test_memory_freed_by_a_running_thread_is_returned() -> None:
     kept, left = printed_by(FLOODED)
     assert left < 8 * MIB
     assert left <= kept
 
 
-def test_the_heaps_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heaps_are_trimmed_at_most_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
     freed = FreedMemory()
     monkeypatch.setattr(freed, "_trim", trims.append)

@@ -71,20 +71,20 @@ def enrol(secret="", protocol=PROTOCOL, version="0.1.0", torch=OWN.torch, number
         (Shutdown(1), "unexpected"),
     ],
 )
-def test_a_newcomer(message: Message, answer: str) -> None:
+def test_newcomer_needs_a_valid_token_and_matching_versions(message: Message, answer: str) -> None:
     enrolling = Enrolling({"good": "ok", "old": "expired", "gone": "used"})
     assert enrolling.say(message) == answer
     assert (enrolling.table.member(KEY) is not None) == (answer == "ok")
 
 
-def test_a_member_needs_no_secret_and_spends_none() -> None:
+def test_member_needs_and_spends_no_token() -> None:
     enrolling = Enrolling({"good": "ok"}, MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")))
     assert enrolling.say(enrol()) == "ok"
     assert enrolling.say(enrol("good")) == "ok"
     assert enrolling.spent == []
 
 
-def test_a_revoked_key_stays_out_and_spends_nothing() -> None:
+def test_revoked_key_is_refused_and_spends_no_token() -> None:
     table, _ = MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")).revoke(NAME, 1.0)
     enrolling = Enrolling({"good": "ok"}, table)
     assert enrolling.say(enrol("good")) == "revoked"
@@ -92,7 +92,7 @@ def test_a_revoked_key_stays_out_and_spends_nothing() -> None:
     assert enrolling.spent == []
 
 
-def test_the_disk_has_the_last_word_on_a_token() -> None:
+def test_token_outcome_on_disk_overrides_the_first_check() -> None:
     machine, message = Enrolment("c1", OWN, MemberTable, lambda _: "ok"), enrol("good")
     assert machine.check(NAME, KEY, message) is message
     refused = machine.answer(NAME, message, "used")
@@ -117,7 +117,7 @@ PIP = "'pip install torch==2.9.1' on the worker's"
     ],
     ids=["newer", "older", "torch", "no torch", "numbers"],
 )  # fmt: skip
-def test_who_would_not_fit_is_told_both_sides_and_the_way_out(message, words, known):
+def test_version_mismatch_error_names_both_sides_and_the_fix(message, words, known):
     table = MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")) if known else None
     enrolling = Enrolling({"good": "ok"}, table)
     reply = enrolling.reply(message)
@@ -134,7 +134,7 @@ def arrive(pairing, worker, key=KEY, now=0.0, address="a"):
     assert pairing.reveal(peer_name(key), worker.prove(challenge), now) is None
 
 
-def test_the_code_pairs_both_sides() -> None:
+def test_pairing_code_authenticates_both_sides() -> None:
     pairing, worker, other = PairingMaster(MASTER), PairingWorker(KEY, "pi"), PairingWorker(OTHER, "pi2")
     arrive(pairing, other, OTHER)
     arrive(pairing, worker)
@@ -147,7 +147,7 @@ def test_the_code_pairs_both_sides() -> None:
 
 
 @pytest.mark.fault("W6", "pairing by code fails for both sides")
-def test_somebody_in_the_middle_gets_nothing_from_either_side() -> None:
+def test_pairing_fails_for_a_man_in_the_middle() -> None:
     pairing, worker = PairingMaster(MASTER), PairingWorker(KEY, "pi")
     challenge = pairing.request("w-m", OTHER, "m", worker.request, 0.0)
     assert isinstance(challenge, Challenge)
@@ -167,7 +167,7 @@ def test_a_worker_answers_one_challenge() -> None:
         worker.prove(Challenge(OTHER, bytes(16)))
 
 
-def test_nobody_waits_for_ever_and_not_too_many_wait() -> None:
+def test_pending_pairings_expire_and_are_limited() -> None:
     pairing = PairingMaster(MASTER)
     workers = [CurveKeys.generate().public for _ in range(MAX_PENDING + 1)]
     for number, key in enumerate(workers[:MAX_PENDING]):
@@ -179,7 +179,7 @@ def test_nobody_waits_for_ever_and_not_too_many_wait() -> None:
     arrive(pairing, late, workers[-1], PAIRING_S)
 
 
-def test_out_of_turn_or_malformed_is_refused() -> None:
+def test_out_of_order_or_malformed_pairing_is_refused() -> None:
     pairing = PairingMaster(MASTER)
     assert isinstance(pairing.reveal(NAME, Reveal(bytes(32)), 0.0), PairingResult)
     short = pairing.request(NAME, KEY, "a", PairingRequest(PROTOCOL, "1", "pi", b"short"), 0.0)
@@ -190,7 +190,7 @@ def test_out_of_turn_or_malformed_is_refused() -> None:
     assert pairing.pending(0.0) == ()
 
 
-def test_wrong_codes_are_limited() -> None:
+def test_wrong_pairing_codes_are_rate_limited() -> None:
     pairing = PairingMaster(MASTER)
     for _ in range(10):
         with pytest.raises(UserError, match="no waiting worker"):
@@ -200,13 +200,13 @@ def test_wrong_codes_are_limited() -> None:
 
 
 @pytest.mark.parametrize("text", ["abcd-ef23", "ABCD EF23", "abcdef23 "])
-def test_a_code_may_be_typed_carelessly(text: str) -> None:
+def test_pairing_code_is_normalised(text: str) -> None:
     assert normal_code(text) == "ABCDEF23"
     assert normal_code("0bcd-1f28") == "OBCDIF2B"
 
 
 @pytest.mark.parametrize("text", ["", "ABCD", "ABCD-EF2?", "ABCD-EF234", "\u0661BCD-EF23"])
-def test_what_is_no_code(text: str) -> None:
+def test_invalid_pairing_code_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="not a code"):
         normal_code(text)
 
@@ -215,7 +215,7 @@ def test_what_is_no_code(text: str) -> None:
     ("installed", "said"),
     [("2.9.1+cpu", "2.9.1"), ("2.9.1", "2.9.1"), ("2.10.0.dev20260101+cu130", "2.10.0.dev20260101")],
 )
-def test_what_a_build_adds_to_the_release_does_not_count(tmp_path, monkeypatch, installed, said):
+def test_torch_build_suffix_is_ignored(tmp_path, monkeypatch, installed, said):
     folder = tmp_path / f"torch-{installed}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {installed}\n")
@@ -223,7 +223,7 @@ def test_what_a_build_adds_to_the_release_does_not_count(tmp_path, monkeypatch, 
     assert introduction("pi").torch == said
 
 
-def test_no_torch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_reported_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 

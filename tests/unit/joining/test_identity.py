@@ -72,7 +72,7 @@ def test_the_journal_keeps_members_and_revoked_keys(tmp_path: Path) -> None:
         again.revoke("nobody", 5.0)
 
 
-def test_a_worker_is_called_as_it_calls_itself_now_and_never_by_another_ones_key() -> None:
+def test_worker_is_looked_up_by_its_current_name() -> None:
     one, other = peer_name(A.public), peer_name(B.public)
     table = MemberTable().admit(KnownWorker(A.public, "pi", 1.0, "token"))
     table = table.admit(KnownWorker(B.public, "pi", 2.0, "code"))
@@ -99,7 +99,7 @@ def test_a_worker_is_called_as_it_calls_itself_now_and_never_by_another_ones_key
         "{}x",
     ],
 )
-def test_a_damaged_journal_is_named(tmp_path: Path, text: str) -> None:
+def test_damaged_members_file_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "members.json").write_text(text)
     (tmp_path / "members.json").chmod(0o600)
     with pytest.raises(UserError, match=r"members\.json is damaged"):

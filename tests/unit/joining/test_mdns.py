@@ -39,7 +39,7 @@ def test_a_master_is_found_under_its_name_and_address():
         ([], None),
     ],
 )
-def test_only_addresses_of_networks_that_this_machine_is_on(addresses, found):
+def test_only_local_network_addresses_are_used(addresses, found):
     master = desk(addresses)
     assert (master and master.address.host) == found
 
@@ -54,7 +54,7 @@ def test_only_addresses_of_networks_that_this_machine_is_on(addresses, found):
     st.dictionaries(st.binary(max_size=20), st.none() | st.binary(max_size=40))
     | st.fixed_dictionaries({b"protocol": st.none() | st.binary(max_size=10)}),
 )
-def test_whatever_is_heard_is_harmless(name, addresses, port, said):
+def test_any_mdns_announcement_is_sanitised(name, addresses, port, said):
     master = read_record(name, addresses, port, said, OWN)
     if master is None:
         return
@@ -68,7 +68,7 @@ def test_whatever_is_heard_is_harmless(name, addresses, port, said):
 
 
 @given(st.text())
-def test_a_name_is_one_part_of_a_name_in_dns(host):
+def test_announced_name_is_a_valid_dns_label(host):
     names = labels(host, CLUSTER)
     assert len(set(names)) == 2
     for name in names:

@@ -54,7 +54,7 @@ def store(tmp_path: Path, now: Now) -> TokenStore:
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
-def test_a_token_is_one_word_for_a_shell_and_reads_back(address: Address) -> None:
+def test_token_is_one_shell_word_and_parses_back(address: Address) -> None:
     token = made(address)
     assert shlex.quote(token.text) == token.text
     shown = subprocess.run(
@@ -64,7 +64,7 @@ def test_a_token_is_one_word_for_a_shell_and_reads_back(address: Address) -> Non
     assert re.fullmatch(r"tpi1_[a-z2-7]{52}_[a-z2-7]{32}_.*", token.text)
 
 
-def test_nothing_shows_the_secret(store: TokenStore) -> None:
+def test_token_secret_is_never_shown(store: TokenStore) -> None:
     token = made()
     record, secret = store.create(3600.0)
     assert parse_token(replace(token, secret=secret).text).secret == secret
@@ -96,7 +96,7 @@ def test_a_changed_token_is_refused(place: int, letter: str) -> None:
     ],
     ids=["nothing", "address", "beginning", "key", "without its end"],
 )
-def test_a_part_of_a_token_is_said_to_be_one(text: str, words: str) -> None:
+def test_partial_token_is_reported_as_incomplete(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse_token(text)
 
@@ -118,7 +118,7 @@ def test_a_token_lives_from_its_creation_to_its_expiry(store, now, later_s, outc
     assert store.check(secret, {})[0] == outcome
 
 
-def test_a_token_of_a_clock_that_is_not_set_lives_from_when_it_is(store: TokenStore, now: Now) -> None:
+def test_token_made_with_an_unset_clock_starts_when_it_is_set(store: TokenStore, now: Now) -> None:
     now.seconds = 60.0
     record, secret = store.create(HOUR, None)
     ticket = ticket_of(secret, "w-1")
@@ -134,7 +134,7 @@ def test_a_token_of_a_clock_that_is_not_set_lives_from_when_it_is(store: TokenSt
         assert store.accepts_ticket(ticket, "w-1") == (outcome == "ok")
 
 
-def test_a_ticket_is_good_for_one_name_and_as_long_as_its_token(store: TokenStore, now: Now) -> None:
+def test_ticket_is_valid_for_one_name_and_while_its_token_is(store: TokenStore, now: Now) -> None:
     record, secret = store.create(HOUR)
     ticket = ticket_of(secret, "w-1")
     assert secret not in ticket
@@ -151,14 +151,16 @@ def test_a_ticket_is_good_for_one_name_and_as_long_as_its_token(store: TokenStor
 
 
 @pytest.mark.parametrize(("expires_s", "uses"), [(0.0, 1), (1e9, 1), (HOUR, 0), (HOUR, 10**6)])
-def test_limits_of_a_token(store: TokenStore, expires_s: float, uses: int) -> None:
+def test_token_expiry_and_uses_are_limited(store: TokenStore, expires_s: float, uses: int) -> None:
     with pytest.raises(UserError, match=r"a token (is|lets)"):
         store.create(expires_s, uses)
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 2 * HOUR)), max_size=30))
-def test_never_more_uses_than_given(store: TokenStore, now: Now, steps: list[tuple[int, float]]) -> None:
+def test_token_is_never_used_more_often_than_allowed(
+    store: TokenStore, now: Now, steps: list[tuple[int, float]]
+) -> None:
     now.seconds = T0
     for record, _ in store.list():
         store.revoke(record.id)
@@ -174,7 +176,7 @@ def test_never_more_uses_than_given(store: TokenStore, now: Now, steps: list[tup
     assert all(count <= uses for count, uses in zip(accepted, (1, 2, 3), strict=False))
 
 
-def test_the_file_holds_no_secret_and_is_private(tmp_path: Path) -> None:
+def test_token_file_is_private_and_holds_no_secret(tmp_path: Path) -> None:
     store = TokenStore(tmp_path / "master", lambda: T0)
     record, secret = store.create(HOUR)
     path = tmp_path / "master" / "tokens.json"
@@ -207,7 +209,7 @@ def test_the_file_holds_no_secret_and_is_private(tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+def test_damaged_token_file_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(text)
     path.chmod(0o600)

@@ -45,7 +45,9 @@ HEADS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 5, 64])
 @pytest.mark.parametrize("kv", HEADS.values(), ids=HEADS.keys())
-def test_equals_the_definition(kv: tuple[int, ...], window: int | None, dtype: torch.dtype) -> None:
+def test_torch_attention_equals_the_definition(
+    kv: tuple[int, ...], window: int | None, dtype: torch.dtype
+) -> None:
     for tokens, before, width in [(1, 0, 8), (1, 30, 16), (4, 0, 12), (5, 33, 100), (17, 3, 8)]:
         k, v = (cache(max(kv) + 1, before + tokens, width, dtype) for _ in range(2))
         q = torch.randn(tokens, len(kv), width)
@@ -79,7 +81,9 @@ def stored(x_KSd: Tensor, precision: str) -> tuple[Rows, Tensor]:
 
 
 @pytest.mark.parametrize(("heads", "window", "precision"), MET)
-def test_natively_equals_the_definition(pool: Pool, heads: str, window: int | None, precision: str) -> None:
+def test_native_attention_equals_the_definition(
+    pool: Pool, heads: str, window: int | None, precision: str
+) -> None:
     kv = HEADS[heads]
     for tokens, before, width in [
         (1, 0, 64),
@@ -102,7 +106,7 @@ def test_natively_equals_the_definition(pool: Pool, heads: str, window: int | No
 
 
 @pytest.mark.parametrize("precision", STORED)
-def test_of_a_long_prompt_after_others(pool: Pool, precision: str) -> None:
+def test_native_attention_of_a_long_prompt_is_accurate(pool: Pool, precision: str) -> None:
     kv, tokens, before = kv_of_heads(0, 4, 2), 130, 75
     (k, k_KSd), (v, v_KSd) = (stored(torch.randn(2, before + tokens, 64), precision) for _ in "kv")
     q = torch.randn(tokens, 4, 64) * 4

@@ -99,7 +99,7 @@ class TestNative:
             numbers = (0.0, *borders(scores_V, filters, 0.0), *borders(scores_V, filters, ALMOST_ONE))
             assert_alike(isa, scores_V, filters, numbers)
 
-    def test_leaves_every_survivor_its_share(self, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_draws_every_survivor_at_its_share(self, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
         scores_V = np.random.default_rng(3).standard_normal(1003).astype(np.float32)
         filters = Filters(0.8, 400, 0.9, 0.02)
         ids, masses = survivors(scores_V, filters)
@@ -111,19 +111,19 @@ class TestNative:
 
 
 class TestMasses:
-    def test_of_a_whole_vocabulary_fit(self) -> None:
+    def test_masses_of_a_whole_vocabulary_fit_in_62_bits(self) -> None:
         for vocab in {1, 2, 1 << 22, *(2**n + by for n in range(1, 22) for by in (-1, 0, 1))}:
             assert vocab << mass_bits(vocab) < 1 << 62
             assert vocab < 2048 or vocab << mass_bits(vocab) >= 1 << 61
 
-    def test_what_is_too_unlikely_is_never_drawn(self) -> None:
+    def test_too_unlikely_tokens_have_no_mass(self) -> None:
         scores_V = np.array([0, -36, -math.inf, 0], np.float32)
         _, masses = survivors(scores_V, Filters(1.0))
         assert masses.tolist() == [2**50, 0, 0, 2**50]
 
 
 class TestNumpy:
-    def test_the_draw_is_frozen(self) -> None:
+    def test_numpy_draws_never_change(self) -> None:
         """A change here changes every user's answers for a given seed."""
         scores_V = (np.arange(1000) * 7919 % 1000 / 128).astype(np.float32)
         tenths = [tenth / 10 for tenth in range(10)]
@@ -131,7 +131,7 @@ class TestNumpy:
         assert drawn == [1, 101, 210, 298, 408, 507, 605, 704, 804, 903]
 
 
-def test_the_logarithm_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_likeliest_gives_the_top_tokens_and_log_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, None)
     scores_V = np.random.default_rng(1).standard_normal(32_000).astype(np.float32) * 4
     ids, log_total = likeliest(scores_V, 3)

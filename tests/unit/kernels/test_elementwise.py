@@ -20,7 +20,7 @@ def test_rms_norm_equals_hugging_face(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("isa", AVAILABLE)
-def test_native_norms_take_no_more_than_heads_of_tokens(isa: str) -> None:
+def test_native_norm_refuses_four_dimensions(isa: str) -> None:
     with opened(isa) as linear, pytest.raises(ValueError, match="rows"):
         rms_norm(torch.randn(2, 3, 4, 8), torch.randn(8), 1e-5, linear.pool)
 
@@ -38,7 +38,7 @@ def test_rope_equals_hugging_face() -> None:
     assert torch.equal(rope(k_TNd, cos, sin), k[0].transpose(0, 1))
 
 
-def test_swiglu() -> None:
+def test_swiglu_equals_the_definition_in_place() -> None:
     gate, up = torch.randn(3, 7), torch.randn(3, 7)
     gate[:, 5:], up[:, 5:] = 0, 0
     owned = gate.clone()

@@ -44,7 +44,7 @@ def test_swiglu_equals_float64_for_all_magnitudes(pool: Pool) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("arithmetic", Arithmetic)
 @pytest.mark.parametrize("isa", AVAILABLE)
-def test_many_products_have_the_bits_of_each(isa: str, arithmetic: Arithmetic, threads: int) -> None:
+def test_batched_products_equal_single_ones_exactly(isa: str, arithmetic: Arithmetic, threads: int) -> None:
     x = torch.randn(NATIVE_TOKENS, 90)
     many = [
         weights(rows, 90, dtype)
@@ -62,7 +62,7 @@ def test_many_products_have_the_bits_of_each(isa: str, arithmetic: Arithmetic, t
 @pytest.mark.parametrize("arithmetic", Arithmetic)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
-def test_ffn_has_the_bits_of_its_parts(engine: str, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
+def test_ffn_equals_its_parts_bit_for_bit(engine: str, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
     gate, up, down = weights(200, 90, dtype), weights(200, 90, dtype), weights(200, 77, dtype)
     norm = torch.randn(90)
     for threads in (1, 2):

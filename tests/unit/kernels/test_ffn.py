@@ -31,7 +31,7 @@ def test_mini_sequences_cover_every_row_within_the_budget(
 
 
 @pytest.mark.parametrize("hidden", [896, 2048, 3072, 4096, 8192])
-def test_the_rows_of_a_message_are_normed_as_one(hidden: int) -> None:
+def test_rows_of_one_chunk_form_one_mini_sequence(hidden: int) -> None:
     tokens = StepLimits.of(hidden).chunk_tokens
     assert list(mini_sequences(tokens, hidden, hidden, Arithmetic.INT8)) == [slice(0, tokens)]
 
@@ -62,7 +62,7 @@ def _panels(bits: int) -> tuple[PanelMatrix, PanelMatrix, PanelMatrix]:
 @pytest.mark.parametrize("biased", [(False, False), (True, True), (True, False), (False, True)], ids=str)
 @pytest.mark.parametrize("bits", MATRICES)
 @pytest.mark.parametrize("engine", AVAILABLE)
-def test_has_the_integers_of_its_parts(engine: str, bits: int, biased: tuple[bool, bool], of: str) -> None:
+def test_fused_ffn_equals_its_parts(engine: str, bits: int, biased: tuple[bool, bool], of: str) -> None:
     grid = GRIDS[of] or FINE[bits]
     gate, up, down = _panels(bits)
     norm = torch.randn(HIDDEN)

@@ -30,7 +30,7 @@ STEPS = (7, 1, 1, 20)
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 @pytest.mark.parametrize(("bits", "kv"), CASES)
-def test_the_bits_of_a_stack(isa: str, bits: int, kv: KVPrecision) -> None:
+def test_layer_stack_output_matches_the_golden_digest(isa: str, bits: int, kv: KVPrecision) -> None:
     with opened(isa, Arithmetic.INT8, 2) as linear:
         assert linear.pool is not None
         found = stacked(bits, kv, GRID, STEPS, linear.pool)
@@ -40,9 +40,7 @@ def test_the_bits_of_a_stack(isa: str, bits: int, kv: KVPrecision) -> None:
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 @pytest.mark.parametrize(("bits", "kv"), CASES)
-def test_neither_threads_nor_chunks_nor_the_width_of_sums_change_them(
-    isa: str, bits: int, kv: KVPrecision
-) -> None:
+def test_threads_chunks_and_sum_width_keep_golden_bits(isa: str, bits: int, kv: KVPrecision) -> None:
     for threads, steps, most in ((1, (29,), GRID.most), (3, (3, 4, 20, 2), GRID.most), (2, STEPS, 0)):
         with opened(isa, Arithmetic.INT8, threads) as linear:
             assert linear.pool is not None
@@ -60,7 +58,7 @@ def test_neither_threads_nor_chunks_nor_the_width_of_sums_change_them(
     ],
 )
 @pytest.mark.parametrize(("bits", "kv"), CASES)
-def test_no_cut_of_the_units_over_nodes_changes_them(
+def test_golden_bits_do_not_depend_on_the_split_over_nodes(
     bits: int, kv: KVPrecision, heads: tuple[int, ...], units: tuple[int, ...]
 ) -> None:
     for number, isa in enumerate(AVAILABLE[::2]):

@@ -71,7 +71,7 @@ def test_native_and_torch_add_wide_sums_with_the_same_bits(
     assert torch.equal(one.isnan(), (sums.long() < -MOST) | (sums.long() > MOST))
 
 
-def test_what_add_sums_refuses(pool: Pool) -> None:
+def test_add_sums_refuses_mismatched_tensors(pool: Pool) -> None:
     x, sums, grid = torch.zeros(2, 4), torch.zeros((2, 4), dtype=torch.int32), Grid(0)
     for bad_x, bad_sums in (
         (x.double(), sums),
@@ -85,6 +85,6 @@ def test_what_add_sums_refuses(pool: Pool) -> None:
             add_sums(bad_x, bad_sums, grid, pool)
 
 
-def test_a_grid_among_nodes() -> None:
+def test_grid_range_is_divided_among_nodes() -> None:
     assert [Grid.among(-9, nodes).most for nodes in (1, 2, 3)] == [INT32, INT32 // 2, INT32 // 3]
     assert Grid(-9) == Grid.among(-9, 1)

@@ -45,7 +45,9 @@ def bytes_of(x_TKd: Tensor, format_: KVFormat) -> Tensor:
 
 @pytest.mark.parametrize("positions", [64, 192])
 @pytest.mark.parametrize(("engine", "precision"), CASES)
-def test_rows_go_to_their_positions(pool: Pool | None, precision: KVPrecision, positions: int) -> None:
+def test_kv_rows_are_written_to_their_positions(
+    pool: Pool | None, precision: KVPrecision, positions: int
+) -> None:
     cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, layers=3, positions=positions, pages=40)
     layout, before = cache.layouts[1], cache.store_PB.clone()
     first, second, third = (cache.table(700) for _ in range(3))
@@ -64,7 +66,7 @@ def test_rows_go_to_their_positions(pool: Pool | None, precision: KVPrecision, p
 
 
 @pytest.mark.parametrize("precision", STORED)
-def test_layouts_that_do_not_fit_are_refused(precision: KVPrecision) -> None:
+def test_invalid_page_layouts_are_refused(precision: KVPrecision) -> None:
     good = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, layers=2).layouts[1]
     store_PB = good.store_PB
     for changes in (

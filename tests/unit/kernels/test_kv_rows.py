@@ -21,7 +21,7 @@ WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
 FORMATS = ["q8", "q4"]
 
 
-def test_bytes_of_q8_are_as_described() -> None:
+def test_q8_rows_have_the_documented_bytes() -> None:
     x = torch.zeros(1, 1, 34)
     x[0, 0, :4] = torch.tensor([63.5, -63.5, 0.25, 0.75])  # halves go to the even code
     x[0, 0, 32:] = torch.tensor([1.0, -0.5])
@@ -32,7 +32,7 @@ def test_bytes_of_q8_are_as_described() -> None:
     assert row[4:].view(torch.int8).tolist() == [127, -127, 0, 2] + [0] * 28 + [127, -63]
 
 
-def test_bytes_of_q4_are_as_described() -> None:
+def test_q4_rows_have_the_documented_bytes() -> None:
     x = torch.full((1, 1, 35), -10.0)
     x[0, 0, :3] = torch.tensor([20.0, -8.0, -5.0])  # codes 15, 1 and the even one of 2 and 3
     x[0, 0, 17] = 0.0
@@ -53,7 +53,7 @@ def hostile(width: int, magnitude: float) -> Tensor:
 
 @pytest.mark.parametrize("precision", FORMATS)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_native_bytes_are_those_of_torch(pool: Pool, width: int, precision: str) -> None:
+def test_native_kv_bytes_equal_torch(pool: Pool, width: int, precision: str) -> None:
     format_ = KVFormat(precision, width)
     for magnitude in (1.0, 1e-3, 1e-6, 1e-8, 1e-40, 3e4, 1e5, 1e30, 1e38):
         k, v = hostile(width, magnitude), hostile(width, magnitude)
@@ -73,7 +73,7 @@ NUMBERS = st.floats(-6e4, 6e4, width=32)
     ),
     precision=st.sampled_from(FORMATS),
 )
-def test_what_is_read_is_within_half_a_step(x: np.ndarray, precision: str) -> None:
+def test_kv_quantisation_error_is_within_half_a_step(x: np.ndarray, precision: str) -> None:
     x_TKd = torch.from_numpy(x)
     format_ = KVFormat(precision, x.shape[2])
     error = (decode(encode(x_TKd, format_), format_) - x_TKd).abs()
@@ -90,7 +90,7 @@ def test_what_is_read_is_within_half_a_step(x: np.ndarray, precision: str) -> No
 
 
 @pytest.mark.parametrize("precision", FORMATS)
-def test_only_the_group_of_what_is_no_number_is_lost(precision: str) -> None:
+def test_non_finite_value_loses_only_its_group(precision: str) -> None:
     for broken in (math.nan, math.inf, -math.inf, 3e38):
         x = torch.randn(1, 1, 100)
         x[0, 0, 40] = broken
@@ -113,7 +113,7 @@ def padding(format_: KVFormat, positions: int) -> float:
 
 
 @given(st.sampled_from(PRECISIONS), st.integers(1, 512))
-def test_a_page_is_whole_and_as_small_as_it_can_be(precision: KVPrecision, width: int) -> None:
+def test_kv_page_size_is_aligned_and_minimal(precision: KVPrecision, width: int) -> None:
     format_ = KVFormat(precision, width)
     positions = format_.page_positions
     assert positions in COUNTS
@@ -126,7 +126,7 @@ def test_a_page_is_whole_and_as_small_as_it_can_be(precision: KVPrecision, width
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_how_many_pages_positions_take(precision: KVPrecision) -> None:
+def test_page_count_of_positions_is_rounded_up(precision: KVPrecision) -> None:
     format_ = KVFormat(precision, 128)
     size = format_.page_positions
     assert [format_.pages_of(count) for count in (0, 1, size, size + 1)] == [0, 1, 1, 2]

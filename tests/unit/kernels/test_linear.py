@@ -69,7 +69,7 @@ def test_products_equal_float64(engine: str, threads: int, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", AVAILABLE)
-def test_bits_of_a_row_depend_neither_on_other_rows_nor_on_threads(isa: str, dtype: torch.dtype) -> None:
+def test_row_bits_do_not_depend_on_other_rows_or_threads(isa: str, dtype: torch.dtype) -> None:
     for rows, cols in [(130, 257), (37, 1003), (259, 520)]:
         w = weights(rows, cols, dtype)
         x, z = torch.randn(NATIVE_TOKENS, cols), torch.randn(NATIVE_TOKENS, rows)
@@ -108,7 +108,7 @@ def fresh_lookup() -> Iterator[None]:
     library.kernel_library.cache_clear()
 
 
-def test_switched_off_computes_with_torch_and_says_so_once(
+def test_disabled_native_kernels_fall_back_to_torch_and_log_once(
     fresh_lookup: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TPIEDGE_NATIVE", "0")

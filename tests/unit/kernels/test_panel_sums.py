@@ -90,7 +90,7 @@ def large() -> dict[int, Quantised]:
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("engine", AVAILABLE)
-def test_what_is_narrow_and_what_is_wide_are_the_same_integers(
+def test_narrow_and_wide_sums_are_the_same_integers(
     large: dict[int, Quantised], engine: str, bits: int
 ) -> None:
     x, w = torch.randn(9, 290).numpy(), large[bits].matrix
@@ -106,7 +106,7 @@ def test_what_is_narrow_and_what_is_wide_are_the_same_integers(
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("isa", AVAILABLE)
-def test_shares_of_any_nodes_make_the_whole(large: dict[int, Quantised], bits: int, isa: str) -> None:
+def test_node_shares_add_up_to_the_whole_product(large: dict[int, Quantised], bits: int, isa: str) -> None:
     w, x = large[bits].matrix, torch.randn(7, 290).numpy()
     expected = sums(x, large[bits], -24)
     random = np.random.default_rng(bits)
@@ -126,7 +126,7 @@ BAD = [(math.nan, -10), (math.inf, -10), (-math.inf, -10), (3e38, -10), (1e30, 2
 
 @pytest.mark.parametrize(("bad", "exponent"), BAD)
 @pytest.mark.parametrize("engine", AVAILABLE)
-def test_what_is_no_number_spoils_its_row_alone(
+def test_non_finite_input_spoils_only_its_row(
     large: dict[int, Quantised], engine: str, bad: float, exponent: int
 ) -> None:
     w, x = large[4], torch.randn(11, 290).numpy()

@@ -68,7 +68,7 @@ def test_native_products_have_the_bits_of_the_definition(
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (100, 100), (40, 72)])
-def test_the_reference_and_the_project_read_the_same_format(outputs: int, inputs: int, bits: int) -> None:
+def test_dequantised_panels_equal_the_reference_values(outputs: int, inputs: int, bits: int) -> None:
     w = random_matrix(np.random.default_rng(1), bits, outputs, inputs, outputs, False)
     shape = PanelShape(bits, outputs, inputs)
     assert w.matrix.data_B.numel() == shape.nbytes
@@ -119,7 +119,7 @@ def large() -> dict[tuple[int, bool], Quantised]:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("isa", AVAILABLE)
-def test_bits_depend_neither_on_other_tokens_nor_threads_nor_instruction_set(
+def test_product_bits_do_not_depend_on_batch_threads_or_isa(
     large: dict[tuple[int, bool], Quantised], isa: str, bits: int, transposed: bool
 ) -> None:
     w = large[bits, transposed].matrix
@@ -142,7 +142,7 @@ def test_bits_depend_neither_on_other_tokens_nor_threads_nor_instruction_set(
 
 
 @pytest.mark.parametrize("engine", AVAILABLE)
-def test_rows_for_outputs_take_no_product_with_inputs_as_rows(
+def test_column_parallel_product_refuses_a_row_parallel_matrix(
     large: dict[tuple[int, bool], Quantised], engine: str
 ) -> None:
     """A kernel would read the units of this matrix as panels of another size, beyond their end."""
@@ -152,7 +152,7 @@ def test_rows_for_outputs_take_no_product_with_inputs_as_rows(
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("engine", AVAILABLE)
-def test_what_is_no_number_spoils_its_row_alone(
+def test_non_finite_input_spoils_only_its_row(
     large: dict[tuple[int, bool], Quantised], engine: str, bad: float
 ) -> None:
     w = large[4, False].matrix
@@ -190,7 +190,7 @@ def _contract_panels(pool: Pool, w: PanelMatrix, wide: bool) -> bool:
     return pool.call("tpiedge_panels_contract", ONE.data_ptr(), 1, packed, wide)
 
 
-def test_a_product_without_memory_says_so_to_its_own_caller() -> None:
+def test_out_of_memory_product_fails_only_for_its_caller() -> None:
     with closing(Pool(open_library(), 2)) as pool, ThreadPoolExecutor(2) as at_once:
 
         def fail(_: int) -> None:

@@ -70,7 +70,7 @@ def units(draw: st.DrawFn, least_exponent: int = -12) -> tuple[Array, PanelShape
 
 @settings(max_examples=60)
 @given(units())
-def test_a_search_never_adds_to_the_error(unit: tuple[Array, PanelShape]) -> None:
+def test_scale_search_never_increases_the_error(unit: tuple[Array, PanelShape]) -> None:
     values, shape = unit
     assert quantise_unit(values, shape, True)[1].noise <= quantise_unit(values, shape, False)[1].noise * (
         1 + 1e-6
@@ -79,7 +79,7 @@ def test_a_search_never_adds_to_the_error(unit: tuple[Array, PanelShape]) -> Non
 
 @settings(max_examples=60)
 @given(units(least_exponent=-1), st.booleans())
-def test_what_was_quantised_comes_back_as_it_was(unit: tuple[Array, PanelShape], search: bool) -> None:
+def test_requantising_quantised_values_is_exact(unit: tuple[Array, PanelShape], search: bool) -> None:
     values, shape = unit
     data, _ = quantise_unit(values, shape, search)
     scales = np.abs(split_panels(data.reshape(shape.panels, -1), shape)[0])
@@ -94,7 +94,7 @@ def test_what_was_quantised_comes_back_as_it_was(unit: tuple[Array, PanelShape],
 
 @pytest.mark.parametrize("search", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_blocks_as_of_gguf_keep_their_codes(engine: str, bits: int, search: bool) -> None:
+def test_gguf_blocks_are_quantised_without_error(engine: str, bits: int, search: bool) -> None:
     generator = np.random.default_rng(bits)
     outputs, inputs = 48, 96
     least, greatest = (-127, 127) if bits == 8 else (-8, 7)
@@ -113,7 +113,7 @@ def test_blocks_as_of_gguf_keep_their_codes(engine: str, bits: int, search: bool
 @pytest.mark.parametrize("name", ENGINES[1:])
 @settings(max_examples=60)
 @given(units(), st.sampled_from(["f32", "bf16", "f16"]), st.booleans())
-def test_native_code_gives_the_bytes_of_numpy(
+def test_native_quantisation_equals_numpy(
     name: str, unit: tuple[Array, PanelShape], dtype: str, search: bool
 ) -> None:
     values, shape = unit
@@ -136,7 +136,7 @@ def test_native_code_gives_the_bytes_of_numpy(
     ],
 )
 @pytest.mark.parametrize("bits", [4, 8])
-def test_numbers_that_cannot_be_quantised(engine: str, bits: int, wrong: float, reason: str) -> None:
+def test_unquantisable_values_are_refused(engine: str, bits: int, wrong: float, reason: str) -> None:
     values = weights(40, 70)
     values[37, 3] = np.nan
     values[21, 68] = wrong

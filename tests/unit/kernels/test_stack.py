@@ -54,7 +54,7 @@ def new_cache(kv: KVPrecision) -> PagedCache:
 
 
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
-def test_rows_of_many_sequences_have_the_bits_that_they_have_alone(linear: Linear, kv: KVPrecision) -> None:
+def test_batched_sequences_have_the_bits_of_single_ones(linear: Linear, kv: KVPrecision) -> None:
     torch.manual_seed(1)
     cache, pool = new_cache(kv), linear.pool
     assert pool is not None
@@ -83,7 +83,7 @@ def test_rows_of_many_sequences_have_the_bits_that_they_have_alone(linear: Linea
         assert torch.equal(found_TH[rows], expected_TH), of
 
 
-def test_what_does_not_fit_is_refused(linear: Linear) -> None:
+def test_fused_layers_refuse_mismatched_inputs(linear: Linear) -> None:
     cache, pool = new_cache("f32"), linear.pool
     assert pool is not None
     layers = blocks(linear, cache)

@@ -51,7 +51,7 @@ def attended(cache: KVCache, slot: int, q_TKd: torch.Tensor, start: int, pool: P
         (TableChange(0, 0, (0,), 65), "fills 65 positions of slot 0 in 1 pages"),
     ],
 )
-def test_a_change_that_breaks_the_laws_is_a_protocol_error(change: TableChange, complaint: str) -> None:
+def test_invalid_table_change_is_a_protocol_error(change: TableChange, complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         make().change([change], ())
 
@@ -68,7 +68,7 @@ def test_a_step_beyond_the_pages_is_a_protocol_error() -> None:
 
 
 @CASES
-def test_a_growing_sequence_has_the_bits_of_one_prompt(precision: KVPrecision, native: bool) -> None:
+def test_incremental_attention_equals_one_prefill(precision: KVPrecision, native: bool) -> None:
     pool = Pool(open_library(), 2) if native else None
     q, x = torch.randn(150, 3, 16), torch.randn(150, 3, 16)
     capacity = 4 * make(precision).format.page_positions
@@ -105,7 +105,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_discarded_pages_go_back_to_the_system_and_others_stay() -> None:
+def test_discarded_pages_free_memory_and_others_stay() -> None:
     cache = make(num_layers=2, head_dim=128, capacity=64 * 128)
     pool = Pool(open_library(), 1)
     x = torch.randn(64 * 64, 3, 128)
@@ -135,7 +135,7 @@ def test_a_refused_step_changes_nothing() -> None:
         cache.truncate([segment(0, 10, 65)])
 
 
-def test_what_is_not_committed_is_dropped() -> None:
+def test_uncommitted_positions_are_dropped() -> None:
     """A step that was cancelled after it had begun is begun again."""
     cache = make()
     cache.change([TableChange(0, 0, (0,), 10)], ())

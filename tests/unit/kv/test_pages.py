@@ -24,7 +24,7 @@ def filled(pool: PagePool, ids: list[int], scope: str = "") -> list[int]:
     return pages
 
 
-def test_a_text_that_begins_alike_finds_its_pages_but_not_the_last_position() -> None:
+def test_shared_prefix_pages_are_found_except_the_last_position() -> None:
     pool = make()
     pages = filled(pool, [1, 2, 3, 4, 5, 6, 7, 8])
     assert pool.find([1, 2, 3, 4, 5, 6, 7, 8, 9]) == pages
@@ -33,7 +33,7 @@ def test_a_text_that_begins_alike_finds_its_pages_but_not_the_last_position() ->
     assert pool.find([5, 6, 7, 8, 9]) == [], "the same tokens after other ones are another page"
 
 
-def test_a_page_is_found_in_its_own_scope_alone() -> None:
+def test_cached_page_is_found_only_in_its_scope() -> None:
     pool = make()
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     pages = filled(pool, text, "a")
@@ -46,7 +46,7 @@ def test_a_page_is_found_in_its_own_scope_alone() -> None:
     assert len(set(names)) == 3 * len(set(scopes)), "no scope's name is that of a page, or of another scope"
 
 
-def test_the_end_of_a_text_goes_before_its_beginning_and_the_oldest_text_first() -> None:
+def test_eviction_takes_the_oldest_text_first_and_its_end_first() -> None:
     pool = make(4)
     first, second = filled(pool, [1] * 8), filled(pool, [2] * 8)
     pool.give_back(first)
@@ -151,7 +151,7 @@ TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_names_depend_on_key_and_all_tokens_before() -> None:
+def test_page_names_depend_on_key_and_preceding_tokens() -> None:
     pool = make()
     names = [*pool.names([1, 2, 3, 4, 5, 6, 7, 8, 9])]
     assert len(names) == 2
@@ -160,13 +160,13 @@ def test_names_depend_on_key_and_all_tokens_before() -> None:
     assert not set(other.names([1, 2, 3, 4, 5, 6, 7, 8])) & set(names)
 
 
-def test_two_grains_less_give_memory_back() -> None:
+def test_memory_shrinks_only_after_a_drop_of_two_grains() -> None:
     pool = PagePool(100, SIZE, b"key", 10)
     assert [pool.bound(needed) for needed in (50, 41, 31, 30)] == [50, 50, 50, 30]
 
 
 @given(st.integers(1, 300), st.integers(1, 400), st.lists(st.integers(0, 300), max_size=30))
-def test_there_is_always_enough_and_never_much_more(pages: int, grain: int, needs: list[int]) -> None:
+def test_memory_bound_covers_the_need_with_little_excess(pages: int, grain: int, needs: list[int]) -> None:
     pool = PagePool(pages, SIZE, b"key", grain)
     for needed in needs:
         held = pool.bound(min(needed, pages))
@@ -174,7 +174,7 @@ def test_there_is_always_enough_and_never_much_more(pages: int, grain: int, need
         assert held < min(needed, pages) + 3 * grain
 
 
-def test_the_usual_grain() -> None:
+def test_default_grain_depends_on_page_count_and_size() -> None:
     assert usual_grain(1600, 8 << 20) == 100
     assert usual_grain(16, 1 << 20) == 4
     assert usual_grain(16, 0) >= 1

@@ -6,7 +6,7 @@ from tpiedge.errors import UserError
 from tpiedge.lab.memory_group import MemoryGroup, MemoryUse, memory_group
 
 
-def test_a_system_without_control_groups(tmp_path: Path) -> None:
+def test_missing_control_groups_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this system has no"), memory_group(1 << 20, tmp_path):
         pytest.fail("there is no group")
 
@@ -17,7 +17,7 @@ def check_counts(group: MemoryGroup) -> None:
     assert (group.counter("rss", "anon"), group.held_bytes) == (7, 15)
 
 
-def test_counters_and_limits_of_version_1(tmp_path: Path) -> None:
+def test_cgroup_v1_counters_are_read_and_limits_written(tmp_path: Path) -> None:
     (tmp_path / "memory.max_usage_in_bytes").write_text("4096\n")
     (tmp_path / "memory.failcnt").write_text("12\n")
     (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
@@ -30,7 +30,7 @@ def test_counters_and_limits_of_version_1(tmp_path: Path) -> None:
     assert not (tmp_path / "memory.memsw.limit_in_bytes").exists()
 
 
-def test_counters_and_limits_of_version_2(tmp_path: Path) -> None:
+def test_cgroup_v2_counters_are_read_and_limits_written(tmp_path: Path) -> None:
     (tmp_path / "memory.peak").write_text("4096\n")
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n")
     (tmp_path / "memory.stat").write_text("anon 7\nfile 5\ninactive_file 2\nactive_file 3\n")
@@ -41,7 +41,7 @@ def test_counters_and_limits_of_version_2(tmp_path: Path) -> None:
     assert (tmp_path / "memory.swap.max").read_text() == "0"
 
 
-def test_a_limit_of_memory_and_swap_is_never_less_than_the_limit(tmp_path: Path) -> None:
+def test_cgroup_v1_swap_limit_follows_the_memory_limit(tmp_path: Path) -> None:
     group = MemoryGroup(tmp_path, 1)
     limit, both = tmp_path / "memory.limit_in_bytes", tmp_path / "memory.memsw.limit_in_bytes"
     both.write_text("9223372036854771712\n")

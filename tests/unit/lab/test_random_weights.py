@@ -20,7 +20,7 @@ def test_bf16_is_the_f32_rounded() -> None:
     np.testing.assert_array_equal(random_rows(3, "w", 5, 20, 300, "BF16"), bf16_from_f32(f32))
 
 
-def test_the_numbers_look_normal_and_rows_are_unrelated() -> None:
+def test_weights_are_normal_and_rows_uncorrelated() -> None:
     rows = f32_from_bf16(random_rows(1, "w", 0, 400, 1024, "BF16"))
     assert abs(float(rows.mean())) < 1e-3
     assert float(rows.std()) == pytest.approx(STD, rel=0.05)

@@ -35,7 +35,7 @@ def trace_of(spent_s: Mapping[int, float], headless: Sequence[int] = ()) -> trac
         ("1:100", tuple(KNOWN)),
     ],
 )
-def test_both_ends_of_a_range_are_in_it(text: str, chosen: tuple[int, ...]) -> None:
+def test_step_range_includes_both_ends(text: str, chosen: tuple[int, ...]) -> None:
     assert traces.parse_steps(text).of(KNOWN) == chosen
 
 
@@ -51,18 +51,16 @@ def test_both_ends_of_a_range_are_in_it(text: str, chosen: tuple[int, ...]) -> N
         ([7, 8], [1, 2]),
     ],
 )
-def test_the_three_steps_in_a_row_that_are_nearest_to_the_median(
-    spent_s: list[float], chosen: list[int]
-) -> None:
+def test_typical_steps_are_three_in_a_row_near_the_median(spent_s: list[float], chosen: list[int]) -> None:
     assert list(traces.typical_steps(dict(enumerate(spent_s, 1)))) == chosen
 
 
-def test_the_steps_of_a_long_prompt_are_no_decode_steps() -> None:
+def test_prefill_steps_are_not_decode_steps() -> None:
     """Only the last of the three that the prompt takes has a head; what comes after it computes its token."""
     assert traces.decode_steps(trace_of(dict.fromkeys(range(1, 8), 1.0), headless=(1, 2))) == [4, 5, 6, 7]
 
 
-def test_the_prompt_is_not_typical() -> None:
+def test_typical_excerpt_skips_the_prompt() -> None:
     spent_s = {1: 5.0, 2: 5.0, 3: 5.0, 4: 5.0, 5: 1.0, 6: 1.0, 7: 1.0}
     assert traces.typical_excerpt(trace_of(spent_s, headless=(1, 2, 3))) == traces.Excerpt(
         20.0, 23.0, (5, 6, 7)
@@ -82,7 +80,7 @@ EVENTS = (
 TRACE = traces.Trace({0: EVENTS, 2: (TraceEvent("compute", "ffn", 2.0, 3.0, 0, 2),)}, {0: 7})
 
 
-def test_the_whole_of_a_trace() -> None:
+def test_trace_is_summarised_per_node() -> None:
     assert TRACE.end_s == 8.0
     assert TRACE.steps == {1: (1.0, 4.0), 2: (2.0, 8.0)}
     zero, two = traces.summarize(TRACE, 0.0, 8.0)

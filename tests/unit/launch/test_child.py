@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
         child.stop(time.monotonic() + 10)
 
 
-def test_a_process_that_survives_its_kill_is_given_up_and_said_so(start, monkeypatch, caplog):
+def test_unkillable_process_is_abandoned_with_a_warning(start, monkeypatch, caplog):
     child, signals, meanwhile = start(), [], []
 
     def never(timeout: float | None = None) -> int:
@@ -53,7 +53,7 @@ def test_a_process_that_survives_its_kill_is_given_up_and_said_so(start, monkeyp
     assert f"process {child.pid} was killed and does not end" in caplog.text
 
 
-def test_a_system_that_starts_no_process_is_named(start, monkeypatch, tmp_path):
+def test_failed_process_start_names_its_cause(start, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(tmp_path / "gone"))
         with pytest.raises(ResourceError, match=r"cannot start a process \(No such file or directory\)"):
@@ -67,7 +67,7 @@ def test_a_system_that_starts_no_process_is_named(start, monkeypatch, tmp_path):
         start()
 
 
-def test_a_child_that_says_so_ends_for_want_of_memory_before_it_is_gone(start: Callable[..., Child]) -> None:
+def test_child_reports_out_of_memory_before_it_exits(start: Callable[..., Child]) -> None:
     child = start(f"import sys; print('OutOfMemory: a tensor', file=sys.stderr, flush=True); {WAITS}")
     wait_for(lambda: child.out_of_memory, 20)
     assert child.exit_cause() is None
@@ -77,7 +77,7 @@ def test_a_child_that_says_so_ends_for_want_of_memory_before_it_is_gone(start: C
     ("kills", "words", "kind"),
     [(0, "its process was killed by SIGKILL", PeerError), (1, OUT_OF_MEMORY, OutOfMemory)],
 )
-def test_what_a_killed_child_is_called(start, monkeypatch, kills, words, kind):
+def test_killed_childs_exit_cause_distinguishes_the_oom_killer(start, monkeypatch, kills, words, kind):
     counts = [4]
     monkeypatch.setattr(Cgroups, "oom_kills", lambda self: counts[-1])
     child = start(reports=True)
@@ -89,7 +89,7 @@ def test_what_a_killed_child_is_called(start, monkeypatch, kills, words, kind):
         child.read_report(time.monotonic() + 10)
 
 
-def test_a_forked_process_is_heard_beside_thousands_of_open_files() -> None:
+def test_forked_process_works_with_high_file_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
     told, tells = os.pipe()
@@ -105,7 +105,7 @@ def test_a_forked_process_is_heard_beside_thousands_of_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_forked_process_is_watched_from_several_threads_at_once() -> None:
+def test_forked_process_can_be_awaited_by_several_threads() -> None:
     told, tells = os.pipe()
     process = ForkedProcess(told)
     with ThreadPoolExecutor(3) as pool:

@@ -30,7 +30,7 @@ def kept(tmp_path: Path) -> Path:
     ("threads", "age_s", "known"),
     [(2, 0.0, True), (2, WEEK_S, True), (2, WEEK_S + 1, False), (2, -1.0, False), (4, 0.0, False)],
 )
-def test_a_report_comes_back_without_the_process_that_made_it(kept, threads, age_s, known):
+def test_node_report_is_cached_for_a_week(kept, threads, age_s, known):
     found = recall(kept, threads, NOW + age_s)
     assert found == (REPORT if known else None)
 
@@ -48,7 +48,9 @@ def test_a_report_comes_back_without_the_process_that_made_it(kept, threads, age
         lambda values: values["report"].update({"\ud800": 1}),
     ],
 )
-def test_what_makes_no_sense_is_measured_anew(kept: Path, damage: Callable[[dict[str, Any]], object]) -> None:
+def test_invalid_or_mismatched_report_is_discarded(
+    kept: Path, damage: Callable[[dict[str, Any]], object]
+) -> None:
     (path,) = kept.iterdir()
     values = json.loads(path.read_text())
     damage(values)
@@ -56,7 +58,7 @@ def test_what_makes_no_sense_is_measured_anew(kept: Path, damage: Callable[[dict
     assert recall(kept) is None
 
 
-def test_a_disk_that_takes_nothing_costs_a_measurement_only(tmp_path: Path) -> None:
+def test_unwritable_cache_only_loses_the_measurement(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     Measurements(blocked, 2, lambda: NOW).keep(REPORT)
@@ -108,7 +110,7 @@ LOOK, END, INSIST = MemoryOffer.look, MemoryOffer.ran_out, MemoryOffer.insist
         [(END, (4.0, 4.0), 0, 3.0), (INSIST, 4.0, 1, 4.0), (END, (4.0, 4.0), 2, 3.0)],
     ],
 )
-def test_what_is_offered(story: list[tuple[Any, Any, float, float]]) -> None:
+def test_offered_memory_follows_limits_and_out_of_memory(story: list[tuple[Any, Any, float, float]]) -> None:
     memory = MemoryOffer(4 * GB)
     for call, given, now, offered in story:
         before = memory.offered_bytes

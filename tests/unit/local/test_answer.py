@@ -20,7 +20,7 @@ class Said:
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(2, 1.5), (3, 1.0), (0, None)])
-def test_an_answer_says_how_many_tokens_a_step_gave(steps: int, expected: float | None) -> None:
+def test_answer_reports_tokens_per_step(steps: int, expected: float | None) -> None:
     tokens = [Token(1, "r-1", index, 7 + index, ()) for index in range(3)]
     cluster = Said(*tokens, Finished(1, "r-1", "length", 3, 3, 0, steps))
     answer = collect(cast(LocalCluster, cluster), REQUEST, None, (), lambda _text: None)
@@ -29,7 +29,7 @@ def test_an_answer_says_how_many_tokens_a_step_gave(steps: int, expected: float 
 
 
 @pytest.mark.parametrize(("goes_on", "text"), [(True, " house"), (False, "house")])
-def test_a_text_that_goes_on_keeps_its_first_space(goes_on: bool, text: str) -> None:
+def test_continued_text_keeps_its_leading_space(goes_on: bool, text: str) -> None:
     tokenizer = TOKENIZERS["byte-fallback"]
     prompt = tuple(tokenizer.encode("the"))
     said = tokenizer.encode("the house")[len(prompt) :]

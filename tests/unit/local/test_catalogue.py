@@ -43,7 +43,7 @@ def pack_of(gguf: Path, cache: Path, precision: str | None = None, name: str | N
         ("x" * 300, "q4", "x" * 80 + "-q4"),
     ],
 )
-def test_short_names(stem: str, precision: str, name: str) -> None:
+def test_short_name_is_made_of_file_and_precision(stem: str, precision: str, name: str) -> None:
     assert catalogue.short_name(stem, precision) == name
     assert catalogue.check_name(name) == name
 
@@ -52,7 +52,7 @@ def test_short_names(stem: str, precision: str, name: str) -> None:
     "name",
     ["", "demo", "Demo", "tinyllama", "LLAMA3.2-1B", "a/b", "../x", "-x", ".x", "x" * 97, "a b", "a\n"],
 )
-def test_names_that_would_mean_something_else_are_refused(name: str) -> None:
+def test_reserved_or_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="--name") as raised:
         catalogue.check_name(name)
     assert str(raised.value).isprintable()
@@ -100,7 +100,7 @@ def test_an_import_that_was_killed_is_completed(gguf: Path, cache: Path) -> None
     assert (pack / "text" / "config.json").is_file()
 
 
-def test_a_cache_that_cannot_be_written_is_used_as_it_is(gguf, cache, monkeypatch):
+def test_read_only_cache_is_usable(gguf, cache, monkeypatch):
     monkeypatch.setattr("tpiedge.local.catalogue.save_label", lambda *_: None)
     demo, imported = prepare("demo", None, None, cache), pack_of(gguf, cache)
     assert not (demo.pack.path / "label.json").exists()
@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_written_is_used_as_it_is(gguf, cache, monkeypatc
     assert prepare(str(gguf), None, None, cache).name == imported.name
 
 
-def test_what_is_given_by_a_path_has_a_public_name(gguf, cache, tmp_path, monkeypatch):
+def test_model_given_by_path_has_a_public_name(gguf, cache, tmp_path, monkeypatch):
     imported = pack_of(gguf, cache)
     copy = shutil.copytree(imported, tmp_path / "elsewhere" / "copied")
     unnamed = shutil.copytree(imported, tmp_path / "elsewhere" / "unnamed")
@@ -136,7 +136,7 @@ def test_what_is_given_by_a_path_has_a_public_name(gguf, cache, tmp_path, monkey
         assert (model.public_name, model.path) == (named, None)
 
 
-def test_a_model_with_several_packs_is_asked_which(gguf: Path, cache: Path) -> None:
+def test_model_with_several_packs_needs_a_pack_name(gguf: Path, cache: Path) -> None:
     with pytest.raises(UserError, match=f"no pack was made of {gguf} yet"):
         catalogue.the_pack_of(str(gguf), cache)
     first, second = pack_of(gguf, cache), pack_of(gguf, cache, "q4")
@@ -149,7 +149,7 @@ def test_a_model_with_several_packs_is_asked_which(gguf: Path, cache: Path) -> N
 @pytest.mark.parametrize(
     "label", [None, b"", b"[]", b'{"name": 1, "source": ""}', b'{"name": "../x", "source": ""}']
 )
-def test_a_pack_without_a_label_is_called_like_its_folder(gguf, cache, label):
+def test_unlabelled_pack_is_named_after_its_folder(gguf, cache, label):
     pack = pack_of(gguf, cache)
     (pack / "label.json").unlink()
     if label is not None:

@@ -15,7 +15,7 @@ from tpiedge.wire.requests import Sampling
     ("number", "kind"),
     [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "rank"), (9, "pooling_type 9")],
 )
-def test_a_gguf_file_says_its_pooling_by_a_number(tmp_path: Path, number: int | None, kind: str) -> None:
+def test_gguf_pooling_type_is_read(tmp_path: Path, number: int | None, kind: str) -> None:
     keys = {} if number is None else {"llama.pooling_type": number}
     model = prepare(str(TinyGguf(keys=keys).write(tmp_path / "m.gguf")), None, None, tmp_path)
     assert model.usual_pooling == kind
@@ -26,12 +26,12 @@ def sampling_of(folder: Path, **values: object) -> Sampling:
     return usual_sampling(folder)
 
 
-def test_a_model_that_says_nothing_of_sampling(tmp_path: Path) -> None:
+def test_model_without_sampling_config_gets_the_defaults(tmp_path: Path) -> None:
     assert usual_sampling(None) == usual_sampling(tmp_path) == sampling_of(tmp_path, eos_token_id=2) == USUAL
     assert (USUAL.temperature, USUAL.top_p, USUAL.min_p) == (0.8, 0.95, 0.05)
 
 
-def test_what_a_model_says_counts_and_the_rest_is_neutral(tmp_path: Path) -> None:
+def test_generation_config_sets_sampling_with_neutral_defaults(tmp_path: Path) -> None:
     assert sampling_of(tmp_path, temperature=0.6, top_p=0.9) == Sampling(temperature=0.6, top_p=0.9)
     found = sampling_of(
         tmp_path, temperature=0.7, top_k=20, top_p=0.8, min_p=0, repetition_penalty=1.05, do_sample=True
@@ -40,7 +40,7 @@ def test_what_a_model_says_counts_and_the_rest_is_neutral(tmp_path: Path) -> Non
     assert sampling_of(tmp_path, top_k=-1, min_p=None) == Sampling(temperature=1.0)
 
 
-def test_a_model_that_is_not_drawn_from_is_greedy(tmp_path: Path) -> None:
+def test_do_sample_false_means_greedy(tmp_path: Path) -> None:
     assert sampling_of(tmp_path, do_sample=False) == Sampling(temperature=0.0)
     found = sampling_of(tmp_path, do_sample=False, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
     assert found == Sampling(temperature=0.0, top_p=0.9, repetition_penalty=1.1)
@@ -51,12 +51,12 @@ def test_a_model_that_is_not_drawn_from_is_greedy(tmp_path: Path) -> None:
     ("key", "value"),
     [("do_sample", "no"), ("temperature", "hot"), ("top_k", 1.5), ("top_p", 0), ("repetition_penalty", -1)],
 )
-def test_what_it_cannot_mean_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
+def test_invalid_generation_config_is_refused_by_key(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(UserError, match=f"generation_config.json: {key} is "):
         sampling_of(tmp_path, **{key: value})
 
 
-def test_an_end_beyond_the_models_rows_is_none(tmp_path: Path) -> None:
+def test_eos_id_beyond_the_vocabulary_is_ignored(tmp_path: Path) -> None:
     keys = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁", "a", "<|im_end|>"],
@@ -87,7 +87,7 @@ def test_an_end_beyond_the_models_rows_is_none(tmp_path: Path) -> None:
         (Precision.Q4, None, None, (Precision.Q4, "int8")),  # a pack
     ],
 )
-def test_the_arithmetics_that_are_chosen(source, precision, compute, chosen):
+def test_precision_and_compute_are_chosen(source, precision, compute, chosen):
     assert choose_arithmetics(source, precision, compute) == chosen
 
 
@@ -101,6 +101,6 @@ def test_the_arithmetics_that_are_chosen(source, precision, compute, chosen):
         (Precision.Q8, None, "bf16"),
     ],
 )
-def test_the_arithmetics_that_are_refused(source: Precision, precision: str | None, compute: Compute) -> None:
+def test_unsupported_compute_is_refused(source: Precision, precision: str | None, compute: Compute) -> None:
     with pytest.raises(UserError, match=f"--compute {compute}"):
         choose_arithmetics(source, precision, compute)

@@ -17,7 +17,7 @@ def source(tmp_path):
     return folder
 
 
-def test_chat_templates_are_kept_in_every_form(tmp_path, source):
+def test_only_config_and_chat_template_files_are_kept(tmp_path, source):
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     (source / "additional_chat_templates" / "evil.py").write_text("")
@@ -35,7 +35,7 @@ def test_a_pack_keeps_the_pooling(tmp_path, source):
     assert usual_pooling(tmp_path / "text") == "last"
 
 
-def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, source, monkeypatch):
+def test_full_disk_leaves_no_partial_text_files(tmp_path, source, monkeypatch):
     def write_bytes(path, data):
         path.touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -23,14 +23,14 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
     return model_of(tmp_path_factory.mktemp("long"), 131_072)
 
 
-def test_a_short_context_is_the_models_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_model_context_is_used_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_of(tmp_path, 2000)
     assert chosen_context(model, Layout(1, None, 1, 600_000_000), None) == 2000
     assert capsys.readouterr().err.splitlines()[-1] == "context: 2000 tokens, all that the model has"
 
 
 @pytest.mark.parametrize(("memory_gb", "tokens"), [(40, 131_072), (16, 65_536), (4, 16_384), (1, 4096)])
-def test_the_cache_takes_an_eighth_of_the_memory(long, monkeypatch, capsys, memory_gb, tokens):
+def test_default_context_uses_an_eighth_of_the_memory(long, monkeypatch, capsys, memory_gb, tokens):
     monkeypatch.setattr("tpiedge.local.layout.available_memory_bytes", lambda: 100_000_000_000)
     memory = memory_gb * 1_000_000_000
     found = chosen_context(long, Layout(1, None, 1, memory), None)
@@ -41,7 +41,7 @@ def test_the_cache_takes_an_eighth_of_the_memory(long, monkeypatch, capsys, memo
     assert f"context: {tokens} of the model's 131072" in capsys.readouterr().err or tokens == 131_072
 
 
-def test_the_cache_of_all_answers_has_room_for_one_at_least() -> None:
+def test_kv_tokens_must_hold_at_least_one_context() -> None:
     assert chosen_kv_tokens(4096, None) == 4096
     assert chosen_kv_tokens(4096, 4096) == 4096
     assert chosen_kv_tokens(4096, 100_000) == 100_000
@@ -54,7 +54,9 @@ def test_the_cache_of_all_answers_has_room_for_one_at_least() -> None:
         chosen_kv_tokens(4096, 1 << 32)
 
 
-def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_context_displaces_no_pinned_weights(
+    long: PreparedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def plan(_model: PreparedModel, _layout: Layout, tokens: int) -> SimpleNamespace:
         return SimpleNamespace(needs=[SimpleNamespace(streamed_bytes=max(0, tokens - 20_000), kv_bytes=0)])
 

@@ -32,7 +32,7 @@ def started(collective: CollectiveChoice, *, ready: bool) -> Run:
     return run
 
 
-def test_the_words_of_a_node_are_told_with_the_names_of_machines() -> None:
+def test_failure_message_names_the_machines() -> None:
     run = started("auto", ready=True)
     gave_up(run, 1, "PeerLost", SILENT)
     assert str(run.failure.error) == (
@@ -58,7 +58,7 @@ def test_the_words_of_a_node_are_told_with_the_names_of_machines() -> None:
         ("star", True, 1, "PeerLost", SILENT, "w-1", "died"),
     ],
 )
-def test_whose_fault_it_is_that_a_node_gives_up_over_another(
+def test_node_giving_up_over_a_peer_is_blamed_or_disputed(
     collective: CollectiveChoice,
     ready: bool,
     rank: int,
@@ -79,7 +79,7 @@ def collectives(story: Story) -> set[str]:
     return {one.collective for node in nodes for one in node.heard if isinstance(one, Assign)}
 
 
-def test_after_a_dispute_everything_passes_rank_0_for_a_while(trio: Story) -> None:
+def test_dispute_switches_to_the_star_for_a_while(trio: Story) -> None:
     story = trio
     assert collectives(story) == {"auto"}
     story.node(1, story.epoch).fail("PeerLost", SILENT)

@@ -41,7 +41,7 @@ class Compiler(Book):
         self.requests.handle(Finished(1, name, "cancel", 0, 0, 0, 0, seconds))
 
 
-def test_a_request_whose_grammar_is_compiled_takes_no_place() -> None:
+def test_request_with_a_compiling_grammar_takes_no_running_place() -> None:
     book = Compiler(parallel=1)
     book.ask("slow")
     assert book.begin() == []
@@ -57,7 +57,7 @@ def test_a_request_whose_grammar_is_compiled_takes_no_place() -> None:
 
 
 @pytest.mark.fault("H14", "other clients' requests begin as without them")
-def test_a_flood_of_grammars_leaves_others_their_steps_and_their_compilations() -> None:
+def test_grammar_flood_does_not_delay_other_clients() -> None:
     """Three requests for sixteen choices each leave the other client what it has without them."""
     begun: dict[bool, list[str]] = {}
     for flood in (False, True):
@@ -77,9 +77,7 @@ def test_a_flood_of_grammars_leaves_others_their_steps_and_their_compilations() 
 @pytest.mark.parametrize(
     ("kind", "error"), [("GrammarRefused", GrammarRefused), ("ChildLost", ChildLost), ("?", InternalError)]
 )
-def test_a_grammar_that_is_refused_ends_its_request_and_the_next_one_has_its_place(
-    kind: str, error: type[Exception]
-) -> None:
+def test_refused_grammar_fails_its_request_and_frees_its_place(kind: str, error: type[Exception]) -> None:
     book = Compiler()
     refused = book.ask("a-0", text="same")
     book.ask("a-1", text="same")
@@ -91,7 +89,7 @@ def test_a_grammar_that_is_refused_ends_its_request_and_the_next_one_has_its_pla
 
 
 @pytest.mark.fault("H14", "no more are compiled at a time, however often clients leave")
-def test_a_compilation_keeps_its_place_until_rank_0_has_ended_it() -> None:
+def test_cancelled_compilation_counts_until_rank_0_ends_it() -> None:
     """Requests that are cancelled again and again make no more processes."""
     book = Compiler(compiles=1)
     first = book.ask("first")

@@ -16,7 +16,7 @@ from tpiedge.master.roster import SLOWED_S, Machine, Roster
 from tpiedge.wire.control import AskStats, Stats
 
 
-def test_the_time_is_that_between_arrivals_of_the_last_seconds() -> None:
+def test_counter_interval_covers_only_the_last_seconds() -> None:
     log = CounterLog()
     for at in (0.0, 0.3, 1.7, 3.0, 6.2, 6.3, 11.9):
         log.add(after(STATS, 1, bytes_sent=10 * at), at)
@@ -27,7 +27,7 @@ def test_the_time_is_that_between_arrivals_of_the_last_seconds() -> None:
     assert (counted.spent_s, counted.first.bytes_sent) == (pytest.approx(5.7), 62.0)
 
 
-def test_what_came_long_ago_says_nothing() -> None:
+def test_old_counters_are_not_used_for_rates() -> None:
     log = CounterLog()
     log.add(STATS, 0.0)
     log.add(after(STATS, 9), 60.0)
@@ -78,7 +78,7 @@ class Nodes:
     ],
     ids=str,
 )
-def test_how_many_times_slower_than_expected_each_is(
+def test_slowdown_is_measured_against_the_expected_time(
     expected: tuple[float, ...], step_ffn_s: tuple[float, ...], off: dict[int, float]
 ) -> None:
     nodes = Nodes(expected)
@@ -88,14 +88,14 @@ def test_how_many_times_slower_than_expected_each_is(
 
 
 @pytest.mark.parametrize("between", [{"steps": STEPS - 1}, {"tokens": 9}, {"seconds": WINDOW_S / 2}], ids=str)
-def test_windows_that_do_not_count_change_nothing(between: dict) -> None:
+def test_unsuitable_windows_do_not_change_the_slowdown(between: dict) -> None:
     nodes = Nodes((1.0, 1.0))
     assert nodes.window((0.1, 0.4)) == {1: pytest.approx([4.0])}
     assert nodes.window((0.1, 0.1), **between) == {1: pytest.approx([4.0])}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(0, 2**32)), min_size=2, max_size=12))
-def test_whatever_a_worker_says_its_slowdown_is_a_positive_number(said: list[tuple[float, int]]) -> None:
+def test_slowdown_is_positive_for_any_reported_counters(said: list[tuple[float, int]]) -> None:
     nodes = Nodes((1.0, 1.0))
     for ffn_s, steps in said:
         nodes.counters[1] = structs.replace(nodes.counters[1], ffn_s=ffn_s, steps=steps, tokens=steps)
@@ -134,7 +134,7 @@ def run(story: Story, windows: int, slowdown: float) -> None:
 @pytest.mark.fault(
     "P17", "one that stays slow is planned with that speed during an answer, and the status says so"
 )
-def test_a_worker_that_got_slow_is_planned_with_the_speed_that_it_has(story: Story, plans: Plans) -> None:
+def test_slowed_worker_is_planned_with_its_current_speed(story: Story, plans: Plans) -> None:
     run(story, 2, slowdown=1.0)
     asked, speed = story.root.count(AskStats), story.worker().speed
     run(story, WINDOWS + 2, slowdown=4.0)
@@ -170,7 +170,7 @@ def machine(found: Roster) -> Machine:
         (4.0, None, 1.0),
     ],
 )
-def test_what_is_believed_changes_by_twice_or_more_up_to_sixteen(
+def test_slowdown_changes_only_by_twice_or_more_up_to_sixteen(
     known: float, shown: tuple[float, ...] | None, slowdown: float
 ) -> None:
     """A machine without a part shows None."""
@@ -182,14 +182,14 @@ def test_what_is_believed_changes_by_twice_or_more_up_to_sixteen(
     assert (found.generation != generation) == (slowdown != known)
 
 
-def test_a_machine_without_a_part_is_tried_again_at_its_measured_speed() -> None:
+def test_machine_without_a_part_loses_its_slowdown() -> None:
     found = roster()
     for time, shown in enumerate(({"w-1": (4.0,)}, {"w-1": (1.9,)}, {})):
         found.slowed(shown, time * SLOWED_S)
     assert machine(found).slowdown == 1.0
 
 
-def test_who_is_slow_now_and_then_changes_the_plan_once_in_ten_minutes() -> None:
+def test_fluctuating_slowdown_changes_at_most_every_ten_minutes() -> None:
     found, changed = roster(), []
     for second in range(4000):
         before = machine(found).slowdown

@@ -26,7 +26,7 @@ def drained(story: Story, name: str = "w-1") -> None:
     assert seen[0] in ("draining", "drained"), "whoever hears of it may ask for the status at once"
 
 
-def test_the_answer_goes_on_with_the_worker_until_the_others_are_ready_and_then_without(trio: Story) -> None:
+def test_draining_worker_serves_until_the_next_plan_is_ready(trio: Story) -> None:
     running = trio.asked()
     before = trio.root
     before.token()
@@ -57,7 +57,7 @@ def test_the_answer_goes_on_with_the_worker_until_the_others_are_ready_and_then_
     assert isinstance(events[-1], Finished)
 
 
-def test_a_spare_is_drained_at_once_and_stays_out_of_the_plans_that_follow(trio: Story) -> None:
+def test_spare_drains_at_once_and_stays_out_of_later_plans(trio: Story) -> None:
     plan = trio.plan
     trio.plan = lambda machines: plan(machines[:2])
     trio.join("w-3")
@@ -72,7 +72,7 @@ def test_a_spare_is_drained_at_once_and_stays_out_of_the_plans_that_follow(trio:
     assert trio.members() == ("master", "w-2")
 
 
-def test_a_worker_without_which_the_others_cannot_serve_keeps_its_part(trio: Story) -> None:
+def test_indispensable_worker_cannot_be_drained(trio: Story) -> None:
     trio.min_workers, epoch = 2, trio.epoch
     ordered = trio.master.drain_worker("w-1")
     trio.settle()
@@ -82,7 +82,7 @@ def test_a_worker_without_which_the_others_cannot_serve_keeps_its_part(trio: Sto
 
 
 @pytest.mark.parametrize("name", ["w-1", "w-9"])
-def test_a_worker_that_is_away_has_nothing_to_give_back(trio: Story, name: str) -> None:
+def test_draining_an_absent_worker_is_refused(trio: Story, name: str) -> None:
     trio.agents["w-1"].frozen = True
     trio.wait(3.0)
     ordered = trio.master.drain_worker(name)

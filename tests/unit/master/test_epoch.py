@@ -69,7 +69,7 @@ class Nodes:
 
 
 @given(st.permutations([("hello", 0), ("hello", 1), ("hello", 2), ("listening", 0), ("listening", 1)]))
-def test_in_every_order_no_node_is_told_of_one_that_does_not_listen_yet(order: list[tuple[str, int]]) -> None:
+def test_node_is_told_of_peers_only_after_they_listen(order: list[tuple[str, int]]) -> None:
     nodes, done = Nodes(3), set()
     for event in order:
         if event[0] == "listening" and ("hello", event[1]) not in done:
@@ -94,7 +94,7 @@ def test_in_every_order_no_node_is_told_of_one_that_does_not_listen_yet(order: l
         (0, "tcp://127.0.0.1:7071", "it has said so"),
     ],
 )
-def test_where_a_node_listens_is_checked(rank: int, endpoint: str, words: str) -> None:
+def test_invalid_listening_message_is_a_breach(rank: int, endpoint: str, words: str) -> None:
     """No node connects to the last rank, so it must not listen; no node may say twice where it listens."""
     nodes = Nodes(3)
     for joined in range(3):
@@ -108,7 +108,7 @@ def test_where_a_node_listens_is_checked(rank: int, endpoint: str, words: str) -
     assert 2 not in nodes.connected()
 
 
-def test_nobody_is_sent_elsewhere_than_where_a_node_speaks_from() -> None:
+def test_peer_endpoint_uses_the_nodes_source_address() -> None:
     """But to rank 0, which is the master's own, and listens where it says."""
     nodes = Nodes(3)
     for rank in range(3):
@@ -118,7 +118,7 @@ def test_nobody_is_sent_elsewhere_than_where_a_node_speaks_from() -> None:
     assert nodes.connected()[2] == {0: "tcp://0.0.0.0:7071", 1: "tcp://10.0.0.7:22"}
 
 
-def test_a_loss_is_told_to_the_others_and_becomes_one_event() -> None:
+def test_node_loss_is_broadcast_and_raised_once() -> None:
     nodes = Nodes(3)
     nodes.start()
     nodes.epoch.mark_lost(1, "cut off")
@@ -139,7 +139,7 @@ def test_a_loss_is_told_to_the_others_and_becomes_one_event() -> None:
         ("ProtocolError", PeerLost),
     ],
 )
-def test_a_failure_of_a_node_is_shown_as_what_it_is(kind: str, error: type) -> None:
+def test_node_failure_maps_to_its_error_class(kind: str, error: type) -> None:
     nodes = Nodes()
     nodes.start()
     nodes.epoch.handle(1, control.Failed(3, 1, "", kind, "in words"))
@@ -150,9 +150,7 @@ def test_a_failure_of_a_node_is_shown_as_what_it_is(kind: str, error: type) -> N
 
 @pytest.mark.parametrize("kind", ["PeerLost", "Misconduct"])
 @pytest.mark.parametrize("end", ["ended", "silent"])
-def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_end(
-    kind: str, end: str
-) -> None:
+def test_peer_loss_report_explains_the_reporters_own_end(kind: str, end: str) -> None:
     """Beside other work a node may take longer to end than it may be silent; its word explains that, too."""
     nodes = Nodes()
     nodes.start()
@@ -168,7 +166,7 @@ def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_en
     assert [bool(one.gave_up) for one in nodes.epoch.members] == [False, True]
 
 
-def test_rank_0_is_believed_whom_it_gave_up_over() -> None:
+def test_rank_0_report_of_a_lost_node_is_trusted() -> None:
     nodes = Nodes()
     nodes.start()
     message = str(PeerLost(1, "the all-reduce of step 1", "its connection broke: why"))
@@ -194,7 +192,7 @@ def test_rank_0_is_believed_whom_it_gave_up_over() -> None:
         (0, control.Ready(3, 0, 1)),
     ],
 )
-def test_what_is_not_a_nodes_to_send_costs_it_its_place(rank: int, message: Message) -> None:
+def test_node_sending_a_forbidden_message_is_lost(rank: int, message: Message) -> None:
     nodes = Nodes()
     nodes.start()
     nodes.epoch.handle(rank, message)
@@ -225,7 +223,7 @@ def test_a_node_that_never_joins_is_lost_after_the_start_limit() -> None:
     assert str(nodes.error()).endswith("it did not start within 60 s")
 
 
-def test_who_does_not_say_where_it_listens_is_lost_and_not_those_who_wait_for_it() -> None:
+def test_node_that_never_listens_is_lost_and_its_waiters_are_not() -> None:
     nodes = Nodes(3)
     nodes.hello(0)
     nodes.listening(0)

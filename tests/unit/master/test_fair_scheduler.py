@@ -35,7 +35,7 @@ class Desk:
 
 
 @pytest.mark.fault("H8", "who floods makes nobody else wait for more than the next free place")
-def test_whoever_comes_behind_a_flood_has_the_next_free_place() -> None:
+def test_client_behind_a_flood_gets_the_next_free_place() -> None:
     desk = Desk(parallel=2)
     for _ in range(LIMIT):
         desk.ask(FLOOD)
@@ -49,7 +49,7 @@ def test_whoever_comes_behind_a_flood_has_the_next_free_place() -> None:
     assert desk.begun == [FLOOD, FLOOD, OTHER, FLOOD, OTHER, FLOOD]
 
 
-def test_long_prompts_and_long_answers_count_as_what_they_are() -> None:
+def test_fairness_counts_prompt_and_answer_tokens() -> None:
     desk = Desk()
     for _ in range(4):
         desk.ask("long", prompt=30)
@@ -69,7 +69,7 @@ def test_long_prompts_and_long_answers_count_as_what_they_are() -> None:
     assert talks.begun == ["long", *["short"] * 4, "long"]
 
 
-def test_a_client_that_was_away_saves_up_no_service() -> None:
+def test_idle_client_accumulates_no_credit() -> None:
     desk = Desk()
     desk.ask("away")
     for _ in range(LIMIT):
@@ -86,7 +86,7 @@ def test_a_client_that_was_away_saves_up_no_service() -> None:
 
 
 @pytest.mark.fault("H8", "who floods leaves places in the queue for others, and is refused")
-def test_a_flood_leaves_places_for_others() -> None:
+def test_flood_leaves_queue_places_for_other_clients() -> None:
     desk = Desk(limit=4)
     for _ in range(4):
         desk.ask(FLOOD)

@@ -30,7 +30,7 @@ class Book:
         return [(event.kind, event.machine, event.detail) for event in reversed(found)]
 
 
-def test_machines_come_and_go() -> None:
+def test_history_records_joins_drains_and_losses() -> None:
     book = Book()
     assert book.new() == []
     book.offers("ann")
@@ -50,7 +50,7 @@ def test_machines_come_and_go() -> None:
     assert book.new() == [("revoked", "bob's", "")]
 
 
-def test_plans() -> None:
+def test_history_records_plan_events() -> None:
     history = Book().history
     history.no_plan("too few")
     history.no_plan("too few")
@@ -83,7 +83,7 @@ def losses(history: History) -> dict[str, int]:
     return {cause: count for cause, count in zip(LOSS_CAUSES, history.so_far.losses, strict=True) if count}
 
 
-def test_a_loss_and_the_way_back() -> None:
+def test_recovery_time_includes_failed_plans() -> None:
     """The first plan after it fails, too: requests were answered again with the second one."""
     history = Book().history
     history.began((), replaces=False)
@@ -113,7 +113,7 @@ def test_a_loss_and_the_way_back() -> None:
         (replace(FAILURE, worker="ann", disputed="silent"), False, "dispute"),
     ],
 )
-def test_causes(failure: Failure, breached: bool, cause: LossCause) -> None:
+def test_losses_are_counted_by_cause(failure: Failure, breached: bool, cause: LossCause) -> None:
     history = Book().history
     history.began((), replaces=False)
     history.serves(1, 0.0)
@@ -132,7 +132,7 @@ def said(answering: PendingAnswer) -> list[str]:
             found.append(event.why)
 
 
-def test_what_is_told_follows_what_happens(story: Story) -> None:
+def test_paused_answer_reports_each_reason_once(story: Story) -> None:
     agent = two_machines(story)
     running, unasked = story.submit("r-1"), story.submit("r-2")
     story.turn()
@@ -162,7 +162,7 @@ def test_what_is_told_follows_what_happens(story: Story) -> None:
     assert said(running)[0] == "pi was lost: its process was killed by SIGKILL"
 
 
-def test_a_worker_that_fetches_shows_how_far_it_is(story: Story) -> None:
+def test_fetching_worker_shows_its_progress(story: Story) -> None:
     agent = story.join("w-1")
     agent.prepares = False
     story.settle()

@@ -21,7 +21,7 @@ def token(index: int, token_id: int = 5) -> Token:
 
 
 @given(st.lists(st.integers(0, 6), max_size=40))
-def test_tokens_come_once_and_in_their_order_whatever_is_said(indices: list[int]) -> None:
+def test_journal_passes_each_token_once_in_order(indices: list[int]) -> None:
     journal = accepted(SAMPLED)
     passed = [new.index for index in indices if isinstance(new := journal.append(token(index)), Token)]
     assert passed == list(range(len(passed)))
@@ -29,7 +29,7 @@ def test_tokens_come_once_and_in_their_order_whatever_is_said(indices: list[int]
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 4)), max_size=30))
-def test_scores_come_once_and_in_their_order_whatever_is_said(said: list[tuple[int, int]]) -> None:
+def test_journal_passes_each_score_once_in_order(said: list[tuple[int, int]]) -> None:
     """The score of a position is its number."""
     journal = accepted(replace(SAMPLED, prompt_scores=True))
     passed: list[float] = []
@@ -54,7 +54,7 @@ def test_scores_come_once_and_in_their_order_whatever_is_said(said: list[tuple[i
         ((4,) * 8, False, "length"),
     ],
 )
-def test_an_answer_is_complete_where_no_token_can_follow(
+def test_answer_is_finished_at_a_stop_token_or_length_limit(
     tokens: tuple[int, ...], ignore_eos: bool, reason: str | None
 ) -> None:
     journal = accepted(replace(SAMPLED, ignore_eos=ignore_eos))
@@ -64,7 +64,7 @@ def test_an_answer_is_complete_where_no_token_can_follow(
 
 
 @given(st.lists(st.booleans(), max_size=8))
-def test_what_an_earlier_master_passed_on_is_not_passed_on_again(scores: list[bool]) -> None:
+def test_restored_answer_does_not_repeat_earlier_events(scores: list[bool]) -> None:
     """Each part is a token, or the score of the prompt's next position."""
     said: list[Token | PromptScores] = []
     for one in scores:
@@ -87,7 +87,7 @@ def dies(journal: PendingAnswer, *, tokens: int, alone: bool = True) -> None:
     journal.interrupted(0.0, "loss")
 
 
-def test_a_request_is_poison_after_deaths_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
+def test_request_is_poison_only_after_a_death_while_alone() -> None:
     journal = accepted(request())
     for number in range(1, 3 * POISON_AFTER):
         dies(journal, tokens=0, alone=False)
@@ -97,7 +97,7 @@ def test_a_request_is_poison_after_deaths_in_a_row_of_which_one_came_while_it_ra
     assert journal.poison
 
 
-def test_a_token_between_deaths_is_progress() -> None:
+def test_new_tokens_between_deaths_count_as_progress() -> None:
     journal = accepted(request())
     for _ in range(POISON_AFTER - 1):
         dies(journal, tokens=0)

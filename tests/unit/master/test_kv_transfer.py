@@ -27,7 +27,7 @@ def only(node: FakeNode, kind: type) -> object:
     return found
 
 
-def test_rank_0_halts_and_the_next_nodes_are_told_what_it_saved(trio: Story) -> None:
+def test_rank_0_halts_and_next_nodes_get_its_kv_snapshot(trio: Story) -> None:
     running, before = ask(trio), trio.root
     drain(trio)
     # Head 2 was on w-2, and is from now on head 1's neighbour there: w-1's head comes by rank 0.
@@ -42,7 +42,7 @@ def test_rank_0_halts_and_the_next_nodes_are_told_what_it_saved(trio: Story) -> 
 
 
 @pytest.mark.parametrize("saved", [0, 5])
-def test_pages_that_could_not_be_saved_are_computed_anew(trio: Story, saved: int, caplog) -> None:
+def test_next_nodes_get_no_kv_snapshot_if_none_was_saved(trio: Story, saved: int, caplog) -> None:
     ask(trio)
     trio.root.saved = saved
     drain(trio)
@@ -50,7 +50,7 @@ def test_pages_that_could_not_be_saved_are_computed_anew(trio: Story, saved: int
     assert ("KV cache was not saved: no room" in caplog.text) == (saved == 0)
 
 
-def test_answers_are_told_why_they_pause_where_halting_takes_long(trio: Story) -> None:
+def test_answer_reports_a_pause_while_halting_takes_long(trio: Story) -> None:
     running = ask(trio)
     before, before.halts = trio.root, False
     drain(trio)
@@ -66,7 +66,7 @@ def test_answers_are_told_why_they_pause_where_halting_takes_long(trio: Story) -
     assert 2.0 < events[0].paused_s < 5.0
 
 
-def test_a_rank_0_that_does_not_answer_is_not_waited_for_without_end(trio: Story) -> None:
+def test_halting_an_unresponsive_rank_0_times_out(trio: Story) -> None:
     ask(trio)
     before, before.halts = trio.root, False
     drain(trio)
@@ -78,7 +78,7 @@ def test_a_rank_0_that_does_not_answer_is_not_waited_for_without_end(trio: Story
     assert trio.root.order().answer_ids == (5,)
 
 
-def test_rank_0_goes_on_when_the_plan_comes_to_nothing(trio: Story) -> None:
+def test_rank_0_resumes_when_the_plan_is_dropped(trio: Story) -> None:
     running = ask(trio)
     before, before.halts = trio.root, False
     drain(trio)

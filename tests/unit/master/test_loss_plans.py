@@ -37,7 +37,7 @@ def plan_all(loss_plans: LossPlans, names: str, serving: str) -> None:
         loss_plans.plan_next(machines(names), tuple(serving), 0)
 
 
-def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() -> None:
+def test_prefetch_orders_are_sent_after_all_loss_plans_are_made() -> None:
     """One call makes one plan, which takes a while."""
     plan = Ahead()
     told: dict[str, Prefetch] = {}
@@ -55,7 +55,7 @@ def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() ->
     }
 
 
-def test_what_is_known_already_is_not_told_again() -> None:
+def test_unchanged_prefetch_orders_are_not_repeated() -> None:
     told: list[str] = []
     loss_plans = LossPlans(Ahead(), lambda _order, name: told.append(name), "p1", prefetch=True)
     plan_all(loss_plans, "ab", "a")
@@ -72,7 +72,7 @@ def test_what_is_known_already_is_not_told_again() -> None:
     assert set(loss_plans.reports) == {"a"}
 
 
-def test_without_prefetch_machines_are_asked_for_what_they_have() -> None:
+def test_prefetch_orders_are_empty_when_prefetch_is_off() -> None:
     told: dict[str, Prefetch] = {}
     loss_plans = LossPlans(Ahead(), lambda order, name: told.__setitem__(name, order), "p1", prefetch=False)
     plan_all(loss_plans, "ab", "a")
@@ -81,7 +81,7 @@ def test_without_prefetch_machines_are_asked_for_what_they_have() -> None:
     assert (loss_plans.reports["a"].held_bytes, loss_plans.reports["a"].complete) == (5, False)
 
 
-def test_a_master_that_serves_plans_for_losses_after_a_while_and_shows_what_it_hears(story: Story) -> None:
+def test_serving_master_orders_prefetch_and_shows_its_progress(story: Story) -> None:
     agent = two_machines(story)
     assert agent.count(Prefetch) == 0
     story.wait(6.0)
@@ -99,7 +99,7 @@ def test_a_master_that_serves_plans_for_losses_after_a_while_and_shows_what_it_h
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_the_plan_after_a_loss_was_made_before_it(story: Story, leaves: bool) -> None:
+def test_plan_after_a_loss_was_made_in_advance(story: Story, leaves: bool) -> None:
     for name in ("w-1", "w-2"):
         story.join(name)
     story.settle()
@@ -118,7 +118,7 @@ LINK = LinkSpeed(1e-6, 1e12)
 TWO = [machine("w-1", LINK), machine("w-2", LINK)]
 
 
-def test_fewer_are_slower_and_more_are_faster() -> None:
+def test_what_if_speed_grows_with_the_machines() -> None:
     less, more = what_if(placement(), TWO, "w-2"), what_if(placement(), TWO, "")
     assert less.now_s is not None
     assert less.then_s is not None
@@ -128,14 +128,14 @@ def test_fewer_are_slower_and_more_are_faster() -> None:
     assert (more.machines, more.takes_part, more.now_s) == (4, True, less.now_s)
 
 
-def test_who_cannot_be_spared() -> None:
+def test_what_if_reports_an_indispensable_worker() -> None:
     found = what_if(placement(min_workers=2), TWO, "w-1")
     assert (found.then_s, found.machines) == (None, 0)
     assert "1 of 2 workers" in found.why
     assert found.takes_part
 
 
-def test_one_more_may_be_what_is_missing() -> None:
+def test_what_if_shows_one_more_machine_enables_a_plan() -> None:
     short = placement(memory_bytes=400 * MIB, min_workers=3)
     found = what_if(short, TWO, "")
     assert found.now_s is None

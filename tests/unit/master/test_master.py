@@ -13,7 +13,7 @@ from tpiedge.wire.epochs import Release
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 
-def test_a_drained_master_serves_what_it_has_accepted(story: Story) -> None:
+def test_drained_master_finishes_accepted_requests(story: Story) -> None:
     story.settle()
     running, waiting = story.submit("r-1"), story.submit("r-2")
     story.turn()
@@ -40,7 +40,7 @@ def test_closing_ends_requests_nodes_and_agents(story: Story) -> None:
         story.submit()
 
 
-def test_more_workers_than_a_plan_can_have_are_spare(story: Story) -> None:
+def test_workers_beyond_the_plan_limit_are_spare(story: Story) -> None:
     for number in range(MOST_MACHINES + 3):
         story.join(f"w-{number}")
     story.turn()
@@ -58,7 +58,7 @@ def of_own(story: Story, planned_bytes: int) -> tuple[Assignment, ...]:
     return replace(own, planned_bytes=planned_bytes, weight_bytes=planned_bytes), *others
 
 
-def test_without_a_plan_the_machine_gives_all_that_it_may(story: Story) -> None:
+def test_master_machine_gives_all_memory_when_no_plan_fits(story: Story) -> None:
     """The master's node was killed for want of memory, and three quarters of it hold no share."""
     story.plan = lambda _machines: (
         of_own(story, 4 * GIB) if story.rank_zero.memory_bytes >= 4 * GIB else "too little"
@@ -77,7 +77,7 @@ PARALLEL = replace(SERVED, capacity_tokens=256, sequences=3, speculate=4)
 
 
 @pytest.mark.parametrize("story", [PARALLEL], indirect=True)
-def test_what_is_wrong_with_a_request_is_its_own_end_alone(story: Story) -> None:
+def test_failing_request_does_not_affect_others(story: Story) -> None:
     story.settle()
     unsent = story.master.submit(GenerationRequest("r-0", (1,), 4, Sampling(temperature=float("nan"))))
     refused, cancelled, good = (story.submit(f"r-{number}") for number in (1, 2, 3))
@@ -102,7 +102,7 @@ WAIT_S = 10.0
 U_EPOCH = 1_700_000_000
 
 
-def test_the_thread_serves_and_ends(story: Story) -> None:
+def test_master_thread_serves_and_ends(story: Story) -> None:
     story.clock.advance(10.0)
     story.master.start(U_EPOCH)
     deadline = threading.Event()
@@ -125,7 +125,7 @@ def test_the_thread_serves_and_ends(story: Story) -> None:
     assert story.master.failed is None
 
 
-def test_a_defect_of_the_thread_fails_every_request(story: Story) -> None:
+def test_master_thread_error_fails_every_request(story: Story) -> None:
     story.rank_zero.refusal = ZeroDivisionError("rank 0")
     waiting = story.submit()
     story.clock.advance(10.0)
@@ -144,7 +144,7 @@ def serving(story: Story) -> None:
     assert story.ready
 
 
-def test_nodes_are_asked_again_and_again_until_no_client_looks_any_more(story: Story) -> None:
+def test_node_stats_are_polled_only_while_a_client_watches(story: Story) -> None:
     serving(story)
     story.master.observe()
     story.wait(10.0)
@@ -162,7 +162,7 @@ def asked_for_steps(story: Story) -> list[int]:
     ]
 
 
-def test_steps_are_recorded_once_a_second_while_a_client_looks_at_them(story: Story) -> None:
+def test_step_timelines_are_requested_only_while_watched(story: Story) -> None:
     serving(story)
     story.master.observe()
     story.wait(10.0)
@@ -174,7 +174,7 @@ def test_steps_are_recorded_once_a_second_while_a_client_looks_at_them(story: St
     assert other == 0
 
 
-def test_a_step_that_all_nodes_recorded_is_shown_until_the_epoch_ends(story: Story) -> None:
+def test_step_timeline_is_shown_until_the_epoch_ends(story: Story) -> None:
     serving(story)
     story.master.observe(timeline=True)
     assert story.master.timeline is None

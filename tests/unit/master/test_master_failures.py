@@ -12,7 +12,7 @@ from tpiedge.master.workers import FIRST_S, LONGEST_DUE_S
 from tpiedge.wire.epochs import Prepare
 
 
-def test_one_that_is_left_out_is_tried_again_at_once_when_its_user_wants_that(story: Story) -> None:
+def test_clearing_a_left_out_worker_retries_it_at_once(story: Story) -> None:
     agent = story.join("w-1")
     agent.prepares = False
     for longer in (1, 2):
@@ -32,7 +32,7 @@ def test_one_that_is_left_out_is_tried_again_at_once_when_its_user_wants_that(st
     assert [event.kind for event in story.master.events].count("cleared") == 2
 
 
-def test_a_plan_that_fails_is_tried_ever_later_while_another_serves_and_at_once_after_a_loss(
+def test_failed_plan_backs_off_but_is_retried_at_once_after_a_loss(
     story: Story,
 ) -> None:
     """A drained worker computes until the others can do without it, and one of them cannot prepare its part."""
@@ -61,7 +61,7 @@ def test_a_plan_that_fails_is_tried_ever_later_while_another_serves_and_at_once_
     assert (story.ready, story.members()) == (True, ("master", "w-1", "w-2"))
 
 
-def test_too_few_workers_is_said_at_once(story: Story) -> None:
+def test_too_few_workers_fails_requests_at_once(story: Story) -> None:
     story.min_workers = 1
     early = story.submit()
     story.settle()
@@ -92,7 +92,7 @@ def kill(story: Story, name: str) -> Callable[[], None]:
     return lambda: story.agents[name].failed("its process was killed by SIGKILL")
 
 
-def test_a_worker_without_which_nothing_serves_is_tried_ever_later_when_its_node_dies_again_and_again(
+def test_indispensable_worker_with_dying_nodes_is_retried_with_backoff(
     story: Story,
 ) -> None:
     """Another worker that joins ends the wait; the failing one is left out."""
@@ -114,7 +114,7 @@ def test_a_worker_without_which_nothing_serves_is_tried_ever_later_when_its_node
 
 
 @pytest.mark.fault("P6", "tried alone it ends one more epoch, then fails in words; others go on")
-def test_a_request_that_kills_every_session_fails_alone_and_the_others_go_on(story: Story) -> None:
+def test_poison_request_fails_alone(story: Story) -> None:
     two_machines(story)
     poison, good = story.submit("poison"), story.submit("good")
     deaths = 0
@@ -138,7 +138,7 @@ def test_a_request_that_kills_every_session_fails_alone_and_the_others_go_on(sto
 @pytest.mark.parametrize(
     "refusal", [BlockingIOError(11, "Resource temporarily unavailable"), ResourceError("no process is left")]
 )
-def test_a_node_that_cannot_be_started_is_said_in_words(story: Story, refusal: Exception) -> None:
+def test_failed_node_start_is_explained_to_requests(story: Story, refusal: Exception) -> None:
     story.rank_zero.refusal = refusal
     waiting = story.submit()
     story.wait(8.0)

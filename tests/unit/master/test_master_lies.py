@@ -17,7 +17,7 @@ from tpiedge.wire.epochs import AgentPulse, Launch, MasterPulse, NodeEnded, Prep
 _FLOOD, _BURST = 25, 500
 
 
-def test_no_worker_gets_the_key_of_another_admitted_for_its_own_node(story: Story) -> None:
+def test_worker_cannot_reuse_another_workers_key_for_its_node(story: Story) -> None:
     """Public keys are no secrets: with a worker's key a liar could take its name away."""
     victim = story.join("w-1")
     liar = story.join("w-2")
@@ -32,7 +32,7 @@ def test_no_worker_gets_the_key_of_another_admitted_for_its_own_node(story: Stor
     assert victim.count(Launch) == 1
 
 
-def test_a_cause_that_fills_a_message_does_not_end_the_master(story: Story) -> None:
+def test_overlong_failure_cause_does_not_crash_the_master(story: Story) -> None:
     """The master adds words of its own before it passes it on; and nothing of it reaches a terminal unchecked."""
     agent = two_machines(story)
     answering = story.asked()
@@ -62,7 +62,7 @@ def test_a_cause_that_fills_a_message_does_not_end_the_master(story: Story) -> N
         (lambda agent, *_: agent.spoke.send_frame(b"junk"), "malformed"),
     ],
 )
-def test_who_breaks_the_protocol_is_left_out(trio: Story, breach: Callable[..., None], words: str) -> None:
+def test_worker_breaking_protocol_is_left_out(trio: Story, breach: Callable[..., None], words: str) -> None:
     answering = trio.asked()
     breach(trio.agents["w-1"], trio.node(1, trio.epoch), trio.root)
     trio.wait_for(lambda: trio.ready and trio.members() == ("master", "w-2"))
@@ -93,7 +93,7 @@ def test_messages_of_an_epoch_that_is_over_are_dropped(story: Story) -> None:
 
 
 @pytest.mark.fault("W2", "who floods the master is left out; meanwhile another worker joins and serves")
-def test_a_flood_does_not_keep_the_master_from_its_work(
+def test_flooding_worker_is_left_out_and_the_master_keeps_serving(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_machines(story)
@@ -115,7 +115,7 @@ def test_a_flood_does_not_keep_the_master_from_its_work(
     assert "it floods the master with messages" in story.worker("w-1").why
 
 
-def test_a_crowd_that_sends_faster_than_it_is_heard_holds_no_heartbeat_up(
+def test_heartbeats_are_sent_while_messages_arrive_too_fast(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = two_machines(story)
@@ -135,7 +135,7 @@ def test_a_crowd_that_sends_faster_than_it_is_heard_holds_no_heartbeat_up(
     assert each_s < 2 * Timing().heartbeat_s
 
 
-def test_a_planner_that_always_fails_is_a_reason_and_no_end(story: Story) -> None:
+def test_failing_planner_is_reported_and_not_fatal(story: Story) -> None:
     def fails(machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:
         story.planned.append(("failed",))
         raise OverflowError("cannot convert float infinity to integer")
@@ -153,7 +153,7 @@ def test_a_planner_that_always_fails_is_a_reason_and_no_end(story: Story) -> Non
         story.submit()
 
 
-def test_only_the_registrar_hears_unknown_peers(story: Story) -> None:
+def test_unknown_peer_messages_reach_only_the_registrar(story: Story) -> None:
     story.hub.admission.admit("k" * 40, "w-unknown")
     story.hub.spoke("w-unknown").send(offer())
     story.settle()

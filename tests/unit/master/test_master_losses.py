@@ -10,7 +10,7 @@ from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.epochs import Leaving
 
 
-def test_the_user_is_told_of_a_loss_in_plain_words(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+def test_loss_log_messages_omit_internals(story: Story, caplog: pytest.LogCaptureFixture) -> None:
     """Numbers and names of classes are for those who debug."""
     caplog.set_level("DEBUG")
     agent = two_machines(story)
@@ -32,7 +32,7 @@ def test_the_user_is_told_of_a_loss_in_plain_words(story: Story, caplog: pytest.
 @pytest.mark.fault(
     "P1", "an agent's connection that is gone is a loss within two heartbeats, before silence says so"
 )
-def test_a_machine_whose_connection_is_gone_is_lost_before_its_silence_says_so(story: Story) -> None:
+def test_closed_connection_is_a_loss_before_the_silence_timeout(story: Story) -> None:
     agent = two_machines(story)
     running = story.asked()
     agent.frozen = True
@@ -42,7 +42,7 @@ def test_a_machine_whose_connection_is_gone_is_lost_before_its_silence_says_so(s
     assert story.worker().state == "lost"
 
 
-def test_a_machine_that_says_that_it_leaves_and_goes_has_left(story: Story) -> None:
+def test_machine_that_announced_leaving_counts_as_stopped(story: Story) -> None:
     agent = two_machines(story)
     agent.say(Leaving(0))
     agent.frozen = True
@@ -52,7 +52,7 @@ def test_a_machine_that_says_that_it_leaves_and_goes_has_left(story: Story) -> N
 
 
 @pytest.mark.parametrize("sender", ["w-1", "node-1.{}", "node-0.{}"])
-def test_garbage_loses_its_sender_alone(story: Story, sender: str) -> None:
+def test_malformed_message_loses_only_its_sender(story: Story, sender: str) -> None:
     two_machines(story)
     answering = story.asked()
     story.hub.deliver(sender.format(story.epoch), b"\xff\xff")
@@ -87,7 +87,7 @@ def is_stopped(story: Story) -> None:
     ],
     ids=["link breaks", "node's link breaks", "node freezes", "lid is closed", "is stopped"],
 )
-def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
+def test_loss_without_a_node_death_is_not_blamed_on_a_request(
     story: Story, harm: Callable[[Story], None]
 ) -> None:
     story.min_workers = 1
@@ -104,7 +104,7 @@ def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
     assert not isinstance(outcome(answering), TpiedgeError)
 
 
-def test_a_request_under_which_a_workers_node_hangs_again_and_again_fails(story: Story) -> None:
+def test_request_that_repeatedly_hangs_a_node_fails(story: Story) -> None:
     """Rank 0 waits for the node for a minute each time; no other request would ever be served."""
     story.min_workers = 1
     two_machines(story)
@@ -155,7 +155,7 @@ def crowd(story: Story) -> list[str]:
     return names
 
 
-def test_what_came_while_it_waited_is_heard_however_long_that_took(story: Story) -> None:
+def test_messages_received_during_a_stall_prevent_losses(story: Story) -> None:
     crowd(story)
     recv: Callable[[float], Envelope | None] = story.hub.recv
 
@@ -173,7 +173,7 @@ def test_what_came_while_it_waited_is_heard_however_long_that_took(story: Story)
     assert (story.epoch, story.ready) == (epoch, True)
 
 
-def test_words_that_are_still_on_their_way_when_it_runs_again_are_waited_for(story: Story) -> None:
+def test_messages_still_in_transit_after_a_stall_are_waited_for(story: Story) -> None:
     names = crowd(story)
     epoch = story.epoch
     story.clock.advance(STALL_S)
@@ -183,7 +183,7 @@ def test_words_that_are_still_on_their_way_when_it_runs_again_are_waited_for(sto
     assert story.members() == ("master", *names)
 
 
-def test_who_fell_silent_meanwhile_is_lost_all_the_same(story: Story) -> None:
+def test_worker_silent_during_a_stall_is_still_lost(story: Story) -> None:
     two_machines(story)
     story.freeze()
     story.clock.advance(STALL_S)

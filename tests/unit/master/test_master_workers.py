@@ -11,7 +11,7 @@ from tpiedge.wire.epochs import Launch, MasterPulse, Prepare, Spare
 
 
 @pytest.mark.fault("P18", "plans change between two requests")
-def test_the_next_plan_is_prepared_while_the_first_serves_and_then_takes_its_place(story: Story) -> None:
+def test_next_plan_is_prepared_while_the_current_one_serves(story: Story) -> None:
     story.settle()
     first, second = story.submit("r-1"), story.submit("r-2")
     story.turn()
@@ -34,7 +34,7 @@ def test_the_next_plan_is_prepared_while_the_first_serves_and_then_takes_its_pla
     assert alone.asked == ["r-1"]
 
 
-def test_workers_that_come_together_are_planned_for_together(story: Story) -> None:
+def test_workers_joining_together_share_one_plan(story: Story) -> None:
     for name in ("w-1", "w-2", "w-3"):
         story.join(name)
         story.wait(0.1)
@@ -53,7 +53,7 @@ def fetching(story: Story, total: int) -> FakeAgent:
     return slow
 
 
-def test_where_nothing_is_served_a_worker_that_fetches_for_long_is_not_waited_for(story: Story) -> None:
+def test_start_does_not_wait_for_a_slow_fetching_worker(story: Story) -> None:
     slow = fetching(story, 100)
     story.wait_for(lambda: story.ready, 5.0)
     assert story.members() == ("master", "w-1")
@@ -65,7 +65,7 @@ def test_where_nothing_is_served_a_worker_that_fetches_for_long_is_not_waited_fo
     assert story.members() == ("master", "w-1", "w-2")
 
 
-def test_a_worker_that_fetches_for_long_is_waited_for_where_it_is_needed(story: Story) -> None:
+def test_plan_waits_for_required_worker_that_fetches_slowly(story: Story) -> None:
     story.min_workers = 2
     slow = fetching(story, 1000)
     story.wait(20.0)
@@ -80,7 +80,7 @@ def told(agent: FakeAgent) -> list[tuple[str, str]]:
     return [(message.kind, message.why) for message in agent.heard if isinstance(message, Spare)]
 
 
-def test_a_worker_without_a_part_is_told_why_and_again_when_that_changes(story: Story) -> None:
+def test_spare_worker_gets_its_reason_only_on_change(story: Story) -> None:
     story.plan = lambda machines: assignments_of()
     story.spare = {"w-1": SpareReason("slower", "2 s with it,\n1 s without it")}
     agent = story.join("w-1")
@@ -102,7 +102,7 @@ def test_a_worker_without_a_part_is_told_why_and_again_when_that_changes(story: 
     assert told(agent) == 2 * [("slower", "2 s with it, 1 s without it")]
 
 
-def test_everybody_hears_of_the_master(story: Story) -> None:
+def test_master_pulse_says_at_rest_only_while_idle(story: Story) -> None:
     def hears(*, at_rest: bool) -> None:
         story.settle()
         pulses = [message for message in agent.heard if isinstance(message, MasterPulse)]
@@ -127,7 +127,7 @@ def cut(story: Story, name: str = "w-1") -> None:
 
 
 @pytest.mark.fault("P5", "left out for a while, with the reason")
-def test_a_worker_that_is_lost_is_left_out_for_a_while_each_time_for_twice_as_long(story: Story) -> None:
+def test_lost_worker_wait_doubles_with_each_loss(story: Story) -> None:
     two_machines(story)
     for longer in (1, 2, 4):
         cut(story)
@@ -144,7 +144,7 @@ def test_a_worker_that_is_lost_is_left_out_for_a_while_each_time_for_twice_as_lo
 
 
 @pytest.mark.fault("P5", "taken where nothing serves without it")
-def test_a_worker_that_was_lost_is_better_than_none(story: Story) -> None:
+def test_lost_worker_is_reused_if_plan_needs_it(story: Story) -> None:
     story.min_workers = 1
     two_machines(story)
     for _ in range(5):

@@ -71,7 +71,7 @@ def test_the_master_alone_takes_everything() -> None:
     ("quantised", "slowdown", "tiles", "speed"),
     [(False, 1.0, [4, 12], 3e9), (True, 1.0, [12, 4], 1e9 / 3), (False, 9.0, [12, 4], 1e9 / 3)],
 )
-def test_the_speed_that_counts_is_that_with_the_model_s_weights(
+def test_plan_uses_worker_speed_for_precision_and_slowdown(
     quantised: bool, slowdown: float, tiles: list[int], speed: float
 ) -> None:
     """A processor may be fast with weights in bf16 and slow with panels, or slower than it measured."""
@@ -81,7 +81,7 @@ def test_the_speed_that_counts_is_that_with_the_model_s_weights(
     assert assignments[1].speed == speed
 
 
-def test_a_machine_without_native_kernels_has_no_part_in_a_quantised_model() -> None:
+def test_quantised_model_excludes_machine_without_native_kernels() -> None:
     """The spare machine gets a reason; in another model it has a part."""
     able, lacking = machine("w-1"), machine("w-2")
     lacking = replace(lacking, offer=structs.replace(lacking.offer, isa=NO_ISA))
@@ -104,7 +104,7 @@ def test_a_machine_on_a_slow_link_gets_no_part() -> None:
     assert "its link's round trip takes 1.0 s" in found.spare["w-1"].why
 
 
-def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:
+def test_serving_plan_is_kept_unless_new_is_clearly_faster() -> None:
     """A second worker that adds little is a spare; without the first one, it takes its place."""
     first, slow = machine("w-1", speed=4e9), machine("w-2", speed=3e8)
     alone = arranged(placement()((first, slow), ("w-1",)))
@@ -125,9 +125,7 @@ def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:
 
 
 @pytest.mark.parametrize(("min_workers", "weights"), [(0, None), (1, None), (1, "1,1")])
-def test_a_worker_whose_memory_holds_no_share_is_told_so_whatever_becomes_of_the_plan(
-    min_workers: int, weights: str | None
-) -> None:
+def test_worker_too_small_for_any_share_gets_reason(min_workers: int, weights: str | None) -> None:
     small = machine("w-1")
     small = replace(small, offer=structs.replace(small.offer, memory_bytes=100 * MIB))
     place = placement(min_workers=min_workers, weights=parse_shares(weights, 2) if weights else None)
@@ -140,11 +138,11 @@ def test_a_worker_whose_memory_holds_no_share_is_told_so_whatever_becomes_of_the
         assert len(arranged(place((small, machine("w-2")), ())).assignments) == 2
 
 
-def test_a_model_that_does_not_fit_is_said_in_words() -> None:
+def test_refusal_names_master_too_small_for_model() -> None:
     assert OWN_NAME in refused(placement(memory_bytes=0)((), ()))
 
 
-def test_given_shares_wait_for_as_many_workers_and_leave_more_spare() -> None:
+def test_shares_wait_for_workers_and_leave_extra_spare() -> None:
     given_shares = placement(weights=parse_shares("1,1", 2))
     assert refused(given_shares((), ())) == "0 of 1 worker of --shares here: waiting for the rest"
     found = arranged(given_shares((machine("w-1"), machine("w-2")), ()))
@@ -158,7 +156,7 @@ def test_given_shares_wait_for_as_many_workers_and_leave_more_spare() -> None:
     ("here", "slots"),
     [("ann bob", "ann bob"), ("bob eve", "eve bob"), ("ann eve fay", "ann eve"), ("eve fay", "eve fay")],
 )
-def test_who_fills_which_slot_of_shares(here: str, slots: str) -> None:
+def test_shares_slots_are_filled_in_admission_order(here: str, slots: str) -> None:
     """Parts belong to those who were let in first, ann and bob; who is let in next stands in for one that is away."""
     places = {"ann": 0, "bob": 1, "eve": 2, "fay": 3}
     machines = [replace(machine(name), place=places[name]) for name in here.split()]

@@ -69,7 +69,7 @@ def events(answering: PendingAnswer) -> list[object]:
     return found
 
 
-def test_only_so_many_of_a_client_are_postponed_and_others_have_room() -> None:
+def test_postponed_choices_are_limited_per_client() -> None:
     book = Book()
     book.requests.postpone(POSTPONED_LIMIT, "flood")
     many = f"{POSTPONED_LIMIT} choices of requests are waiting already, {POSTPONED_LIMIT} of this client"
@@ -83,7 +83,7 @@ def test_only_so_many_of_a_client_are_postponed_and_others_have_room() -> None:
         book.requests.postpone(POSTPONED_LIMIT - 199, "other")
 
 
-def test_what_became_of_the_requests_is_counted() -> None:
+def test_request_totals_count_each_outcome() -> None:
     book = Book(limit=2)
     book.submit("r-1")
     book.start()
@@ -112,7 +112,7 @@ def test_what_became_of_the_requests_is_counted() -> None:
     assert book.requests.totals == Totals(**ended, prompt_tokens=6, cached_tokens=2, tokens=3)
 
 
-def test_no_cancellation_overtakes_its_request() -> None:
+def test_cancel_is_never_sent_before_its_request() -> None:
     """The reader of an answer may leave at the moment at which the request starts."""
     book = Book()
     answering = book.submit()
@@ -131,7 +131,7 @@ def test_no_cancellation_overtakes_its_request() -> None:
 @pytest.mark.parametrize(
     ("kind", "error"), [("UserError", UserError), ("OutOfMemory", InternalError), ("?", InternalError)]
 )
-def test_rank_0s_failure_of_a_request_is_an_error_of_its_kind(kind: str, error: type) -> None:
+def test_rank_0_failure_kind_maps_to_error_type(kind: str, error: type) -> None:
     book = Book()
     answering = book.submit()
     book.start()
@@ -141,7 +141,7 @@ def test_rank_0s_failure_of_a_request_is_an_error_of_its_kind(kind: str, error: 
     assert str(found) == "in words"
 
 
-def test_an_answer_that_a_stop_string_makes_whole_is_a_success() -> None:
+def test_answer_completed_by_stop_string_counts_as_finished() -> None:
     book = Book()
     answering = book.submit()
     book.start()
@@ -152,7 +152,7 @@ def test_an_answer_that_a_stop_string_makes_whole_is_a_success() -> None:
     assert book.requests.totals == Totals(finished=1, prompt_tokens=3)
 
 
-def test_an_answer_is_never_shorter_than_rank_0_says() -> None:
+def test_missing_answer_tokens_fail_the_request() -> None:
     book = Book()
     answering = book.submit()
     book.start()
@@ -165,7 +165,7 @@ def test_an_answer_is_never_shorter_than_rank_0_says() -> None:
     assert book.requests.totals == Totals(failed=1, tokens=1)
 
 
-def test_that_a_request_is_resubmitted_is_said_once_when_it_is() -> None:
+def test_resubmitted_event_is_sent_once_on_restart() -> None:
     book = Book()
     asked, waiting = book.resume("r-1", 1), book.resume("r-2", 1)
     for _ in range(2):
@@ -379,7 +379,7 @@ class TestQueues(Queues.TestCase):
     """Random orders."""
 
 
-def test_how_long_requests_take_and_pause_is_measured_by_cause() -> None:
+def test_histograms_measure_latency_and_pauses_by_cause() -> None:
     book = Book(limit=9, parallel=2)
     book.submit("r-1")
     book.resume("r-2", 1)
@@ -410,7 +410,7 @@ def test_how_long_requests_take_and_pause_is_measured_by_cause() -> None:
     assert found.between_tokens.total == 12.0 + 12.0
 
 
-def test_how_each_request_gets_on() -> None:
+def test_request_lines_show_state_and_progress() -> None:
     book = Book(parallel=2)
     for number in (1, 2, 3):
         book.submit(f"r-{number}")
@@ -432,7 +432,7 @@ def test_how_each_request_gets_on() -> None:
     assert (second.state, second.paused_s, "w-1 is gone" in second.why) == ("paused", 2.0, True)
 
 
-def test_an_administrator_ends_requests_that_run_wait_or_pause() -> None:
+def test_admin_ends_running_queued_and_paused_requests() -> None:
     book = Book(limit=3)
     running, waiting, whole = book.submit("r-1"), book.submit("r-2"), book.submit("r-3")
     book.start()
@@ -459,7 +459,7 @@ def reads(book: Book, **done: int) -> None:
     )
 
 
-def test_who_waits_for_a_long_prompt_hears_how_far_it_is_read() -> None:
+def test_prefill_progress_is_sent_to_the_reader() -> None:
     book = Book(parallel=2)
     first, second = book.submit("r-1"), book.submit("r-2")
     assert [book.start(), book.start()] == ["r-1", "r-2"]

@@ -16,7 +16,7 @@ def count(histogram: Histogram) -> int:
     return sum(histogram.counts)
 
 
-def test_the_life_of_a_request() -> None:
+def test_histograms_record_all_times_of_one_request() -> None:
     times, line = RequestHistograms(), Timeline(accepted=10.0)
     times.started(line, 12.0)
     times.token(line, 15.0)
@@ -35,7 +35,7 @@ def test_the_life_of_a_request() -> None:
     }  # fmt: skip
 
 
-def test_of_an_earlier_masters_request_only_what_is_seen_here_counts() -> None:
+def test_request_of_earlier_master_counts_only_times_seen_here() -> None:
     times, line = RequestHistograms(), Timeline()
     times.started(line, 1.0)
     times.token(line, 2.0)
@@ -48,7 +48,7 @@ def test_of_an_earlier_masters_request_only_what_is_seen_here_counts() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1e6)))
-def test_every_value_is_counted_below_its_bound(values: list[float]) -> None:
+def test_histogram_counts_values_up_to_each_bound(values: list[float]) -> None:
     found = Histogram()
     for value in values:
         found.observe(value)
@@ -88,21 +88,21 @@ def rate_of(*readings: tuple[float, tuple[int, ...]]) -> float:
     ],
     ids=str,
 )
-def test_the_slowest_of_late_counts_and_prompts_beside_each_other_together(
+def test_prefill_rate_is_slowest_of_recent_readings(
     readings: list[tuple[float, tuple[int, ...]]], token_s: float
 ) -> None:
     """A fast one may have been kept from before."""
     assert rate_of(*readings) == pytest.approx(token_s)
 
 
-def test_the_first_report_says_nothing_of_the_rate() -> None:
+def test_first_progress_report_has_no_rate() -> None:
     progress = ReadingProgress()
     assert progress.reading(100) is None
     assert not progress.update(40, 3.0)
     assert progress.reading(100) == Reading(40, 100, 0.0, None)
 
 
-def test_the_rest_takes_as_long_as_what_was_read_so_far() -> None:
+def test_prefill_time_left_assumes_rate_so_far() -> None:
     progress = ReadingProgress()
     assert [progress.update(done, now) for done, now in ((40, 3.0), (50, 4.0), (50, 5.0), (45, 6.0), (80, 7.0))] == [
         False, True, False, False, True,

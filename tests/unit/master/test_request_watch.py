@@ -27,14 +27,14 @@ def test_without_a_request_nothing_is_stuck() -> None:
     assert watch.quiet_s(1e6) == 0.0
 
 
-def test_without_news_a_request_is_stuck() -> None:
+def test_request_without_progress_is_stuck() -> None:
     watch = running()
     assert watch.quiet_s(LIMIT_S) <= LIMIT_S
     watch.look(members(), LIMIT_S)
     assert watch.quiet_s(LIMIT_S + 1.0) == LIMIT_S + 1.0
 
 
-def test_news_of_one_request_is_news_of_all() -> None:
+def test_progress_of_one_request_counts_for_all() -> None:
     watch = running()
     watch.add("r-2", 50.0)
     assert watch.running == {"r-1", "r-2"}
@@ -50,7 +50,7 @@ def test_news_of_one_request_is_news_of_all() -> None:
     assert watch.quiet_s(1e6 + 60.0) <= LIMIT_S
 
 
-def test_a_node_that_goes_back_and_forth_makes_no_progress() -> None:
+def test_alternating_node_position_is_no_progress() -> None:
     watch = running()
     watch.look(members(block=1), 10.0)
     for second in range(11, 70):
@@ -58,7 +58,7 @@ def test_a_node_that_goes_back_and_forth_makes_no_progress() -> None:
     assert watch.quiet_s(71.0) == 61.0
 
 
-def test_what_rank_0_measures_is_news_once_it_changes() -> None:
+def test_changed_compute_stats_of_rank_0_are_progress() -> None:
     """The first answer says nothing of the time before, and more memory is no progress."""
     watch = running()
     watch.measured(STATS, 20.0)

@@ -30,7 +30,7 @@ def test_a_machine_is_present_from_its_offer_on() -> None:
     assert names(roster) == []
 
 
-def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
+def test_roster_keeps_only_latest_absent_machines() -> None:
     """A member may come again and again with another key; each turn of the master looks at all that it remembers."""
     roster = make()
     roster.offered("w-1", offer(), 0.0)
@@ -60,7 +60,7 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
         (lambda roster: roster.remove("w-9"), False),
     ],
 )
-def test_the_generation_tells_of_what_plans_depend_on(
+def test_generation_changes_only_with_planner_inputs(
     event: Callable[[Roster], object], changes: bool
 ) -> None:
     roster = make()
@@ -70,7 +70,7 @@ def test_the_generation_tells_of_what_plans_depend_on(
     assert (roster.generation != before) == changes
 
 
-def test_places_are_in_the_order_in_which_machines_were_let_in() -> None:
+def test_places_follow_admission_order() -> None:
     """Places do not depend on which machine makes its offer first, as after the next start of the master."""
     roster = Roster(1.5, known=("old",))
     for name in ("a", "b"):

@@ -71,7 +71,7 @@ class Run:
             self.node(rank, control.Ready(EPOCH, rank, 1))
 
 
-def test_the_phases_of_a_good_epoch() -> None:
+def test_session_without_failures_passes_all_phases() -> None:
     run = Run("w-1", "w-2")
     session = run.session
     run.session.prepare()
@@ -107,7 +107,7 @@ def test_the_phases_of_a_good_epoch() -> None:
     assert session.failure is None
 
 
-def test_a_node_that_tells_of_other_steps_spoils_nothing_for_good() -> None:
+def test_mismatched_step_spans_leave_timeline_usable() -> None:
     run = Run("w-1")
     run.ready()
     for rank, step in ((0, 7), (1, 1 << 60), (0, 9)):
@@ -125,9 +125,7 @@ def test_a_node_that_tells_of_other_steps_spoils_nothing_for_good() -> None:
     ("compute", "wire", "shows"),
     [("int8", "f32", ""), ("int8", "bf16", "parts that travel as bf16"), ("f32", "f32", "f32 arithmetic")],
 )
-def test_whether_answers_depend_on_the_split_is_known(
-    compute: Compute, wire: WirePrecision, shows: str
-) -> None:
+def test_split_dependence_follows_compute_and_wire(compute: Compute, wire: WirePrecision, shows: str) -> None:
     assert dataclasses.replace(SERVED, compute=compute, wire=wire).split_shows == shows
 
 
@@ -140,7 +138,7 @@ def test_whether_answers_depend_on_the_split_is_known(
     ],
 )
 @pytest.mark.parametrize("others_ready", [False, True])
-def test_what_ends_a_preparation(
+def test_failed_preparation_ends_the_session(
     event: Callable[[Session], None], unfit: str | None, words: str, others_ready: bool
 ) -> None:
     run = Run("w-1", "w-2")
@@ -166,7 +164,7 @@ def test_what_ends_a_preparation(
         (lambda run: run.session.epoch.ended(0, "killed"), None, True),
     ],
 )
-def test_whose_node_failed_by_itself_and_whether_it_died(
+def test_failure_names_worker_and_whether_its_node_died(
     event: Callable[[Run], None], crashed: str | None, died: bool
 ) -> None:
     run = Run("w-1", "w-2")
@@ -178,7 +176,7 @@ def test_whose_node_failed_by_itself_and_whether_it_died(
 
 
 @pytest.mark.parametrize(("stands_s", "died"), [(1.0, False), (Timing().stall_s, True)])
-def test_a_node_that_hangs_counts_as_one_that_died(stands_s: float, died: bool) -> None:
+def test_hanging_node_counts_as_dead(stands_s: float, died: bool) -> None:
     """Rank 0, which waits for it, gives up."""
     run = Run("w-1")
     run.ready()
@@ -190,7 +188,7 @@ def test_a_node_that_hangs_counts_as_one_that_died(stands_s: float, died: bool) 
     assert (run.failure.worker, run.failure.died) == ("w-1", died)
 
 
-def test_numbers_that_go_back_and_forth_are_no_progress() -> None:
+def test_alternating_progress_numbers_end_in_timeout() -> None:
     fetching, loading = Run("w-1"), Run("w-1")
     fetching.session.prepare()
     loading.launched()

@@ -24,7 +24,7 @@ def serving_one(story: Story, reading_s: float) -> PendingAnswer:
     return answering
 
 
-def test_a_faster_plan_waits_until_it_makes_up_for_the_pause() -> None:
+def test_faster_plan_waits_until_gain_exceeds_pause() -> None:
     story = Story(replace(SERVED, sequences=2))
     answering = serving_one(story, reading_s=3.0)
     epoch = story.epoch
@@ -43,7 +43,7 @@ def test_a_faster_plan_waits_until_it_makes_up_for_the_pause() -> None:
 
 
 @pytest.mark.parametrize("planned", [1000, 1001])
-def test_a_plan_for_a_worker_with_less_memory_than_its_node_may_take_does_not_wait(planned: int) -> None:
+def test_plan_over_lowered_worker_memory_is_replaced_at_once(planned: int) -> None:
     """The new plan is predicted to be a little faster; where the node fits, it waits."""
     story = Story(replace(SERVED, sequences=2))
     found = assignments_of("w-1")

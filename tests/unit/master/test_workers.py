@@ -22,7 +22,7 @@ E, S = WorkerEvent, WorkerState
 PRESENT = Standing(S.PRESENT)
 
 
-def test_every_state_but_away_can_be_left_and_every_state_is_reached() -> None:
+def test_transition_table_covers_all_states_and_events() -> None:
     reached = {to for moves in TRANSITIONS.values() for to, _ in moves.values()}
     assert set(TRANSITIONS) == set(S) == reached
     assert {event for moves in TRANSITIONS.values() for event in moves} == set(E)
@@ -31,7 +31,7 @@ def test_every_state_but_away_can_be_left_and_every_state_is_reached() -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), [*itertools.product(S, E)])
-def test_each_line_of_the_table_does_what_it_says(state: WorkerState, event: WorkerEvent) -> None:
+def test_each_transition_has_its_state_and_actions(state: WorkerState, event: WorkerEvent) -> None:
     before = Standing(state, drained=state is S.DRAINED)
     if state is S.WAITING:
         before = Standing(state, fault="died", failed=90.0, until=120.0, doublings=1)
@@ -97,7 +97,9 @@ STORIES: dict[str, list[tuple[float, WorkerEvent, Fault, WorkerState]]] = {
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_stories(story: list[tuple[float, WorkerEvent, Fault, WorkerState]]) -> None:
+def test_event_sequences_reach_expected_states(
+    story: list[tuple[float, WorkerEvent, Fault, WorkerState]],
+) -> None:
     worker, _ = step(Standing(), E.OFFERED, 0.0, "", "")
     assert worker.state is S.PRESENT
     for now, event, fault, expected in story:
@@ -129,7 +131,7 @@ def test_each_hour_without_a_failure_halves_the_next_wait() -> None:
     assert failed(one, one.until + 2 * HALVED_S, "lost", "").until - one.until - 2 * HALVED_S == 4 * FIRST_S
 
 
-def test_a_plan_that_needs_it_waits_a_little_longer_with_each_failure_in_a_row() -> None:
+def test_needed_worker_is_reused_later_after_each_failure() -> None:
     one, found = PRESENT, []
     for number in range(6):
         one = failed(one, 100.0 * number, "died", "killed")
@@ -139,7 +141,7 @@ def test_a_plan_that_needs_it_waits_a_little_longer_with_each_failure_in_a_row()
 
 
 @pytest.mark.parametrize(("fault", "barred"), [("breach", True), ("died", False)])
-def test_who_breaks_the_protocol_is_used_by_no_plan(fault: Fault, barred: bool) -> None:
+def test_protocol_breach_bars_worker_from_all_plans(fault: Fault, barred: bool) -> None:
     one = failed(PRESENT, 0.0, fault, "it failed\x07")
     assert one.barred(one.until - 1.0) == barred
     assert not one.barred(one.until)
@@ -152,7 +154,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_happens_the_laws_hold(events: list[tuple[WorkerEvent, float]]) -> None:
+def test_random_events_keep_worker_invariants(events: list[tuple[WorkerEvent, float]]) -> None:
     one, now = Standing(), 0.0
     for event, wait_s in events:
         now += wait_s

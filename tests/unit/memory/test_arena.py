@@ -21,6 +21,6 @@ def test_a_matrix_is_a_view() -> None:
     assert matrix[1, 1] == 2.5  # the last view keeps the memory
 
 
-def test_what_the_system_cannot_give_is_out_of_memory() -> None:
+def test_impossible_reservation_raises_out_of_memory() -> None:
     with pytest.raises(OutOfMemory, match=re.escape("cannot reserve 1152921.5 TB for weights")):
         Arena(1 << 60)

@@ -50,7 +50,7 @@ def units_of(matrix: PanelMatrix) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_a_share_of_a_block(make_pack: MakePack, precision: Precision) -> None:
+def test_node_share_loads_its_quantised_units(make_pack: MakePack, precision: Precision) -> None:
     with loaded(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2))) as weights:
         with weights.resident(Block(1, "attention")) as attention:
             q, k, o = (attention.matrices[name] for name in "qko")
@@ -76,7 +76,7 @@ def test_a_share_of_a_block(make_pack: MakePack, precision: Precision) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("precision", QUANTISED)
 @pytest.mark.parametrize("units_of_a_tile", [1, 3, 100])
-def test_tiles_of_a_head(
+def test_head_tiles_cover_quantised_head_rows(
     make_pack: MakePack,
     monkeypatch: pytest.MonkeyPatch,
     precision: Precision,
@@ -100,7 +100,7 @@ def test_tiles_of_a_head(
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_rows_of_a_quantised_embedding(make_pack: MakePack, precision: Precision) -> None:
+def test_quantised_embedding_rows_are_read_from_disk(make_pack: MakePack, precision: Precision) -> None:
     ids = [0, 1002, 127, 128, 15, 16, 5, 5, *range(900, 1003)]
     storage = Storage.of(Precision.Q4, tied=True, head=precision)
     with loaded(make_pack(storage, tied=True)) as weights:

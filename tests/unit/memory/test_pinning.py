@@ -9,7 +9,7 @@ BLOCKS = st.lists(st.lists(st.integers(1, 50), max_size=4), min_size=1, max_size
 
 
 @pytest.mark.parametrize("period", [2, 3, 5])
-def test_equal_pieces_are_kept_with_the_retention_period_of_the_paper(period: int) -> None:
+def test_equal_pieces_are_pinned_at_the_papers_period(period: int) -> None:
     assert spread([7] * 20, 1, period) == set(range(period - 1, 20, period))
 
 
@@ -29,14 +29,14 @@ def test_equal_pieces_are_kept_with_the_retention_period_of_the_paper(period: in
         (60, "none", None, Placement(20, frozenset())),
     ],
 )
-def test_six_blocks_of_ten_bytes(
+def test_placement_divides_memory_into_ring_and_pins(
     nbytes: int, mode: str, window: int | None, expected: Placement | int
 ) -> None:
     assert place([[10]] * 6, nbytes, mode, window) == expected  # type: ignore[arg-type]
 
 
 @given(BLOCKS, st.integers(0, 1200))
-def test_what_is_placed_fits_and_can_run(blocks: list[list[int]], nbytes: int) -> None:
+def test_placement_fits_budget_and_smallest_ring(blocks: list[list[int]], nbytes: int) -> None:
     sizes = [size for block in blocks for size in block]
     found = place(blocks, nbytes)
     if isinstance(found, int):
@@ -48,7 +48,7 @@ def test_what_is_placed_fits_and_can_run(blocks: list[list[int]], nbytes: int) -
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(0, 100))
-def test_a_spread_never_runs_ahead_of_its_part(sizes: list[int], percent: int) -> None:
+def test_pinned_spread_never_exceeds_its_percentage(sizes: list[int], percent: int) -> None:
     pinned, held, passed = spread(sizes, percent, 100), 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -73,7 +73,7 @@ def test_spare_pins_fit_and_are_nested(blocks: list[list[int]], nbytes: int, spa
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 100])
-def test_every_beginning_of_a_turn_is_spread_over_the_sweep(count: int) -> None:
+def test_every_prefix_of_turn_order_is_evenly_spread(count: int) -> None:
     order = in_turn(range(count))
     assert sorted(order) == list(range(count))
     for taken in range(1, count + 1):

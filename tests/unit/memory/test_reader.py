@@ -46,7 +46,9 @@ def test_read_through_the_page_cache(path: Path, content: bytes) -> None:
     assert read_all(path, direct=False) == content
 
 
-def test_o_direct_refused_when_opening(path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_falls_back_if_open_refuses_o_direct(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(fd: int, command: int, flags: int) -> int:
         raise OSError(errno.EINVAL, "Invalid argument")
 
@@ -66,7 +68,9 @@ def fail_preadv(monkeypatch: pytest.MonkeyPatch, decide: Callable[[int, int], in
     monkeypatch.setattr(os, "preadv", wrapped)
 
 
-def test_o_direct_refused_when_reading(path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_falls_back_if_read_refuses_o_direct(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail_preadv(monkeypatch, lambda call, _: errno.EINVAL if call == 0 else None)
     assert read_all(path) == content
 

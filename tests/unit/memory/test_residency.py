@@ -19,11 +19,11 @@ NOTHING: frozenset[int] = frozenset()
         ([[], [4], []], NOTHING, 4),
     ],
 )
-def test_the_smallest_ring(blocks: list[list[int]], pinned: set[int], expected: int) -> None:
+def test_smallest_ring_has_expected_size(blocks: list[list[int]], pinned: set[int], expected: int) -> None:
     assert smallest_ring(blocks, pinned) == expected
 
 
-def test_a_sweep_reads_ahead_as_far_as_there_is_room_and_around_its_end() -> None:
+def test_read_ahead_fills_ring_and_wraps_around_sweep() -> None:
     machine = Residency([[1], [1], [1]], 2, NOTHING, 9)
     assert machine.start() == [Read(1, 0, 0), Read(2, 1, 1)]
     assert machine.enter(0) == []
@@ -36,7 +36,7 @@ def test_a_sweep_reads_ahead_as_far_as_there_is_room_and_around_its_end() -> Non
     assert machine.leave() == [Read(4, 0, 1)]
 
 
-def test_a_sweep_that_is_cut_off_forgets_what_was_read_ahead() -> None:
+def test_aborted_sweep_discards_its_read_ahead() -> None:
     machine = Residency([[1], [1], [1], [1]], 2, NOTHING, 9)
     machine.start()
     machine.enter(0)
@@ -50,13 +50,13 @@ def test_a_sweep_that_is_cut_off_forgets_what_was_read_ahead() -> None:
     assert machine.places(0) == [0]
 
 
-def test_no_more_is_read_at_a_time_than_the_limit_admits() -> None:
+def test_reads_in_flight_are_limited() -> None:
     machine = Residency([[3], [3], [3]], 9, NOTHING, 4)
     assert machine.start() == [Read(1, 0, 0), Read(2, 1, 3)]
     assert machine.loaded(1) == [Read(3, 2, 6)]
 
 
-def test_what_is_unpinned_goes_at_once_unless_a_read_writes_to_it() -> None:
+def test_unpinned_piece_is_dropped_after_its_pending_read() -> None:
     machine = Residency([[1], [1]], 1, {0, 1}, 9)
     machine.start()
     machine.loaded(1)
@@ -70,7 +70,7 @@ def test_what_is_unpinned_goes_at_once_unless_a_read_writes_to_it() -> None:
         machine.repin({0})
 
 
-def test_a_block_says_which_of_its_pieces_came_through_the_ring() -> None:
+def test_block_places_tell_pinned_from_ring_pieces() -> None:
     machine = Residency([[1, 1], [1], []], 1, {0, 2}, 9)
     machine.start()
     for ticket in (1, 2, 3):
@@ -81,7 +81,7 @@ def test_a_block_says_which_of_its_pieces_came_through_the_ring() -> None:
         machine.leave()
 
 
-def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
+def test_unused_ring_is_released() -> None:
     machine = Residency([[1], [1], [1]], 2, {0}, 2)
     assert machine.start() == [Read(1, 0, None), Read(2, 1, 0)]
     assert machine.loaded(1) == [Read(3, 2, 1)]
@@ -97,7 +97,7 @@ def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
     assert machine.repin({0}) == [Drop(1), Drop(2), Read(6, 1, 0), Read(7, 2, 1)]
 
 
-def test_a_ring_that_cannot_work_is_a_defect() -> None:
+def test_too_small_ring_raises_internal_error() -> None:
     with pytest.raises(InternalError, match="8 bytes is too small: 9 are needed"):
         Residency([[9]], 8, NOTHING, 1)
     machine = Residency([[9]], 8, {0}, 1)

@@ -65,7 +65,7 @@ def alter(path: Path, offset: int) -> None:
         (alter, IntegrityError, "unit 1 of gate of {} is damaged"),
     ],
 )
-def test_a_file_that_changes_under_a_running_node_is_named(
+def test_file_changed_while_node_runs_is_named(
     stream: Callable[..., NodeWeights],
     harm: Callable[[Path, int], None],
     kind: type[TpiedgeError],
@@ -161,14 +161,14 @@ def test_closing_ends_a_wait(disk: SlowDisk) -> None:
 
 
 @pytest.mark.fault("P16", "an error with the file")
-def test_a_disk_that_brings_nothing_is_an_error(disk: SlowDisk) -> None:
+def test_stalled_disk_raises_error(disk: SlowDisk) -> None:
     memory = scheduler(disk, stall_s=0.05)
     with pytest.raises(TpiedgeError, match="the disk brought nothing for"):
         memory.enter(0)
     memory.close()
 
 
-def test_no_read_begins_after_the_end(disk: SlowDisk) -> None:
+def test_no_read_starts_after_close(disk: SlowDisk) -> None:
     """Nor does one of a reading thread, whose pool may be closing: it would wait for itself."""
     memory = scheduler(disk)
     thread, _ = in_thread(lambda: memory.preload(lambda: None))
@@ -181,7 +181,7 @@ def test_no_read_begins_after_the_end(disk: SlowDisk) -> None:
     assert not disk.reads
 
 
-def test_what_fails_in_a_reading_thread_is_raised_where_it_is_waited_for(
+def test_reader_thread_failure_is_raised_in_waiting_thread(
     disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Scheduler(Residency([[1], [1]], 2, frozenset(), 1), disk)
@@ -195,9 +195,7 @@ def test_what_fails_in_a_reading_thread_is_raised_where_it_is_waited_for(
     assert str(error).startswith("the memory scheduler failed: ValueError: ")
 
 
-def test_a_system_without_room_for_a_thread_is_an_error_that_a_node_reports(
-    disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thread_start_failure_raises_internal_error(disk: SlowDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_order: Read, _done: object) -> None:
         raise RuntimeError("can't start new thread")
 

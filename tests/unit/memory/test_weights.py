@@ -41,7 +41,7 @@ def original(precision: Precision, name: str, rows: int, cols: int) -> torch.Ten
 
 
 @pytest.mark.parametrize("precision", list(DTYPES))
-def test_a_share_of_a_block(
+def test_node_share_loads_its_heads_and_tiles(
     make_pack: MakePack, load: Callable[..., NodeWeights], precision: Precision
 ) -> None:
     weights = load(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2)))
@@ -69,7 +69,7 @@ def test_a_share_of_a_block(
         assert torch.equal(block.matrices["up"][:72], original(precision, "1.up", 200, 60)[128:])
 
 
-def test_what_a_share_lacks_is_absent(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
+def test_empty_attention_share_has_no_matrices(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     share = NodeShare(Share(0, 0), Share(0, 1))
     weights = load(make_pack(), share)
     with weights.resident(Block(0, "attention")) as block:
@@ -78,7 +78,7 @@ def test_what_a_share_lacks_is_absent(make_pack: MakePack, load: Callable[..., N
     assert weights.weight_bytes == sum(weights._pack.share_bytes(layer, share) for layer in (0, 1))
 
 
-def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
+def test_weight_and_disk_bytes_are_counted(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     pack = make_pack(Precision.BF16)
     seen: list[tuple[int, int]] = []
     weights = load(pack, rank0=True, progress=lambda *at: seen.append(at))
@@ -133,13 +133,13 @@ def test_damage_in_the_embedding_is_seen_at_first_use(
             weights.embedding_rows([0, 130])
 
 
-def test_a_share_beyond_the_model(make_pack: MakePack) -> None:
+def test_share_beyond_model_is_refused(make_pack: MakePack) -> None:
     for share in (NodeShare(Share(0, 7), Share(0, 2)), NodeShare(Share(0, 6), Share(0, 3))):
         with pytest.raises(UserError, match="has units 0 to"):
             NodeWeights(make_pack(), share, rank0=False)
 
 
-def test_closed_weights_are_not_used(make_pack: MakePack) -> None:
+def test_closed_weights_raise_internal_error(make_pack: MakePack) -> None:
     weights = NodeWeights(make_pack(), EVERYTHING, rank0=True)
     weights.close()
     weights.close()
@@ -153,7 +153,7 @@ def test_closed_weights_are_not_used(make_pack: MakePack) -> None:
 BROKEN = Path("/proc/self/mem")
 
 
-def test_weights_on_a_disk_that_really_fails(make_pack: MakePack) -> None:
+def test_failing_disk_raises_read_fault(make_pack: MakePack) -> None:
     pack = make_pack()
     path = pack.blob_path(1)
     path.unlink()
@@ -163,7 +163,7 @@ def test_weights_on_a_disk_that_really_fails(make_pack: MakePack) -> None:
 
 
 @pytest.mark.parametrize("act", ["cut", "emptied", "deleted"])
-def test_an_embedding_that_loses_its_file_while_it_serves(make_pack: MakePack, act: str) -> None:
+def test_open_embedding_survives_deletion_but_not_truncation(make_pack: MakePack, act: str) -> None:
     """Rows are read from disk for every prompt. A deleted file lives on as long as it is open."""
     pack = make_pack()
     path, layout = pack.blob_path("embedding"), pack.layout("embedding").matrix("embedding")
@@ -187,7 +187,7 @@ def half(sweep: Sweep) -> Placement:
     return found
 
 
-def test_weights_that_make_room_for_a_full_kv_cache_leave_memory(make_pack: MakePack) -> None:
+def test_make_room_drops_spare_weights_for_kv_cache(make_pack: MakePack) -> None:
     pack = make_pack(layers=4)
     kv_bytes = Sweep.of(pack, EVERYTHING, True).nbytes // 4
     weights = NodeWeights(pack, EVERYTHING, True, half, kv_bytes=kv_bytes)
@@ -210,7 +210,7 @@ def test_weights_that_make_room_for_a_full_kv_cache_leave_memory(make_pack: Make
     weights.close()
 
 
-def test_one_of_several_reads_that_fails_fails_the_piece() -> None:
+def test_piece_fails_if_any_of_its_reads_fails() -> None:
     seen: list[Exception | None] = []
     fault = ReadFault(Path("blob"), 0, 1, "broken")
     finished = _last_of(2, seen.append)

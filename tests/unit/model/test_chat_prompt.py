@@ -73,10 +73,10 @@ class TestArguments:
             ("{{ c.function }}", "{'name': 'look', 'arguments': {'at': 'sky'}}"),
         ],
     )
-    def test_are_what_the_template_makes_json_of(self, shown: str, wanted: str) -> None:
+    def test_call_arguments_take_the_form_a_template_uses(self, shown: str, wanted: str) -> None:
         assert prompt(calls(shown), USER, calling(), result()) == f"hello{wanted}seen"
 
-    def test_that_are_no_object_are_a_text_to_every_template(self) -> None:
+    def test_invalid_json_arguments_stay_text(self) -> None:
         strange = calling()
         strange["tool_calls"][0]["function"]["arguments"] = GivenArguments("{oh", "{oh")
         assert prompt(calls("{{ c.function.arguments | tojson }}"), USER, strange) == 'hello"{oh"'
@@ -107,11 +107,13 @@ class TestContentBesideCalls:
             (BOTH, ["I look"], 'hello.[{"at": "sky"}]I look.seen.'),
         ],
     )
-    def test_is_what_the_template_takes(self, template: str, contents: list[str | None], shown: str) -> None:
+    def test_content_beside_calls_takes_form_template_accepts(
+        self, template: str, contents: list[str | None], shown: str
+    ) -> None:
         assert [prompt(template, USER, calling(one), result()) for one in contents] == [shown] * len(contents)
 
 
-def test_ids_that_a_template_refuses_are_the_same_nine_marks_in_call_and_result() -> None:
+def test_refused_call_ids_become_the_same_short_id() -> None:
     mistral = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}"
         "{% if c.id is not defined or c.id | length != 9 %}"
@@ -148,7 +150,7 @@ class TestBegunAnswers:
 
     @pytest.mark.parametrize("template", [R1, QWEN, TRIMMED])
     @pytest.mark.parametrize("said", ["world", "the world ", "", "one\n\ntwo\n"])
-    def test_equal_transformers(self, template: str, said: str) -> None:
+    def test_begun_answers_equal_transformers(self, template: str, said: str) -> None:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         begun = {"role": "assistant", "content": said, "reasoning_content": "hm"}
@@ -157,11 +159,11 @@ class TestBegunAnswers:
         ][0]
         assert prompt(template, USER, begun, begun=True) == right
 
-    def test_have_what_the_template_keeps_of_them(self) -> None:
+    def test_begun_answer_keeps_only_what_template_renders(self) -> None:
         begun = {"role": "assistant", "content": "<think>a</think>b"}
         assert prompt(self.R1, USER, begun, begun=True) == "<U>hello<A>b"
 
-    def test_begin_behind_the_generation_prompt_where_the_template_drops_the_turn(self) -> None:
+    def test_begun_answer_follows_generation_prompt_if_turn_is_dropped(self) -> None:
         template = (
             "{% for m in messages if m.role == 'user' %}<U>{{ m.content }}{% endfor %}"
             "{% if add_generation_prompt %}<A><think>\n{% endif %}"
@@ -191,19 +193,19 @@ class TestStrictTemplates:
 
     @pytest.mark.parametrize("template", [SYSTEM_FIRST, FIRST_ALONE])
     @pytest.mark.parametrize("messages", [[SYSTEM, LATER, USER], [SYSTEM, USER, LATER]])
-    def test_two_messages_of_the_system_are_one_at_the_beginning(
+    def test_system_messages_are_merged_at_the_start(
         self, template: str, messages: list[dict[str, Any]]
     ) -> None:
         assert prompt(template, *messages) == "<system>Be brief.\n\nBe kind.<user>hello"
 
-    def test_turns_that_must_alternate_are_joined(self) -> None:
+    def test_same_role_turns_are_joined_for_alternating_templates(self) -> None:
         again = {"role": "user", "content": "again"}
         assert prompt(self.ALTERNATING, USER, again, self.SAID, USER) == (
             "<user>hello\n\nagain<assistant>hi<user>hello"
         )
         assert prompt(self.FREE, USER, again) == "<user>hello<user>again"
 
-    def test_words_after_results_are_the_results_where_only_the_assistant_may_speak(self) -> None:
+    def test_user_text_after_tool_results_joins_the_results(self) -> None:
         """Claude Code sends both in one turn; Mistral's templates count neither calls nor results."""
         template = self.ALTERNATING.replace(
             "{% if (", "{% if m.role != 'tool' and not m.tool_calls and ("
@@ -215,7 +217,7 @@ class TestStrictTemplates:
             prompt(template, USER, calling(), result(), USER) == "<user>hello<assistant><tool>seen\n\nhello"
         )
 
-    def test_calls_come_one_by_one_where_a_template_takes_no_more(self) -> None:
+    def test_parallel_calls_are_split_for_single_call_templates(self) -> None:
         """Llama 3's does not."""
         single = "{% if m.tool_calls | length > 1 %}{{ raise_exception('single tool-calls') }}{% endif %}"
         template = calls(
@@ -227,5 +229,5 @@ class TestStrictTemplates:
         assert prompt(template, USER, both, result("bcdefghi2"), result()) == f"<hello>{shown}"
         assert prompt(template, USER, both, result("bcdefghi2"), result(), USER) == f"<hello>{shown}<hello>"
 
-    def test_words_of_the_system_are_the_users_where_a_template_knows_no_system(self) -> None:
+    def test_system_text_becomes_user_text_without_system_role(self) -> None:
         assert prompt(self.ALTERNATING, SYSTEM, USER, self.SAID) == "<user>Be brief.\n\nhello<assistant>hi"

@@ -52,7 +52,7 @@ def test_shards_are_joined(sharded: Path, spec: ModelSpec, tensors: Tensors) -> 
     assert len({info.file for info in checkpoint.tensors.values()}) == 2
 
 
-def test_the_fingerprint_follows_config_time_and_size(whole: Path, small_config: dict[str, Any]) -> None:
+def test_fingerprint_depends_on_mtime_and_configs(whole: Path, small_config: dict[str, Any]) -> None:
     changes: list[Callable[[], object]] = [
         lambda: None,
         lambda: os.utime(whole / "model.safetensors", ns=(1, 1)),
@@ -82,7 +82,7 @@ def test_the_fingerprint_follows_config_time_and_size(whole: Path, small_config:
         ),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(
+def test_missing_or_misshapen_tensor_is_named(
     folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any, name: str, tensor: Any, named: str
 ) -> None:
     found = {one: value for one, value in (tensors | {name: tensor}).items() if value}
@@ -125,7 +125,7 @@ PICKLE = "cos\nsystem\n(S'touch /tmp/x'\ntR."
         ("README.md", PICKLE, "neither"),
     ],
 )
-def test_hostile_and_other_files_are_refused(folder: Path, name: str, text: str, named: str) -> None:
+def test_hostile_index_or_foreign_format_is_refused(folder: Path, name: str, text: str, named: str) -> None:
     (folder / name).write_text(text)
     with pytest.raises(UserError, match=named) as raised:
         Checkpoint.open(folder)
@@ -150,7 +150,7 @@ def test_a_tied_head_that_differs_is_refused(
             checkpoint.check(model_spec(checkpoint.config))
 
 
-def test_a_tied_model_may_have_its_embedding_as_the_head(
+def test_tied_model_may_store_only_its_head(
     folder: Path, tensors: Tensors, small_config: dict[str, Any], make_safetensors: Callable[..., bytes]
 ) -> None:
     (folder / "config.json").write_text(json.dumps(small_config | {"tie_word_embeddings": True}))
@@ -164,7 +164,7 @@ def test_a_tied_model_may_have_its_embedding_as_the_head(
 
 
 @pytest.mark.parametrize("architecture", ["LlamaModel", "LlamaForCausalLM"])
-def test_a_model_saved_without_its_head(
+def test_model_without_head_needs_tied_embeddings(
     folder: Path,
     tensors: Tensors,
     small_config: dict[str, Any],

@@ -49,7 +49,7 @@ def test_presets_are_read_as_transformers_reads_them(name: str) -> None:
         ({"model_type": "qwen3", "attention_bias": True}, (True, True, False, True)),
     ],
 )
-def test_biases_by_family(
+def test_biases_follow_model_family(
     small_config: dict[str, Any], changes: dict[str, Any], biases: tuple[bool, ...]
 ) -> None:
     config = parse(small_config | changes)
@@ -77,7 +77,7 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 32}
         ({"model_type": "qwen2", "layer_types": ["full_attention"] * 2, **WINDOWED}, (None, None)),
     ],
 )
-def test_windows_by_family(
+def test_sliding_windows_follow_model_family(
     small_config: dict[str, Any], changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
     from transformers import AutoConfig
@@ -95,11 +95,11 @@ def test_windows_by_family(
 
 
 class TestTokenIds:
-    def test_one_or_many_ids_end_a_text(self, small_config: dict[str, Any]) -> None:
+    def test_eos_token_id_may_be_one_or_many(self, small_config: dict[str, Any]) -> None:
         assert parse(small_config | {"eos_token_id": 7}).eos_ids == (7,)
         assert parse(small_config | {"eos_token_id": [7, 9, 7]}).eos_ids == (7, 9)
 
-    def test_generation_config_wins(self, folder: Path) -> None:
+    def test_generation_config_overrides_token_ids(self, folder: Path) -> None:
         (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 4}')
         config = ModelConfig.open(folder)
         assert (config.bos_id, config.eos_ids) == (4, (5, 6))
@@ -112,7 +112,7 @@ def pooling_of(folder: Path, **values: object) -> str:
     return usual_pooling(folder)
 
 
-def test_a_model_that_says_nothing_of_pooling(tmp_path: Path) -> None:
+def test_pooling_defaults_to_mean(tmp_path: Path) -> None:
     assert (
         usual_pooling(None)
         == usual_pooling(tmp_path)
@@ -121,7 +121,7 @@ def test_a_model_that_says_nothing_of_pooling(tmp_path: Path) -> None:
     )
 
 
-def test_the_words_of_sentence_transformers(tmp_path: Path) -> None:
+def test_sentence_transformers_pooling_modes_are_read(tmp_path: Path) -> None:
     kinds = ("cls_token", "mean_tokens", "max_tokens", "weightedmean_tokens", "lasttoken")
     modes = {f"pooling_mode_{kind}": False for kind in kinds}
     assert pooling_of(tmp_path, **modes | {"pooling_mode_lasttoken": True, "include_prompt": True}) == "last"
@@ -134,7 +134,7 @@ def test_the_words_of_sentence_transformers(tmp_path: Path) -> None:
         assert pooling_of(tmp_path, **pooling_config(kind)) == kind
 
 
-def test_a_pooling_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_pooling_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1_Pooling/config\.json: pooling_mode_lasttoken is 'yes'"):
         pooling_of(tmp_path, pooling_mode_lasttoken="yes")
     (tmp_path / "model").mkdir()
@@ -208,7 +208,7 @@ JSON_VALUES = st.recursive(
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
+def test_random_field_values_are_read_or_refused(data: st.DataObject) -> None:
     ours = parse(preset("qwen3-0.6b")).to_json()
     field = data.draw(st.sampled_from(sorted(ours)))
     value = data.draw(JSON_VALUES)
@@ -222,7 +222,7 @@ def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("where", [(), ("rope",)])
-def test_a_key_that_is_no_unicode_is_refused(where: tuple[str, ...]) -> None:
+def test_non_unicode_key_is_refused(where: tuple[str, ...]) -> None:
     ours: Any = json.loads(json.dumps(parse(preset("qwen3-0.6b")).to_json()))
     inner = ours
     for key in where:
@@ -235,7 +235,7 @@ def test_a_key_that_is_no_unicode_is_refused(where: tuple[str, ...]) -> None:
 @settings(max_examples=100)
 @given(data=st.data())
 @pytest.mark.fault("F4", "read, or refused by name")
-def test_any_huggingface_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
+def test_random_huggingface_field_values_are_read_or_refused(data: st.DataObject) -> None:
     values = preset("qwen2.5-0.5b") | {
         "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
         "layer_types": None,

@@ -59,7 +59,7 @@ def losses(model: GgufModel, quality: Quality | None) -> list[str]:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("kind", "precision"), [("Q4_0", Q4), ("Q8_0", Q8), ("F16", F32), ("F32", F32)])
-def test_nothing_is_lost(tmp_path: Path, architecture: str, kind: str, precision: Precision) -> None:
+def test_gguf_import_is_lossless(tmp_path: Path, architecture: str, kind: str, precision: Precision) -> None:
     tiny = TinyGguf(architecture, kinds={"": kind}, hidden=96, head_dim=64, heads=4, kv_heads=2, ffn=288)
     path = tiny.write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
@@ -76,7 +76,7 @@ def test_nothing_is_lost(tmp_path: Path, architecture: str, kind: str, precision
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])
-def test_norms_that_bf16_has_not_stay_f32(tmp_path: Path, kind: str) -> None:
+def test_norms_inexact_in_bf16_stay_f32(tmp_path: Path, kind: str) -> None:
     """Beside matrices in bf16 norms are bf16, unless that changes one."""
     tiny = TinyGguf(kinds={"": "BF16"}, layers=3, exact_vectors=True, vector_kind=kind)
     model = GgufModel.open(tiny.write(tmp_path / "f.gguf"))
@@ -94,7 +94,7 @@ def test_norms_that_bf16_has_not_stay_f32(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [0x7E00, 0x7C00])
-def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, scale: int) -> None:
+def test_non_finite_scale_is_refused(tmp_path: Path, scale: int) -> None:
     path = TinyGguf(layers=1).write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
     data = bytearray(path.read_bytes())
@@ -108,7 +108,7 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, scale: int) -> Non
 @pytest.mark.parametrize(
     "kind", ["Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
 )
-def test_other_types_are_read_as_the_package_does(tmp_path: Path, kind: str) -> None:
+def test_block_types_dequantise_like_gguf_package(tmp_path: Path, kind: str) -> None:
     """The package writes few of them: any bits are valid blocks."""
     import gguf
 
@@ -125,7 +125,7 @@ def test_other_types_are_read_as_the_package_does(tmp_path: Path, kind: str) -> 
         np.testing.assert_array_equal(source.read("w", range(3, 7), range(255, 257)), expected[3:7, 255:257])
 
 
-def test_a_mixture_goes_by_most_of_the_weights(tmp_path: Path) -> None:
+def test_mixed_file_precision_follows_most_weights(tmp_path: Path) -> None:
     kinds = {"": "Q4_0", "blk.0.ffn_down": "Q4_1", "output.weight": "Q8_0", "token_embd": "F16"}
     path = TinyGguf(kinds=kinds).write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
@@ -157,7 +157,7 @@ def llama3_divisors(original: int, factor: float = 8.0, head_dim: int = 32) -> A
 
 
 @pytest.mark.parametrize(("original", "factor"), [(8192, 8.0), (8192, 32.0), (256, 4.0)])
-def test_the_rope_of_llama_3(tmp_path: Path, original: int, factor: float) -> None:
+def test_llama3_rope_scaling_is_recovered_from_divisors(tmp_path: Path, original: int, factor: float) -> None:
     divisors = llama3_divisors(original, factor)
     rope = config_of(tmp_path, extra={"rope_freqs.weight": divisors}).rope
     assert (rope.kind, rope.factor, rope.original_positions) == ("llama3", factor, original)
@@ -202,7 +202,9 @@ READ: list[tuple[dict[str, Any], dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("changes", "expected"), READ)
-def test_the_config(tmp_path: Path, changes: dict[str, Any], expected: dict[str, object]) -> None:
+def test_config_is_read_from_gguf_keys(
+    tmp_path: Path, changes: dict[str, Any], expected: dict[str, object]
+) -> None:
     config = config_of(tmp_path, **changes)
     assert {name: attrgetter(name)(config) for name in expected} == expected
 
@@ -240,14 +242,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_gguf_is_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message) as caught:
         config_of(tmp_path, **changes)
     assert "\n" not in str(caught.value)
     assert "f.gguf" in str(caught.value)
 
 
-def test_biases_are_where_the_file_has_them(tmp_path: Path) -> None:
+def test_config_biases_follow_tensors_in_file(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     sizes = dict.fromkeys(("attn_q", "attn_output", "ffn_down"), 64)
     sizes |= {"attn_k": 32, "attn_v": 32, "ffn_gate": 160, "ffn_up": 160}

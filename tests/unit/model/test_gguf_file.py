@@ -55,7 +55,7 @@ def file_of(
     return header + bytes(-len(header) % 32) + bytes(data)
 
 
-def test_the_same_keys_and_tensors_as_the_package_reads(small: Path) -> None:
+def test_header_equals_that_of_gguf_package(small: Path) -> None:
     header, reader = read_gguf_header(small), GGUFReader(small)
     for name, found in reader.fields.items():
         if name.startswith("GGUF."):
@@ -130,7 +130,7 @@ def opened(path: Path, data: bytes) -> GgufModel | str:
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_file_that_is_cut_short(small: Path, tmp_path: Path, data: Any) -> None:
+def test_truncated_file_is_refused(small: Path, tmp_path: Path, data: Any) -> None:
     whole = small.read_bytes()
     end = max(found.offset + nbytes(found) for found in read_gguf_header(small).tensors.values())
     length = data.draw(st.integers(0, end - 1))
@@ -140,7 +140,7 @@ def test_a_file_that_is_cut_short(small: Path, tmp_path: Path, data: Any) -> Non
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.fault("F1", "of GGUF files, too")
-def test_flipped_bits_end_in_a_model_or_in_a_line(small: Path, tmp_path: Path, data: Any) -> None:
+def test_flipped_header_bits_give_model_or_one_line_error(small: Path, tmp_path: Path, data: Any) -> None:
     whole = bytearray(small.read_bytes())
     header = min(found.offset for found in read_gguf_header(small).tensors.values())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -148,7 +148,7 @@ def test_flipped_bits_end_in_a_model_or_in_a_line(small: Path, tmp_path: Path, d
     assert "\n" not in str(opened(tmp_path / "flipped.gguf", bytes(whole)))
 
 
-def test_a_lie_that_a_large_file_could_hold_costs_nothing(tmp_path: Path) -> None:
+def test_huge_array_in_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     path.write_bytes(file_of([key("a", 8, struct.pack("<Q", 1 << 30))], []))
     with path.open("r+b") as file:

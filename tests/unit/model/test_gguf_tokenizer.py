@@ -62,7 +62,9 @@ def demo_keys() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_demo_model_through_a_file(tmp_path: Path, demo_keys: dict[str, Any], text: str) -> None:
+def test_demo_tokenizer_read_from_gguf_equals_its_own(
+    tmp_path: Path, demo_keys: dict[str, Any], text: str
+) -> None:
     own, ours = Tokenizer.open(resolve_model(DEMO)), tokenizer_of(tmp_path, demo_keys)
     assert ours.encode(text) == own.encode(text)
     assert ours.encode(text, add_special=False) == own.encode(text, add_special=False)
@@ -83,7 +85,7 @@ SPLITS = [
 
 
 @pytest.mark.parametrize(("name", "text", "pieces"), SPLITS)
-def test_how_text_is_cut(
+def test_pre_tokenizers_split_text_as_expected(
     tmp_path: Path, demo_keys: dict[str, Any], name: str, text: str, pieces: list[str]
 ) -> None:
     tokenizer_of(tmp_path, demo_keys | {"ggml.pre": name})
@@ -141,7 +143,9 @@ def by_the_rule(text: str, keys: Mapping[str, Any]) -> list[int]:
 
 @settings(max_examples=100)
 @given(text=st.text("abn é", max_size=24))
-def test_pieces_by_their_scores(piece_tokenizer: Tokenizer, piece_keys: dict[str, Any], text: str) -> None:
+def test_sentencepiece_merges_by_score(
+    piece_tokenizer: Tokenizer, piece_keys: dict[str, Any], text: str
+) -> None:
     ids = by_the_rule(text, piece_keys)
     assert piece_tokenizer.encode(text, add_special=False) == ids
     assert piece_tokenizer.decode(ids) == text
@@ -152,7 +156,7 @@ def piece_tokenizer(tmp_path_factory: pytest.TempPathFactory, piece_keys: dict[s
     return tokenizer_of(tmp_path_factory.mktemp("pieces"), piece_keys)
 
 
-def test_special_tokens_of_pieces(tmp_path: Path, piece_keys: dict[str, Any]) -> None:
+def test_sentencepiece_special_tokens_are_applied(tmp_path: Path, piece_keys: dict[str, Any]) -> None:
     tokenizer = tokenizer_of(tmp_path, piece_keys)
     assert tokenizer.encode("a")[0] == 1
     assert tokenizer.encode("<tool>", add_special=False) == [len(piece_keys["ggml.tokens"]) - 1]

@@ -52,7 +52,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.fault("F2", "a link that leads out of the folder is refused by name")
 @pytest.mark.parametrize("name", list(READERS))
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
-def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, relative: bool) -> None:
+def test_link_out_of_folder_is_refused(folder: Path, secret: Path, name: str, relative: bool) -> None:
     path = folder / name
     path.unlink(missing_ok=True)
     path.symlink_to(Path("..", secret.relative_to(folder.parent)) if relative else secret)
@@ -61,7 +61,7 @@ def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", list(READERS))
-def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
+def test_snapshot_link_outside_its_own_blobs_is_refused(
     tmp_path: Path, small_config: dict[str, Any], secret: Path, name: str
 ) -> None:
     """Links to another model's blobs or into a folder of its own are refused."""
@@ -83,7 +83,7 @@ def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
 
 
 @pytest.mark.fault("F2", "names are no paths")
-def test_no_name_of_a_tensor_becomes_a_path(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_tensor_names_never_become_paths(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("out") / "packs" / "pack"
     checkpoint = Checkpoint.open(whole)
     source = TensorSource(checkpoint.tensors)

@@ -66,7 +66,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_pull_takes_weights_configs_and_templates_and_nothing_else(hub: Hub):
+def test_pull_fetches_only_weights_configs_and_templates(hub: Hub):
     seen = []
     report = fetch(progress=lambda done, total: seen.append((done, total)))
     assert names_in(report.folder) == TAKEN
@@ -76,7 +76,7 @@ def test_a_pull_takes_weights_configs_and_templates_and_nothing_else(hub: Hub):
     assert report.folder.name == commit_of("first")
 
 
-def test_what_was_pulled_is_found_without_network_also_by_the_hubs_own_client(hub: Hub):
+def test_pulled_model_is_found_offline(hub: Hub):
     report = fetch()
     before = len(hub.requests)
     assert resolve_model(NAME) == report.folder
@@ -87,7 +87,7 @@ def test_what_was_pulled_is_found_without_network_also_by_the_hubs_own_client(hu
     assert Path(theirs) == report.folder
 
 
-def test_a_moved_branch_is_followed_and_equal_files_are_not_fetched_again(hub: Hub):
+def test_moved_branch_fetches_only_changed_files(hub: Hub):
     fetch()
     hub.repos[NAME].revisions["main"] = commit_of("second")
     hub.repos[NAME].files["generation_config.json"] = b'{"eos_token_id": 2}'
@@ -97,7 +97,7 @@ def test_a_moved_branch_is_followed_and_equal_files_are_not_fetched_again(hub: H
     assert weights_of(report) == WEIGHTS
 
 
-def test_of_two_copies_of_the_weights_only_the_one_in_the_index_is_fetched(hub: Hub):
+def test_weights_outside_the_index_are_not_fetched(hub: Hub):
     parts = {f"model-0000{part}-of-00002.safetensors": bytes([part]) * 5000 for part in (1, 2)}
     index = {"weight_map": {f"tensor{part}": name for part, name in enumerate(parts)}}
     files = {name: data for name, data in FILES.items() if name != "model.safetensors"}
@@ -125,7 +125,7 @@ def test_a_cut_connection_resumes_where_it_was_cut(hub: Hub):
     assert report.fetched == sum(len(FILES[name]) for name in TAKEN)
 
 
-def test_the_next_pull_resumes_what_an_earlier_one_left(hub: Hub):
+def test_next_pull_resumes_partial_download(hub: Hub):
     break_off(hub)
     with pytest.raises(UserError, match=f"tpiedge pull {NAME}"):
         resolve_model(NAME)
@@ -136,19 +136,19 @@ def test_the_next_pull_resumes_what_an_earlier_one_left(hub: Hub):
     assert weights_of(report) == WEIGHTS
 
 
-def test_a_rest_that_the_server_no_longer_has_is_fetched_anew(hub: Hub):
+def test_next_pull_restarts_download_after_status_416(hub: Hub):
     break_off(hub)
     hub.statuses["model.safetensors"] = [416]
     assert "pull again later" in refusal(kind=HubError)
     assert weights_of(fetch()) == WEIGHTS
 
 
-def test_a_busy_hub_is_asked_again(hub: Hub):
+def test_pull_retries_after_status_429(hub: Hub):
     hub.statuses["model.safetensors"] = [429]
     assert weights_of(fetch()) == WEIGHTS
 
 
-def test_a_server_without_ranges_sends_the_file_anew(hub: Hub):
+def test_server_without_ranges_resends_whole_file(hub: Hub):
     hub.cuts["model.safetensors"] = [70_000]
     hub.ignores_ranges = True
     seen: list[int] = []
@@ -167,7 +167,7 @@ def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
     assert weights_of(fetch()) == WEIGHTS
 
 
-def test_who_pulls_the_same_model_is_told_to_wait(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+def test_concurrent_pull_of_same_model_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tpiedge.model.hub._LOCK_S", 0.0)
     entry = HubCache().entry(NAME)
     entry.mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_who_pulls_the_same_model_is_told_to_wait(hub: Hub, monkeypatch: pytest.
     ("token", "refused", "words"),
     [(None, "gated", "you have set no HF_TOKEN"), ("hf_secret", "denied", "has no access yet")],
 )
-def test_a_gated_model_names_its_page_and_the_variable(
+def test_gated_model_refusal_names_page_and_hf_token(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None, refused: str, words: str
 ):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
@@ -191,7 +191,7 @@ def test_a_gated_model_names_its_page_and_the_variable(
     assert "hf_secret" not in message
 
 
-def test_a_token_stays_with_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+def test_hf_token_is_not_sent_to_storage_host(hub: Hub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
     hub.storage = hub.endpoint.replace("127.0.0.1", "localhost")
     fetch()
@@ -203,7 +203,7 @@ def test_a_token_stays_with_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch):
     ("name", "named"),
     [("org/none", "has no model org/none"), (f"{NAME}@v9", f"{NAME} has no revision 'v9'")],
 )
-def test_what_the_hub_lacks_is_named(hub: Hub, name: str, named: str):
+def test_missing_model_or_revision_is_named(hub: Hub, name: str, named: str):
     assert named in refusal(name)
 
 
@@ -221,9 +221,7 @@ def test_what_the_hub_lacks_is_named(hub: Hub, name: str, named: str):
         ),
     ],
 )
-def test_a_model_that_cannot_run_is_refused_before_its_weights_come(
-    hub: Hub, files: dict[str, bytes], named: str
-):
+def test_unsupported_model_is_refused_before_weights_download(hub: Hub, files: dict[str, bytes], named: str):
     hub.repos[NAME] = Repo(files)
     message = refusal()
     assert named in message

@@ -41,14 +41,14 @@ def assert_layers(back: Mapping[str, Array], numbers: Mapping[str, Array]) -> No
 
 @pytest.mark.parametrize("group", [32, 64, 128, -1])
 @pytest.mark.parametrize(("method", "symmetric"), [("gptq", True), ("gptq", False), ("awq", False)])
-def test_nothing_is_lost(tmp_path: Path, method: str, group: int, symmetric: bool) -> None:
+def test_int4_import_is_lossless(tmp_path: Path, method: str, group: int, symmetric: bool) -> None:
     numbers = Int4Checkpoint(method, group, symmetric=symmetric).write(tmp_path / "m")
     pack, back = packed(tmp_path / "m")
     assert pack.precision is (Precision.Q4 if symmetric else Precision.Q8)
     assert_layers(back, numbers)
 
 
-def test_the_second_format_has_zero_points_as_they_are(tmp_path: Path) -> None:
+def test_gptq_v2_zero_points_have_no_offset(tmp_path: Path) -> None:
     changes = {"checkpoint_format": "gptq_v2"}
     numbers = Int4Checkpoint(zero_offset=0, quantization=changes).write(tmp_path / "m")
     assert_layers(packed(tmp_path / "m")[1], numbers)
@@ -67,7 +67,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_other_methods_are_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_quantisation_is_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     Int4Checkpoint(quantization=changes).write(tmp_path / "m")
     with pytest.raises(UserError, match=f"config.json, quantization_config: {message}") as caught:
         Checkpoint.open(tmp_path / "m")
@@ -84,7 +86,7 @@ OLD_AWQ = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"
         (Int4Checkpoint("awq", 64), "quant_config.json", OLD_AWQ),
     ],
 )
-def test_as_it_once_was_published(
+def test_quantisation_config_in_own_file_is_read(
     tmp_path: Path, checkpoint: Int4Checkpoint, name: str, old: dict[str, Any]
 ) -> None:
     """The parameters are in a file of their own, which the fingerprint follows."""
@@ -132,7 +134,9 @@ _UP = "model.layers.0.mlp.up_proj"
         ("qweight", np.ones((8, 152), np.int32), "do not fit together"),
     ],
 )
-def test_parts_that_do_not_fit(tmp_path: Path, part: str, values: Array | None, message: str) -> None:
+def test_missing_or_mismatched_parts_are_refused(
+    tmp_path: Path, part: str, values: Array | None, message: str
+) -> None:
     Int4Checkpoint().write(tmp_path / "m")
     path = tmp_path / "m" / "model.safetensors"
     tensors = without(load_file(path), f"{_UP}.{part}")
@@ -142,7 +146,7 @@ def test_parts_that_do_not_fit(tmp_path: Path, part: str, values: Array | None, 
     assert "\n" not in str(caught.value)
 
 
-def test_groups_that_are_not_there(tmp_path: Path) -> None:
+def test_invalid_or_missing_g_idx_is_refused(tmp_path: Path) -> None:
     Int4Checkpoint(act_order=True).write(tmp_path / "m")
     path = tmp_path / "m" / "model.safetensors"
     tensors = load_file(path)

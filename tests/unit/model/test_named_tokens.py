@@ -84,7 +84,7 @@ def written(folder: Path, files: Files, kind: str = "byte-level") -> Path:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("case", list(CASES))
-def test_ids_are_those_of_transformers(tmp_path: Path, case: str, kind: str) -> None:
+def test_added_token_ids_equal_transformers(tmp_path: Path, case: str, kind: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     files, ids = CASES[case]
@@ -114,7 +114,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, case: str, kind: str) -> 
         ({CONFIG: {"extra_special_tokens": [f"<{i}>" for i in range(100_001)]}}, "more than 100000 tokens"),
     ],
 )
-def test_what_is_no_token_is_refused_by_name(tmp_path: Path, files: Files, said: str) -> None:
+def test_invalid_added_tokens_are_refused(tmp_path: Path, files: Files, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         Tokenizer.open(written(tmp_path, files))
     assert str(raised.value).isprintable()
@@ -146,12 +146,12 @@ ENDS: list[tuple[list[str], list[int], list[str]]] = [
 
 
 @pytest.mark.parametrize(("texts", "marks", "ends"), ENDS)
-def test_texts_tell(texts: list[str], marks: list[int], ends: list[str]) -> None:
+def test_end_tokens_are_recognised_by_text(texts: list[str], marks: list[int], ends: list[str]) -> None:
     vocabulary = {text: index for index, text in enumerate(texts)}
     assert {texts[index] for index in ending_ids(vocabulary, marks)} == set(ends)
 
 
-def test_the_tokenizers_own_end_comes_first() -> None:
+def test_eos_token_of_tokenizer_is_first_end_id() -> None:
     backend = KINDS["byte-level"]()
     backend.add_special_tokens(["<|im_end|>", "<|finish|>"])
     assert Tokenizer(loaded(backend), {"eos_token": "<|finish|>"}).end_ids == (402, 401, 2)

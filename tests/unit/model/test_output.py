@@ -212,7 +212,9 @@ CASES: list[tuple[CallForm, str, list[OutputText | Call] | None]] = [
 
 
 @pytest.mark.parametrize(("form", "text", "said"), CASES)
-def test_calls(form: CallForm, text: str, said: list[OutputText | Call] | None) -> None:
+def test_tool_calls_are_parsed_in_every_form(
+    form: CallForm, text: str, said: list[OutputText | Call] | None
+) -> None:
     """Calls are found in any pieces; for None the output is the text itself."""
     for pieces in ([text], list(text)):
         assert read(OutputForm(form, TOOLS), pieces) == (said or [OutputText(text)])
@@ -228,14 +230,14 @@ def test_calls(form: CallForm, text: str, said: list[OutputText | Call] | None) 
         ("deepseek-v31", '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "a long one'),
     ],
 )
-def test_arguments_are_told_while_they_are_written(form: CallForm, text: str) -> None:
+def test_call_arguments_are_streamed(form: CallForm, text: str) -> None:
     said = OutputParser(OutputForm(form, TOOLS)).feed(text)
     assert said[0] == CallBegun(0, "weather")
     told = "".join(one.text for one in said if isinstance(one, CallArguments))
     assert told == '{"city": "a long one'
 
 
-def test_no_more_is_held_back_than_may_be_an_end() -> None:
+def test_parser_holds_back_only_possible_end_marks() -> None:
     reader = OutputParser(OutputForm("qwen-xml", TOOLS))
     reader.feed("<function=weather><parameter=city>")
     told = [reader.feed(piece) for piece in ("a", "b\n", "</par", "x", "\n</parameter>")]
@@ -261,7 +263,9 @@ def test_no_more_is_held_back_than_may_be_an_end() -> None:
         ("", "<think>x</think>", [OutputText("<think>x</think>")]),
     ],
 )
-def test_reasoning(thinking: Thinking, text: str, said: list[OutputText | Call]) -> None:
+def test_reasoning_is_separated_from_content(
+    thinking: Thinking, text: str, said: list[OutputText | Call]
+) -> None:
     for form in ("", "llama3"):  # to which the JSON only looks like a call
         assert read(OutputForm(form, TOOLS, thinking=thinking), [text]) == said
 
@@ -315,7 +319,7 @@ CUT: list[tuple[CallForm, str]] = [
 
 @pytest.mark.parametrize(("form", "text"), CUT)
 @pytest.mark.parametrize("several", [True, False])
-def test_of_an_answer_that_must_be_calls_nothing_is_content(form: CallForm, text: str, several: bool) -> None:
+def test_answer_of_required_calls_has_no_content(form: CallForm, text: str, several: bool) -> None:
     """Calls are reported as far as they came, wherever the answer was cut."""
     required = OutputForm(form, TOOLS, several, required=True)
     for end in range(len(text) + 1):
@@ -326,7 +330,7 @@ def test_of_an_answer_that_must_be_calls_nothing_is_content(form: CallForm, text
 
 
 @pytest.mark.parametrize(("form", "text"), CUT)
-def test_of_a_call_that_is_cut_no_mark_is_content(form: CallForm, text: str) -> None:
+def test_truncated_call_leaves_no_mark_in_content(form: CallForm, text: str) -> None:
     """A call may follow text. If only JSON begins a call, the text is content until the name is known."""
     marks = CALL_MARKS[form]
     before = "" if marks.bare else "Well, a < b."
@@ -342,7 +346,7 @@ def test_of_a_call_that_is_cut_no_mark_is_content(form: CallForm, text: str) -> 
 
 @pytest.mark.parametrize("text", ["a <", "a <tool", "a [TOOL", "<b", '{"a": 1', "["])
 @pytest.mark.parametrize("form", CALL_MARKS)
-def test_a_text_that_is_cut_is_told_to_its_end(form: CallForm, text: str) -> None:
+def test_truncated_text_is_content_to_its_end(form: CallForm, text: str) -> None:
     """The end is content although it may have become a mark."""
     (said,) = read(OutputForm(form, TOOLS), [text], cut=True) or [OutputText(text)]
     assert said == OutputText(text)
@@ -350,13 +354,13 @@ def test_a_text_that_is_cut_is_told_to_its_end(form: CallForm, text: str) -> Non
 
 @pytest.mark.parametrize("text", ["[\n", "[ ", "<\n", "</tool_call>", "; "])
 @pytest.mark.parametrize("form", CALL_MARKS)
-def test_a_text_that_is_cut_is_the_same_with_its_end_told_later(form: CallForm, text: str) -> None:
+def test_truncated_text_is_same_with_separate_finish(form: CallForm, text: str) -> None:
     output_form = OutputForm(form, TOOLS)
     assert read(output_form, [text], cut=True) == read(output_form, [text, ""], cut=True)
 
 
 @pytest.mark.parametrize("rest", ["", ', "x": '])
-def test_a_call_whose_arguments_come_first_is_told_once_its_name_is_known(rest: str) -> None:
+def test_call_with_arguments_first_starts_once_named(rest: str) -> None:
     reader = OutputParser(OutputForm("hermes", TOOLS))
     said = [
         one
@@ -367,7 +371,7 @@ def test_a_call_whose_arguments_come_first_is_told_once_its_name_is_known(rest: 
     assert not any(isinstance(one, CallBegun) for one in reader.feed(rest, "stop"))
 
 
-def test_arguments_that_are_no_object_are_text_at_once() -> None:
+def test_non_object_arguments_become_text() -> None:
     inner = '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris"}}]'
     *texts, call = read(
         OutputForm("mistral", TOOLS), [*'[TOOL_CALLS][{"name": "weather", "arguments": ', *inner]
@@ -398,7 +402,7 @@ def cut_anywhere(text: str, data: st.DataObject) -> list[str]:
     st.lists(st.sampled_from(PARTS), max_size=12),
     st.data(),
 )
-def test_any_cut_says_the_same(
+def test_output_does_not_depend_on_piece_boundaries(
     calls: CallForm, thinking: Thinking, several: bool, parts: list[str], data: st.DataObject
 ) -> None:
     form, text = OutputForm(calls, TOOLS, several, thinking), "".join(parts)
@@ -414,7 +418,7 @@ def test_any_cut_says_the_same(
     st.booleans(),
     st.data(),
 )
-def test_whole_calls_have_the_arguments_that_were_written(
+def test_call_arguments_keep_their_json_text(
     form: CallForm, every: list[dict[str, object]], ascii_only: bool, data: st.DataObject
 ) -> None:
     """Pieces and the spelling of JSON change no call."""
@@ -427,7 +431,7 @@ def test_whole_calls_have_the_arguments_that_were_written(
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_characters=">\n"), min_size=1), st.text()), st.data())
-def test_texts_between_tags_are_those_that_were_written(values: dict[str, str], data: st.DataObject) -> None:
+def test_tagged_parameters_become_json_arguments(values: dict[str, str], data: st.DataObject) -> None:
     values = {key.strip(): value for key, value in values.items() if key.strip() and "<" not in key + value}
     tool = ReadTool("weather", tuple(values))
     parameters = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()]
@@ -442,7 +446,7 @@ def test_texts_between_tags_are_those_that_were_written(values: dict[str, str], 
     "[1,]", "[,1]", "{,}", '{"a"}', '{"a": 1,}', "01 ", "1. ", "+1 ", "1e ", "NaN", "tru ", '"\n"', '"\\x"',
     '"\\u12g4"', "{1: 2}", "[1 2]", '{"a" 1}', "]", "[}", "." + "1" * 9, "٣ ", "'a'", "nulll",
 ])  # fmt: skip
-def test_json_is_what_json_is(text: str) -> None:
+def test_json_scan_agrees_with_python(text: str) -> None:
     """The scan says the same as Python's reader."""
     for pieces in ([text], list(text)):
         scan, held, taken = JsonScan(), "", ""
@@ -464,7 +468,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def test_json_that_python_cannot_read_or_write_again_is_broken() -> None:
+def test_json_scan_rejects_what_python_cannot_round_trip() -> None:
     broken = ("]", "}", ",", "x", "[" * 200)
     for text in (*broken, "1" * 5000, "[1e999]", "[-1e309]", f"[{'1' * 400}]"):
         scan = JsonScan()
@@ -487,5 +491,5 @@ FORMS: dict[str, CallForm] = {
 }
 
 
-def test_forms_follow_from_templates() -> None:
+def test_call_form_follows_from_template() -> None:
     assert {template: call_form(template) for template in FORMS} == FORMS

@@ -115,7 +115,7 @@ def test_impossible_parameters_are_named(values: dict[str, Any], named: str) -> 
 
 
 @pytest.mark.parametrize("kind", ROPE_KINDS)
-def test_frequencies_are_those_of_every_machine(kind: str) -> None:
+def test_rope_frequencies_match_golden_hashes(kind: str) -> None:
     """SHA-256 of all kinds, f32 in little-endian order, whatever the thread's decimal context."""
     of_kind = {"llama3": LLAMA3, "yarn": YARN}.get(kind, {"rope_type": kind, "factor": 4.0})
     rope, dim = our_rope({"rope_scaling": of_kind, "rope_theta": 5e5})

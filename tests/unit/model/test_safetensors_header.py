@@ -73,7 +73,7 @@ BAD: list[tuple[str, bytes, int, str]] = [
 @pytest.mark.parametrize(
     ("header", "size", "named"), [case[1:] for case in BAD], ids=[case[0] for case in BAD]
 )
-def test_damage_is_named(
+def test_malformed_header_is_named(
     tmp_path: Path, make_file: Callable[..., bytes], header: bytes, size: int, named: str
 ) -> None:
     path = tmp_path / "bad.safetensors"
@@ -97,7 +97,7 @@ def test_damage_is_named(
     ],
 )
 @pytest.mark.fault("F1", "refused with file and tensor")
-def test_lying_lengths_are_named(tmp_path: Path, data: bytes, named: str) -> None:
+def test_wrong_header_lengths_are_named(tmp_path: Path, data: bytes, named: str) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(data)
     with pytest.raises(UserError, match=named):

@@ -31,13 +31,13 @@ from tpiedge.model.source import HubName, parse_hub_name
         ("models/missing.GGUF", "no model 'models/missing.GGUF': give"),
     ],
 )
-def test_anything_else_is_refused_in_one_line(name: str, named: str) -> None:
+def test_unknown_model_name_is_refused_in_one_line(name: str, named: str) -> None:
     with pytest.raises(UserError, match=named) as raised:
         source.resolve_model(name)
     assert str(raised.value).isprintable()
 
 
-def test_a_folder_without_a_config_hides_no_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_config_does_not_shadow_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tinyllama").mkdir()
     with pytest.raises(UserError, match="tpiedge pull tinyllama"):
@@ -53,14 +53,14 @@ def test_a_folder_wins_over_a_model_of_the_same_name(folder: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("given", ["m.gguf", "M.GGUF", "two words.gguf"])
-def test_a_gguf_file_is_told_from_a_model(given: str) -> None:
+def test_gguf_file_is_refused_with_import_advice(given: str) -> None:
     assert source.is_gguf(given)
     shown = f"'{given}'" if " " in given else given
     with pytest.raises(UserError, match=f"^{shown} is a GGUF file: use tpiedge import-gguf {shown} first"):
         source.refuse_gguf(Path(given))
 
 
-def test_a_folder_of_gguf_files_is_told_from_a_model(tmp_path: Path, folder: Path) -> None:
+def test_folder_of_gguf_files_is_refused_with_import_advice(tmp_path: Path, folder: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     for place in (files, folder):
@@ -71,7 +71,7 @@ def test_a_folder_of_gguf_files_is_told_from_a_model(tmp_path: Path, folder: Pat
 
 
 @pytest.mark.parametrize("name", list(aliases()))
-def test_an_alias_is_complete_and_its_shape_is_the_presets(name: str) -> None:
+def test_every_alias_matches_its_preset(name: str) -> None:
     alias = aliases()[name]
     assert alias.name == alias.shape == name in PRESETS
     assert parse_hub_name(name) == HubName(alias.repo, alias.revision) == parse_hub_name(alias.repo)

@@ -38,7 +38,7 @@ def test_tensors_are_those_of_transformers(small_config: dict[str, Any], changes
 
 
 @pytest.mark.parametrize("change", [{}, {"hidden_size": 32, "head_dim": 4}, {"num_key_value_heads": 1}])
-def test_a_pack_has_the_matrices_of_its_config(
+def test_pack_matrices_must_match_its_config(
     tmp_path: Path, small_config: dict[str, Any], change: dict[str, Any]
 ) -> None:
     said = ModelConfig.from_huggingface(small_config | change)

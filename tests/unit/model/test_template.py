@@ -89,7 +89,7 @@ class TestOpen:
         assert ChatTemplate({"default": "plain"}, {}).source(tools=True) == "plain"
 
     @pytest.mark.parametrize("config", [None, "{}", '{"chat_template": null}', '{"chat_template": []}'])
-    def test_no_template_gets_advice(self, tmp_path: Path, config: str | None) -> None:
+    def test_missing_template_is_refused_with_advice(self, tmp_path: Path, config: str | None) -> None:
         if config is not None:
             (tmp_path / "tokenizer_config.json").write_text(config)
         with pytest.raises(UserError, match="has no chat template: use text completion"):
@@ -208,7 +208,7 @@ def test_bombs_end_in_an_error(text: str, named: str) -> None:
     refuse(text, f"{named}|too much time or memory")
 
 
-def test_child_holds_none_of_tpiedge_nor_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_child_is_isolated_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
     real = subprocess.Popen
 
@@ -239,7 +239,7 @@ class _Killed:
 
 
 @pytest.mark.fault("P22", "begun again once: the same prompt")
-def test_a_process_that_was_killed_from_outside_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_template_process_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = render(CHATML)
     killed = _Killed(1)
     monkeypatch.setattr(subprocess, "Popen", killed)
@@ -248,7 +248,7 @@ def test_a_process_that_was_killed_from_outside_is_begun_again(monkeypatch: pyte
 
 
 @pytest.mark.fault("P22", "killed again: 503 and Retry-After")
-def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_process_killed_twice_gives_503(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = _Killed(9)
     monkeypatch.setattr(subprocess, "Popen", killed)
     with pytest.raises(ChildLost, match=r"was killed twice, .*: try again later") as raised:
@@ -259,7 +259,7 @@ def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["socket.socketpair", "subprocess.Popen"])
-def test_no_room_for_a_process_asks_for_another_try(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_failed_process_start_raises_child_lost(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 

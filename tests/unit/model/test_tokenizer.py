@@ -56,7 +56,7 @@ class TestTokenizer:
             ("byte-fallback", {"add_bos_token": True}, ([1], [])),
         ],
     )
-    def test_flags_overrule_the_file(
+    def test_bos_and_eos_flags_override_tokenizer_file(
         self, tmp_path: Path, kind: str, flags: dict[str, bool], around: tuple[list[int], list[int]]
     ) -> None:
         from transformers import PreTrainedTokenizerFast
@@ -70,7 +70,7 @@ class TestTokenizer:
         assert tokenizer.encode("hello") == theirs.encode("hello")
 
     @pytest.mark.parametrize("text", ["<s>x</s>", "a <tool> b", "the fox</s>\n"])
-    def test_special_tokens_may_be_text(self, tokenizer: Tokenizer, text: str) -> None:
+    def test_special_tokens_can_be_encoded_as_text(self, tokenizer: Tokenizer, text: str) -> None:
         ids = tokenizer.encode(text, add_special=False, parse_special=False)
         assert not tokenizer.special_ids & set(ids)
         assert tokenizer.decode(ids).lstrip() == text
@@ -79,7 +79,7 @@ class TestTokenizer:
         assert tokenizer.encode("the fox", parse_special=False) == tokenizer.encode("the fox")
 
     @pytest.mark.parametrize("half", [0xD800, 0xDCE9], ids=["half a pair", "byte of a command line"])
-    def test_what_is_no_unicode_is_refused(self, tokenizer: Tokenizer, half: int) -> None:
+    def test_non_unicode_text_is_refused(self, tokenizer: Tokenizer, half: int) -> None:
         with pytest.raises(UserError, match=rf"the text has '\\u{half:x}', .* send it as UTF-8"):
             tokenizer.encode(f"a{chr(half)}")
 
@@ -114,7 +114,7 @@ class TestDetokenizer:
     @pytest.mark.parametrize("kind", list(TOKENIZERS))
     @settings(max_examples=100)
     @given(data=st.data())
-    def test_any_ids_give_the_text_of_all(self, kind: str, data: st.DataObject) -> None:
+    def test_detokenizer_streams_same_text_as_library(self, kind: str, data: st.DataObject) -> None:
         """Random ids: broken UTF-8, special tokens inside of byte runs, ids beyond the vocabulary."""
         tokenizer = TOKENIZERS[kind]
         byte = st.integers(3, 258)
@@ -131,7 +131,7 @@ class TestDetokenizer:
     @pytest.mark.parametrize("kind", list(TOKENIZERS))
     @settings(max_examples=100)
     @given(data=st.data())
-    def test_a_text_goes_on_as_the_text_of_all(self, kind: str, data: st.DataObject) -> None:
+    def test_detokenizer_resumes_after_given_ids(self, kind: str, data: st.DataObject) -> None:
         """Random ids, cut anywhere, even within characters."""
         tokenizer = TOKENIZERS[kind]
         word = st.sampled_from(
@@ -179,7 +179,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", list(HOSTILE))
-def test_what_cannot_be_used_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
+def test_hostile_tokenizer_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     changes, named = HOSTILE[case]
     content = json.loads(KINDS["byte-level"]().to_str())
     model = content["model"]
@@ -197,9 +197,7 @@ BOMB = {
 }
 
 
-def test_a_text_that_grows_without_measure_ends_its_process_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_normalizer_bomb_ends_only_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(text_process._CPU_S, b"E", 2)
     content = json.loads(KINDS["byte-level"]().to_str())
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"normalizer": BOMB}))
@@ -209,7 +207,7 @@ def test_a_text_that_grows_without_measure_ends_its_process_and_nothing_else(
     assert tokenizer.decode(tokenizer.encode("a cat")) == "a cat"
 
 
-def test_a_text_of_too_many_tokens_is_not_encoded_to_its_end(tmp_path: Path) -> None:
+def test_encoding_stops_beyond_token_limit(tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(save(tmp_path))
     with pytest.raises(TooManyTokens) as raised:
         tokenizer.encode("the sea " * 100_000, most=100)
@@ -218,7 +216,7 @@ def test_a_text_of_too_many_tokens_is_not_encoded_to_its_end(tmp_path: Path) -> 
     assert exact <= tokenizer.count("the sea " * 10_000) < exact + 10  # pieces begin with a space each
 
 
-def test_the_process_loads_the_tokenizers_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizers_folder_comes_first_on_child_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of another package may hold a second version: that of tokenizers comes first."""
     monkeypatch.setattr(
         text_process, "find_spec", lambda name: SimpleNamespace(origin=f"/{name}/{name}/__init__.py")
@@ -256,7 +254,7 @@ LETTERS = st.text("ab", max_size=12)
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=4), pieces=st.lists(LETTERS, max_size=6)
 )
 @pytest.mark.fault("H11", "no part of a stop string is shown")
-def test_the_cut_is_where_the_definition_says(stops: list[str], pieces: list[str]) -> None:
+def test_stop_string_cut_equals_reference(stops: list[str], pieces: list[str]) -> None:
     text = "".join(pieces)
     shown, stop = run(stops, pieces)
     assert shown == cut_by_character(stops, text)
@@ -268,6 +266,6 @@ def test_the_cut_is_where_the_definition_says(stops: list[str], pieces: list[str
     ("stops", "expected"),
     [((), "one 😀 two"), (("😀",), "one "), (("two three",), "one 😀 two"), (("wo", "two"), "one 😀 ")],
 )
-def test_a_text_made_of_tokens_is_whole_up_to_the_stop_string(stops: tuple[str, ...], expected: str) -> None:
+def test_text_ends_before_its_stop_string(stops: tuple[str, ...], expected: str) -> None:
     text, stop = run(stops, ["one 😀 two"])
     assert (text, bool(stop)) == (expected, expected in ("one ", "one 😀 "))

@@ -53,7 +53,7 @@ def clocked(one_thread, monkeypatch):
 
 
 @pytest.mark.parametrize("library", [kernel_library, lambda: None], ids=["usual", "torch"])
-def test_what_is_measured_is_bytes_by_the_time_of_a_product(clocked, library):
+def test_capacity_is_bytes_divided_by_product_time(clocked, library):
     found, clock = clocked(library, 0.01)
     part = min(1.0, usable_cores())
     panel = PanelShape(4, PANEL, capacity._COLUMNS).nbytes
@@ -64,7 +64,7 @@ def test_what_is_measured_is_bytes_by_the_time_of_a_product(clocked, library):
 
 
 @pytest.mark.parametrize("library", [kernel_library, lambda: None], ids=["usual", "torch"])
-def test_a_machine_that_is_slow_is_measured_by_one_product_each(clocked, library):
+def test_slow_machine_is_measured_with_one_product(clocked, library):
     found, clock = clocked(library, 5.0)
     assert clock.products == (2 if library() is not None else 1)
     assert found.weight_bytes_per_s == pytest.approx(min(1.0, usable_cores()) * BUFFER / 5.0)

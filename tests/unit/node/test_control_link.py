@@ -49,14 +49,14 @@ def linked(endpoint: Slow) -> Iterator[ControlLink]:
         link.close()
 
 
-def test_the_engine_waits_until_little_is_left() -> None:
+def test_engine_waits_until_send_queue_drains() -> None:
     endpoint = Slow(fails=False)
     with linked(endpoint) as link:
         link.await_room()
         assert endpoint.posted <= 1000
 
 
-def test_where_the_link_fails_the_wait_ends() -> None:
+def test_failed_link_ends_the_wait() -> None:
     with linked(Slow(fails=True)) as link, pytest.raises(PeerLost, match="its link failed"):
         link.await_room()
 
@@ -66,7 +66,7 @@ def make() -> tuple[ManualClock, ClusterLiveness]:
     return clock, ClusterLiveness(clock, timeout_s=1.5, stall_s=30.0)
 
 
-def test_a_wait_goes_on_while_the_master_is_heard_and_the_peer_advances() -> None:
+def test_wait_continues_while_master_and_peer_advance() -> None:
     clock, liveness = make()
     for second in range(100):
         liveness.heard_master()
@@ -83,7 +83,7 @@ def test_a_silent_master_ends_the_wait() -> None:
         liveness.check(1, "allreduce")
 
 
-def test_a_node_that_was_itself_held_up_does_not_blame_the_master() -> None:
+def test_stalled_node_does_not_blame_the_master() -> None:
     """Messages of the master wait to be read after a pause: none was missed yet."""
     clock, liveness = make()
     clock.advance(60.0)
@@ -92,7 +92,7 @@ def test_a_node_that_was_itself_held_up_does_not_blame_the_master() -> None:
     liveness.check(1, "allreduce")
 
 
-def test_a_lost_peer_ends_the_wait_for_anyone_with_its_name_and_cause() -> None:
+def test_lost_peer_ends_wait_with_its_cause() -> None:
     _, liveness = make()
     liveness.mark_lost(2, "killed by signal 9")
     liveness.mark_lost(2, "a later cause")
@@ -100,7 +100,7 @@ def test_a_lost_peer_ends_the_wait_for_anyone_with_its_name_and_cause() -> None:
         liveness.check(1, "allreduce")
 
 
-def test_a_peer_that_lives_but_does_not_advance_is_lost() -> None:
+def test_live_peer_without_progress_is_lost() -> None:
     clock, liveness = make()
     liveness.report(PeerPulse(1, 3, 4, 0, "computing"))
     for _ in range(31):

@@ -47,7 +47,7 @@ def summed(joining: Joining, collective: CollectiveName) -> list[object]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_are_linked_with_all(size: int) -> None:
+def test_all_nodes_are_linked_pairwise(size: int) -> None:
     with Joining(size) as joining:
         planes = joining.all()
         facts = planes[0].facts
@@ -77,7 +77,7 @@ def test_all_are_linked_over_ipv6() -> None:
 
 @pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("endpoint", [DEAD, "tcp://[fe80::1%nowhere]:5"], ids=["dead", "none here"])
-def test_nodes_that_cannot_reach_each_other_sum_by_the_star(endpoint: str) -> None:
+def test_unlinked_workers_sum_by_the_star(endpoint: str) -> None:
     with Joining(3, tamper=elsewhere(1, endpoint)) as joining:
         planes = joining.all()
         facts = planes[0].facts
@@ -87,7 +87,7 @@ def test_nodes_that_cannot_reach_each_other_sum_by_the_star(endpoint: str) -> No
         assert summed(joining, "star") == [6.0] * 3
 
 
-def test_rank_0_that_cannot_be_reached_is_lost_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_rank_0_error_names_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_plane, "_RANK_0_LINK_S", 0.5)
     with Joining(2, tamper=elsewhere(0)) as joining:
         errors = joining.all(lambda rank: joining.join(1) if rank else joining.join(0).endpoint.address)
@@ -98,14 +98,14 @@ def test_rank_0_that_cannot_be_reached_is_lost_in_words(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("named", [(), (1,), (0,), (0, 1, 2)])
-def test_addresses_of_others_than_were_expected_are_refused(named: tuple[int, ...]) -> None:
+def test_addresses_of_unexpected_ranks_are_refused(named: tuple[int, ...]) -> None:
     with Joining(3) as joining:
         joining.connects[2].put(Connect(EPOCH, tuple((rank, DEAD) for rank in named)))
         with pytest.raises(ProtocolError, match=r"the master sent the addresses of .*, not of \[0, 1\]"):
             joining.join(2)
 
 
-def test_a_loss_ends_the_wait_for_whoever_has_not_come() -> None:
+def test_lost_peer_ends_waits_while_connecting() -> None:
     with Joining(3) as joining:
 
         def work(rank: int) -> object:
@@ -125,7 +125,7 @@ def test_a_loss_ends_the_wait_for_whoever_has_not_come() -> None:
             assert re.fullmatch(rf"node 2 was lost during {wait}: killed by SIGKILL", str(error))
 
 
-def test_a_link_between_workers_that_breaks_is_a_loss_though_the_master_hears_both() -> None:
+def test_broken_worker_link_is_a_loss() -> None:
     with Joining(3) as joining:
         joining.all()
         plan = StepPlan(EPOCH, 1, (), 1, 1, collective="mesh", bulk_collective="mesh")
@@ -142,7 +142,7 @@ def test_a_link_between_workers_that_breaks_is_a_loss_though_the_master_hears_bo
     ("bulk", "lost", "cause"),
     [("star", 0, "the test said so"), ("mesh", 1, "its connection broke")],
 )
-def test_between_steps_it_is_missed_where_steps_need_it(bulk: CollectiveName, lost: int, cause: str) -> None:
+def test_only_mesh_notices_link_broken_between_steps(bulk: CollectiveName, lost: int, cause: str) -> None:
     with Joining(3) as joining:
         joining.all()
         joining.planes[0].communicator.announce(StepPlan(EPOCH, 1, (), 1, 1, bulk_collective=bulk))
@@ -159,7 +159,7 @@ def test_between_steps_it_is_missed_where_steps_need_it(bulk: CollectiveName, lo
         assert (caught.value.rank, caught.value.cause) == (lost, cause)
 
 
-def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
+def test_stale_and_malformed_frames_are_counted() -> None:
     with Joining(3) as joining:
         first, second, third = joining.all()
         for step in (1, 2):
@@ -179,7 +179,7 @@ def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
 
 
 @pytest.mark.fault("W2", "rank 0 reports the node that the collective names, and no other rank does")
-def test_rank_0_reports_who_broke_the_protocol() -> None:
+def test_breach_of_a_peer_is_reported_by_rank_0_only() -> None:
     link, failed = Mock(), [call(Failed(7, rank, "", "Misconduct", "a NaN")) for rank in (0, 2)]
     for rank in (0, 2):
         Node.report(Mock(_bootstrap=Mock(rank=rank), _epoch=7, link=link), Misconduct(1, "a NaN"))

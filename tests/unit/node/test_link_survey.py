@@ -115,7 +115,7 @@ def reporting(*links: MeasuredLink, sender: int = 2, host: str = "h", cores: int
     ],
     ids=["another's", "none", "not to rank 0", "twice", "to itself", "to nobody"],
 )
-def test_who_reports_links_that_it_cannot_have_is_named(play: Play) -> None:
+def test_impossible_link_report_is_misconduct(play: Play) -> None:
     with Linked(3) as linked:
         error = surveyed(linked, {2: play})[0]
     assert isinstance(error, Misconduct)
@@ -150,14 +150,14 @@ def in_no_hurry(player: Player) -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_is_sent_to_rank_0_out_of_turn_is_misconduct(message: Message) -> None:
+def test_out_of_turn_message_is_misconduct(message: Message) -> None:
     with Linked(3) as linked:
         error = surveyed(linked, {1: in_no_hurry, 2: out_of_turn(message)})[0]
     assert isinstance(error, Misconduct)
     assert error.rank == 2
 
 
-def test_a_node_that_dies_in_its_turn_ends_it_for_the_others() -> None:
+def test_node_death_in_its_turn_ends_the_survey() -> None:
     with Linked(3) as linked:
 
         def play(player: Player) -> None:
@@ -184,7 +184,7 @@ def mumbling(player: Player) -> None:
             return
 
 
-def test_a_node_that_does_not_answer_another_is_not_linked_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_probes_leave_a_pair_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_survey, "_PAIR_S", 0.3)
     with Linked(3) as linked:
         facts, _, honest = surveyed(linked, {1: mumbling})

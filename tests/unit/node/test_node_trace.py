@@ -6,7 +6,7 @@ from tpiedge.transport.keys import CurveKeys
 
 
 @pytest.mark.parametrize("trace", ["", "missing/part"])
-def test_a_trace_that_cannot_be_written(trace, tmp_path, capsys):
+def test_unwritable_trace_is_reported_on_stderr(trace, tmp_path, capsys):
     keys, path = CurveKeys.generate(), str(tmp_path / trace) if trace else ""
     node = Node(NodeBootstrap(1, 1, "tcp://127.0.0.1:9", keys.public, keys, Timing(), trace=path))
     node.close()

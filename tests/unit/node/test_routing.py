@@ -23,17 +23,17 @@ def facts(
 
 
 @pytest.mark.parametrize("wanted", ["auto", "mesh"])
-def test_two_nodes_exchange(wanted: CollectiveChoice) -> None:
+def test_two_nodes_use_the_mesh(wanted: CollectiveChoice) -> None:
     assert route(wanted, 2, None, ROW, CHUNK, "f32")[0] == Route("mesh", "mesh")
 
 
 @pytest.mark.parametrize("wanted", ["star", "mesh", "two-shot"])
-def test_what_is_wanted_is_used_where_all_are_linked(wanted: CollectiveName) -> None:
+def test_requested_collective_is_used_if_all_are_linked(wanted: CollectiveName) -> None:
     assert route(wanted, 4, facts(4), ROW, CHUNK, "bf16") == (Route(wanted, wanted, 0, "bf16"), "")
 
 
 @pytest.mark.parametrize("wanted", ["mesh", "two-shot"])
-def test_one_link_that_is_missing_leaves_the_star(wanted: CollectiveName) -> None:
+def test_missing_link_forces_the_star(wanted: CollectiveName) -> None:
     chosen, why = route(wanted, 4, facts(4, (1, 3)), ROW, CHUNK, "f32")
     assert chosen == Route("star", "star")
     assert why == f"{wanted} is not possible: nodes 1 and 3 cannot reach each other"
@@ -45,7 +45,7 @@ def test_auto_says_which_nodes_cannot_reach_each_other() -> None:
     assert why == "all traffic goes through node 0: nodes 1 and 2 cannot reach each other"
 
 
-def test_latency_decides_for_a_row_and_bytes_for_a_chunk() -> None:
+def test_auto_picks_mesh_for_row_two_shot_for_chunk() -> None:
     chosen, why = route("auto", 8, facts(8), ROW, CHUNK, "f32")
     assert (chosen.small, chosen.bulk) == ("mesh", "two-shot")
     assert ROW <= chosen.small_bytes < CHUNK
@@ -63,7 +63,7 @@ _RATES = st.none() | st.floats(1.0, 1e18)
     hosts=st.lists(st.integers(0, 2), min_size=6, max_size=6),
     data=st.data(),
 )
-def test_whatever_nodes_report_there_is_a_way(size, wanted, wire, hosts, data):
+def test_random_network_facts_always_give_a_route(size, wanted, wire, hosts, data):
     links = {}
     for low, high in combinations(range(size), 2):
         if low == 0 or data.draw(st.booleans()):
@@ -78,7 +78,7 @@ def test_whatever_nodes_report_there_is_a_way(size, wanted, wire, hosts, data):
     assert why.isprintable()
 
 
-def test_of_the_links_between_workers_the_slowest_are_told_first_and_not_too_many() -> None:
+def test_worker_links_are_limited_and_sorted_slowest_first() -> None:
     trips = {pair: sum(pair) / 1000 for pair in combinations(range(20), 2)}
     found = worker_links(replace(facts(20), round_trips_s=trips))
     assert found[:2] == (WorkerLink(18, 19, 0.037), WorkerLink(17, 19, 0.036))

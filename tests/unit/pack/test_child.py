@@ -63,7 +63,7 @@ def ignore(done: int, total: int) -> None:
     pass
 
 
-def test_a_pack_from_a_child(tmp_path: Path, spec: ModelSpec) -> None:
+def test_child_process_writes_a_pack(tmp_path: Path, spec: ModelSpec) -> None:
     seen: list[tuple[int, int]] = []
     request = PackRequest(spec, 5, Precision.BF16, tmp_path / "pack", 1)
     report = run_pack_child(request, lambda *at: seen.append(at))
@@ -74,7 +74,7 @@ def test_a_pack_from_a_child(tmp_path: Path, spec: ModelSpec) -> None:
     assert run_pack_child(request, ignore).reused
 
 
-def test_a_request_crosses_as_json_with_its_files(tmp_path: Path) -> None:
+def test_pack_request_round_trips_through_json(tmp_path: Path) -> None:
     embedding = BlobSpec((MatrixSpec("embedding", "a", 4, 6, 4),))
     spec = ModelSpec(embedding, (BlobSpec(),), BlobSpec(), {})
     tensors = {"a": SourceTensor(tmp_path / "gone", "BF16", (4, 6), 16, 48)}
@@ -89,7 +89,7 @@ def test_a_request_crosses_as_json_with_its_files(tmp_path: Path) -> None:
         run_pack_child(request, ignore)
 
 
-def test_a_caller_that_gives_up_ends_the_child(tmp_path: Path, long_request: PackRequest) -> None:
+def test_interrupted_caller_ends_child_and_leaves_no_files(tmp_path: Path, long_request: PackRequest) -> None:
     def give_up(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -144,7 +144,9 @@ def test_errors_keep_their_kind(tmp_path, spec, kind, expected, monkeypatch):
         run_pack_child(request, ignore)
 
 
-def test_a_silent_end_is_explained(tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_child_is_reported_as_out_of_memory(
+    tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kill(child: "subprocess.Popen[bytes]", request: object) -> list[object]:
         (tmp_path / "pack.partial-0badcafe").mkdir()
         os.kill(child.pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from tpiedge.pack.panel_writer import panels_of
 from tpiedge.pack.specs import Precision
 
 
-def test_every_bf16_widens_exactly_and_comes_back() -> None:
+def test_every_bf16_value_round_trips_through_f32() -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     wide = f32_from_bf16(bits)
     nan = np.isnan(wide)
@@ -32,11 +32,11 @@ def test_every_bf16_widens_exactly_and_comes_back() -> None:
         (0x80000000, 0x8000),
     ],
 )
-def test_rounding_by_hand(bits: int, rounded: int) -> None:
+def test_bf16_rounding_handles_ties_infinity_and_nan(bits: int, rounded: int) -> None:
     assert bf16_from_f32(np.array([bits], np.uint32).view(np.float32))[0] == rounded
 
 
-def test_f16_converts_to_both() -> None:
+def test_f16_converts_to_f32_and_bf16() -> None:
     half = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     half = half[~np.isnan(half)]
     np.testing.assert_array_equal(convert(half, "F16", Precision.F32), half.astype(np.float32))
@@ -58,7 +58,7 @@ def random_codes(bits: int, outputs: int, inputs: int, seed: int = 0) -> Codes:
     inputs=st.integers(1, 100),
     seed=st.integers(0, 9),
 )
-def test_a_unit_holds_what_the_codes_say(bits: int, outputs: int, inputs: int, seed: int) -> None:
+def test_panel_unit_dequantises_to_its_codes(bits: int, outputs: int, inputs: int, seed: int) -> None:
     codes, shape = random_codes(bits, outputs, inputs, seed), PanelShape(bits, outputs, inputs)
     unit = panels_of(codes, shape)
     assert unit.shape == (shape.nbytes,)
@@ -68,7 +68,7 @@ def test_a_unit_holds_what_the_codes_say(bits: int, outputs: int, inputs: int, s
     assert codes.squares() == pytest.approx(float(np.square(values.astype(np.float64)).sum()), rel=1e-5)
 
 
-def test_cut_as_an_array() -> None:
+def test_codes_are_sliced_like_an_array() -> None:
     codes = random_codes(8, 20, 100)
     np.testing.assert_array_equal(codes[3:9].values(), codes.values()[3:9])
     np.testing.assert_array_equal(codes[:, 32:90].values(), codes.values()[:, 32:90])

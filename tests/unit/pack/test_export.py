@@ -70,7 +70,7 @@ def test_shards_have_an_index(make_pack: MakePack, tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == sum(bits.nbytes for bits in tensors_of(files).values())
 
 
-def test_nothing_is_overwritten(make_pack: MakePack, tmp_path: Path) -> None:
+def test_export_refuses_existing_folder(make_pack: MakePack, tmp_path: Path) -> None:
     pack = make_pack()
     with pytest.raises(UserError, match="exists already"):
         export_safetensors(pack, pack.path)
@@ -86,7 +86,7 @@ def test_damage_is_not_exported(make_pack: MakePack, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [Precision.Q8, Precision.Q4])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_quantised_pack_comes_back_as_the_numbers_that_it_means(make_pack, tmp_path, precision, tied):
+def test_quantised_pack_exports_its_dequantised_values(make_pack, tmp_path, precision, tied):
     pack = make_pack(precision, tied=tied)
     (file,) = export_safetensors(pack, tmp_path / "out")
     with safe_open(file, "pt") as opened:

@@ -45,7 +45,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int, after: int = 0) 
 
 
 @pytest.mark.parametrize("part", ["manifest", "table", "blob"])
-def test_any_file_of_a_pack_on_a_disk_that_fails(make_pack: MakePack, part: str) -> None:
+def test_read_error_names_the_pack_file(make_pack: MakePack, part: str) -> None:
     pack = make_pack()
     blob = pack.blob_path(0)
     path = {"manifest": pack.path / MANIFEST_NAME, "table": blob.with_suffix(".hashes"), "blob": blob}[part]
@@ -84,7 +84,7 @@ def test_a_checkpoint_whose_disk_fails_leaves_no_pack(tmp_path, spec, make_check
 
 
 @pytest.mark.parametrize("act", ["truncated", "touched", "replaced", "deleted"])
-def test_a_checkpoint_that_changes_while_it_is_packed_leaves_no_pack(tmp_path, spec, make_checkpoint, act):
+def test_checkpoint_changed_while_packing_leaves_no_pack(tmp_path, spec, make_checkpoint, act):
     source, _ = make_checkpoint(spec)
     weights, other = tmp_path / "weights", tmp_path / "other"
     other.write_bytes(b"x" * weights.stat().st_size)
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_changes_while_it_is_packed_leaves_no_pack(tmp_path, s
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_file_cut_under_its_reader_names_the_first_byte_that_is_gone(spec, make_checkpoint, tmp_path):
+def test_truncated_checkpoint_error_names_first_missing_byte(spec, make_checkpoint, tmp_path):
     source, _ = make_checkpoint(spec)
     name = "model.embed_tokens.weight"
     source.read(name, range(1))
@@ -138,7 +138,7 @@ def copy(make_pack: MakePack, tmp_path: Path) -> Iterator[tuple[ShardCopy, Pack]
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
 @pytest.mark.parametrize(("code", "kind", "words"), FAULTS)
-def test_a_shard_that_cannot_be_written_is_not_there(copy, monkeypatch, code, kind, words, call):
+def test_failed_shard_write_leaves_shard_missing(copy, monkeypatch, code, kind, words, call):
     """Above all: bytes that never became durable do not count."""
     shards, pack = copy
     before = shards.missing(ALL)
@@ -166,7 +166,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_and_one_that_is_read_only(disk, spec, make_pack, monkeypatch):
+def test_full_and_read_only_disks_are_reported(disk, spec, make_pack, monkeypatch):
     source = RandomSource.for_spec(7, spec, "F32")
     monkeypatch.setattr("tpiedge.pack.writer.check_free_space", lambda folder, needed: None)
     write_pack(spec, source, Precision.F32, disk / "pack")

@@ -43,7 +43,7 @@ F32, BF16 = Precision.F32, Precision.BF16
         (64, 64, 128, F32, 256, 128, 1, 64 * 256),  # one tile, shorter than a tile
     ],
 )
-def test_matrix_layout_by_hand(rows, cols, per_unit, precision, stride, padded, units, nbytes):
+def test_row_layout_has_expected_sizes(rows, cols, per_unit, precision, stride, padded, units, nbytes):
     layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit),)), precision)
     matrix = layout.matrix("q")
     assert isinstance(matrix, RowLayout)
@@ -67,7 +67,7 @@ def test_matrix_layout_by_hand(rows, cols, per_unit, precision, stride, padded, 
         (8640, 3200, 128, True, Precision.Q4, 68, 67 * 57 * 4096 + 29 * 4096),
     ],
 )
-def test_panels_by_hand(rows, cols, per_unit, transposed, precision, units, nbytes):
+def test_panel_layout_has_expected_sizes(rows, cols, per_unit, transposed, precision, units, nbytes):
     layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit, transposed),)), precision)
     matrix = layout.matrix("q")
     assert isinstance(matrix, PanelLayout)
@@ -138,7 +138,7 @@ def test_any_share_is_one_aligned_range_of_its_units(spec, precision, data):
             assert 0 <= matrix.unit_nbytes(unit) - matrix.shape(unit).nbytes < ALIGN
 
 
-def test_share_of_a_layer(make_pack: Callable[..., Pack]) -> None:
+def test_share_of_layer_has_expected_units_and_bytes(make_pack: Callable[..., Pack]) -> None:
     pack = make_pack()
     layout = pack.layout(0)
     share = NodeShare(Share(1, 4), Share(1, 2))
@@ -175,7 +175,7 @@ def test_share_of_a_layer(make_pack: Callable[..., Pack]) -> None:
         {"transposed": 1},
     ],
 )
-def test_a_matrix_from_a_manifest_is_checked(spec: ModelSpec, fields: dict[str, object]) -> None:
+def test_invalid_matrix_in_manifest_is_refused(spec: ModelSpec, fields: dict[str, object]) -> None:
     good = {"name": "q", "source": "s", "rows": 4, "cols": 4, "rows_per_unit": 2, "transposed": False}
     document: Any = json.loads(msgspec.json.encode(spec))
     document["layers"][0]["matrices"][0] = list(good.values())
@@ -185,7 +185,7 @@ def test_a_matrix_from_a_manifest_is_checked(spec: ModelSpec, fields: dict[str, 
         msgspec.convert(document, ModelSpec)
 
 
-def test_a_blob_is_bounded() -> None:
+def test_oversized_blob_is_refused() -> None:
     huge = MatrixSpec("q", "s", 1 << 26, 1 << 22, 128)
     with pytest.raises(UserError, match="larger than any"):
         BlobLayout.of(BlobSpec((huge,)), F32)

@@ -23,7 +23,7 @@ def packs(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_a_pack_that_is_used_keeps_all(packs: list[Path]) -> None:
+def test_remove_packs_deletes_none_if_one_is_in_use(packs: list[Path]) -> None:
     first, second = PackHold(packs[1]), PackHold(packs[1])
     first.close()
     with pytest.raises(UserError, match="two: end it first"):
@@ -34,7 +34,7 @@ def test_a_pack_that_is_used_keeps_all(packs: list[Path]) -> None:
     assert not any(path.exists() for path in packs)
 
 
-def test_one_that_is_being_deleted_is_not_used(packs: list[Path]) -> None:
+def test_pack_being_deleted_cannot_be_used(packs: list[Path]) -> None:
     deleting = os.open(packs[0] / MANIFEST_NAME, os.O_RDONLY)
     try:
         fcntl.flock(deleting, fcntl.LOCK_EX)
@@ -45,7 +45,7 @@ def test_one_that_is_being_deleted_is_not_used(packs: list[Path]) -> None:
     PackHold(packs[0]).close()
 
 
-def test_a_file_system_without_locks(packs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_work_on_file_system_without_locks(packs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs are used and deleted there; the shard store says that it cannot be there."""
 
     def refuse(fd: int, kind: int) -> None:
@@ -62,7 +62,7 @@ def test_a_file_system_without_locks(packs: list[Path], monkeypatch: pytest.Monk
     assert not any(path.exists() for path in packs)
 
 
-def test_a_lock_names_its_holder_and_one_that_its_holder_removes_is_taken_anew(tmp_path: Path) -> None:
+def test_lock_names_its_holder_and_reopens_removed_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with FileLock(path) as first, FileLock(path) as second:
         first.wait_alone(0.0, "busy")
@@ -91,7 +91,7 @@ TAKERS: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("take", TAKERS)
-def test_a_link_is_not_followed(take: Callable[[Path], object], tmp_path: Path) -> None:
+def test_lock_file_symlink_is_not_followed(take: Callable[[Path], object], tmp_path: Path) -> None:
     precious, lock = tmp_path / "precious", tmp_path / ".pack.lock"
     precious.write_text("kept")
     lock.symlink_to(precious)

@@ -54,7 +54,7 @@ def test_every_unit_is_quantised_alone(
             np.testing.assert_array_equal(stored, as_f32(arrays[v.source]))
 
 
-def test_precisions_of_a_pack(make_pack: MakePack, tmp_path: Path) -> None:
+def test_q4_pack_has_bf16_embedding_and_q8_head(make_pack: MakePack, tmp_path: Path) -> None:
     pack = make_pack(Q4)
     assert [pack.layout(key).precision for key in pack.keys] == [BF16, Q4, Q4, Q8]
     assert (pack.precision, pack.storage) == (Q4, Storage(Q4, BF16, Q8))
@@ -71,7 +71,7 @@ def test_a_tied_matrix_is_stored_once_as_the_head(make_pack: MakePack) -> None:
 
 
 @pytest.mark.parametrize("precision", [F32, BF16])
-def test_a_pack_that_is_not_quantised_has_the_manifest_of_before(make_pack, precision):
+def test_unquantised_manifest_keeps_its_original_fields(make_pack, precision):
     pack = make_pack(precision)
     manifest = json.loads((pack.path / MANIFEST_NAME).read_text())["manifest"]
     assert list(manifest) == ["format", "version", "precision", "source", "distinct_layers", "spec", "blobs"]
@@ -79,7 +79,7 @@ def test_a_pack_that_is_not_quantised_has_the_manifest_of_before(make_pack, prec
     assert load_quality(pack.path) is None
 
 
-def test_another_storage_is_another_pack(tmp_path: Path, spec: ModelSpec) -> None:
+def test_pack_of_other_storage_is_not_reused(tmp_path: Path, spec: ModelSpec) -> None:
     source, out = RandomSource.for_spec(7, spec, "BF16"), tmp_path / "pack"
     write_pack(spec, source, Q4, out)
     assert write_pack(spec, source, Storage.of(Q4, tied=False), out).reused
@@ -187,11 +187,11 @@ def test_steps_are_about_sixteen_bits_below_an_output(make, precision, std):
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_where_the_sample_is_zeros_an_output_may_be_of_size_one(precision: Precision, make: MakePack) -> None:
+def test_all_zero_sample_gives_grid_of_unit_outputs(precision: Precision, make: MakePack) -> None:
     assert grid_exponents(make(precision, 0.0)) == ((-16, -16),) * 2
 
 
-def test_grids_that_cannot_be_a_pack_s(make: MakePack) -> None:
+def test_grids_that_do_not_fit_the_pack_are_refused(make: MakePack) -> None:
     pack = make(Precision.Q4, 0.02)
     check_exponents(grid_exponents(pack), pack)
     check_exponents(((-100, 100),) * 2, pack)

@@ -17,7 +17,7 @@ from tpiedge.pack.specs import Precision
 MakePack = Callable[..., Pack]
 
 
-def test_a_pack_tells_what_it_holds(make_pack: MakePack) -> None:
+def test_pack_reports_its_contents(make_pack: MakePack) -> None:
     pack = make_pack(Precision.BF16)
     assert (pack.precision, pack.num_layers, pack.config["hidden_size"]) == (Precision.BF16, 2, 60)
     assert pack.keys == ("embedding", 0, 1, "head")
@@ -46,7 +46,7 @@ def test_verify_names_the_damage(make_pack: MakePack, fast: bool) -> None:
         pack.hashes(0)
 
 
-def test_missing_and_short_files(make_pack: MakePack) -> None:
+def test_missing_and_short_files_are_refused(make_pack: MakePack) -> None:
     pack = make_pack()
     path = pack.blob_path(0)
     whole = path.read_bytes()
@@ -64,7 +64,7 @@ def test_missing_and_short_files(make_pack: MakePack) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", "nowhere"])
-def test_not_a_pack(tmp_path: Path, folder: str) -> None:
+def test_folder_without_pack_is_refused(tmp_path: Path, folder: str) -> None:
     with pytest.raises(UserError, match="is not a pack"):
         Pack.open(tmp_path / folder)
 
@@ -144,14 +144,14 @@ def test_a_hostile_manifest_is_a_users_error(make_pack, change, complaint):
         ({"precisions": {"embedding": "q8", "head": "q8"}}, r"bytes instead of"),
     ],
 )
-def test_a_hostile_manifest_is_not_believed_about_precisions(make_pack, change, complaint):
+def test_wrong_precisions_in_manifest_are_refused(make_pack, change, complaint):
     pack = make_pack(Precision.Q4)
     _edit(pack.path / "manifest.json", lambda manifest: manifest.update(change))
     with pytest.raises(UserError, match=complaint):
         Pack.open(pack.path)
 
 
-def test_a_wrong_width_of_the_vectors_is_noticed(make_pack: MakePack) -> None:
+def test_wrong_vector_precision_fails_verification(make_pack: MakePack) -> None:
     """The sections have the same pages: the table of hashes tells."""
     pack = make_pack(Precision.BF16)
     _edit(pack.path / "manifest.json", lambda manifest: manifest.update(vectors="f32"))
@@ -159,7 +159,7 @@ def test_a_wrong_width_of_the_vectors_is_noticed(make_pack: MakePack) -> None:
         verify_pack(Pack.open(pack.path))
 
 
-def test_a_damaged_manifest(make_pack: MakePack) -> None:
+def test_damaged_manifest_is_refused(make_pack: MakePack) -> None:
     pack = make_pack()
     path = pack.path / "manifest.json"
     _edit(path, lambda m: m["spec"]["config"].update(hidden_size=61), sign=False)
@@ -170,7 +170,7 @@ def test_a_damaged_manifest(make_pack: MakePack) -> None:
         Pack.open(pack.path)
 
 
-def test_a_layer_cannot_borrow_a_blob_of_another_shape(make_pack: MakePack) -> None:
+def test_layer_with_blob_of_other_shape_is_refused(make_pack: MakePack) -> None:
     pack = make_pack()
     path = pack.path / "manifest.json"
 
@@ -205,7 +205,7 @@ def test_one_blob_under_two_layouts_is_refused(make_pack: MakePack) -> None:
         Pack.open(pack.path)
 
 
-def test_a_manifest_of_too_many_values_is_refused_unparsed(tmp_path: Path) -> None:
+def test_oversized_manifest_is_refused_unparsed(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"[" + b"[]," * 2_000_000 + b"[]]")
     tracemalloc.start()
     with pytest.raises(UserError, match="larger than any pack's"):

@@ -35,7 +35,7 @@ def fill(copy: ShardCopy, pack: Pack, share: NodeShare) -> None:
 
 
 @pytest.mark.parametrize("precision", [Precision.F32, Precision.Q4])
-def test_a_filled_share_is_a_pack_with_holes(make_pack, tmp_path, precision):
+def test_filled_share_opens_as_a_sparse_pack(make_pack, tmp_path, precision):
     pack = make_pack(precision)
     with adopt(ShardStore(tmp_path / "store"), pack) as copy:
         wanted = copy.missing(SHARE)
@@ -55,7 +55,7 @@ def test_a_filled_share_is_a_pack_with_holes(make_pack, tmp_path, precision):
     )
 
 
-def test_what_is_not_the_hash_s_is_not_marked(pack, tmp_path):
+def test_bytes_with_wrong_hash_are_not_marked_present(pack, tmp_path):
     with adopt(ShardStore(tmp_path / "store"), pack) as copy:
         item = copy.missing(SHARE)[0][1]
         wrong = bytearray(content(pack, 0, item))
@@ -88,7 +88,7 @@ def test_forged_manifests_and_tables_are_refused(pack, tmp_path):
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), crashes=st.sets(st.integers(0, 40), max_size=4))
-def test_a_crash_at_any_step_never_lies(pack, tmp_path, seed, crashes):
+def test_crash_leaves_only_valid_ranges_marked_present(pack, tmp_path, seed, crashes):
     """Ranges come in random order and batches; the folder is copied between steps as a crash would leave it."""
     random_of = random.Random(seed)
     folder = tmp_path / f"store-{seed}-{len(crashes)}"
@@ -141,7 +141,7 @@ def test_a_flipped_bit_is_found_forgotten_and_refilled(pack, tmp_path):
         assert copy.verify(SHARE) == {}
 
 
-def test_files_that_vanish_or_shrink_are_made_anew(pack, tmp_path):
+def test_deleted_or_truncated_shard_files_count_as_missing(pack, tmp_path):
     store = ShardStore(tmp_path / "store")
     with adopt(store, pack) as copy:
         fill(copy, pack, SHARE)
@@ -179,7 +179,7 @@ def test_a_local_pack_is_linked_and_never_changed(pack, tmp_path):
     verify_pack(pack)
 
 
-def test_packs_share_blobs_and_leave_with_the_last_of_them(make_pack, tmp_path):
+def test_shared_blobs_are_deleted_with_their_last_pack(make_pack, tmp_path):
     first = make_pack(distinct=1, layers=2)
     second_folder = tmp_path / "second"
     shutil.copytree(first.path, second_folder)
@@ -204,7 +204,7 @@ def test_packs_share_blobs_and_leave_with_the_last_of_them(make_pack, tmp_path):
         store.remove("ab")
 
 
-def test_the_pack_used_longest_ago_makes_room(make_spec, tmp_path):
+def test_least_recently_used_pack_is_evicted(make_spec, tmp_path):
     packs = []
     for seed in range(3):
         source = RandomSource.for_spec(seed, make_spec(), "F32")
@@ -232,7 +232,7 @@ def test_the_pack_used_longest_ago_makes_room(make_spec, tmp_path):
         store.make_room(1 << 60)
 
 
-def test_the_limit_is_kept(tmp_path):
+def test_store_limit_is_persisted(tmp_path):
     assert ShardStore(tmp_path).limit_bytes is None
     write_limit(tmp_path, 5_000_000)
     assert ShardStore(tmp_path).limit_bytes == 5_000_000
@@ -242,7 +242,7 @@ def test_the_limit_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["another pack's", "one byte", "nothing"])
-def test_a_manifest_that_is_not_its_name_s_is_fetched_again(pack, make_spec, tmp_path, damage):
+def test_damaged_manifest_in_store_can_be_adopted_again(pack, make_spec, tmp_path, damage):
     source = RandomSource.for_spec(8, make_spec(), "F32")
     other = write_pack(make_spec(), source, Precision.F32, tmp_path / "other").path
     store = ShardStore(tmp_path / "store")

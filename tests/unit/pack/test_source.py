@@ -16,7 +16,7 @@ def tensor(tmp_path: Path) -> SourceTensor:
     return SourceTensor(file, "F32", (6, 10), 8, 240)
 
 
-def test_rectangles(tensor: SourceTensor) -> None:
+def test_tensor_rectangles_are_read(tensor: SourceTensor) -> None:
     source = TensorSource({"w": tensor})
     whole = np.arange(60, dtype=np.float32).reshape(6, 10)
     np.testing.assert_array_equal(source.read("w", range(2, 5)), whole[2:5])
@@ -26,7 +26,7 @@ def test_rectangles(tensor: SourceTensor) -> None:
     source.close()
 
 
-def test_only_tensors_that_are_asked_for_must_be_of_a_known_type(tensor: SourceTensor) -> None:
+def test_unknown_dtype_is_refused_only_on_use(tensor: SourceTensor) -> None:
     source = TensorSource({"w": tensor, "position_ids": replace(tensor, dtype="I64")})
     assert source.dtype("w") == "F32"
     with pytest.raises(UserError, match=r"position_ids of .* is I64; only F32, F16 and BF16"):
@@ -35,13 +35,13 @@ def test_only_tensors_that_are_asked_for_must_be_of_a_known_type(tensor: SourceT
         source.shape("x")
 
 
-def test_a_table_that_lies_about_sizes(tensor: SourceTensor) -> None:
+def test_wrong_tensor_size_or_offset_is_refused(tensor: SourceTensor) -> None:
     for lie in ({"nbytes": 244}, {"offset": -8}):
         with pytest.raises(UserError, match="not those of its shape"):
             TensorSource({"w": replace(tensor, **lie)}).shape("w")
 
 
-def test_the_fingerprint_follows_the_file(tensor: SourceTensor) -> None:
+def test_fingerprint_is_stable_and_changes_with_mtime(tensor: SourceTensor) -> None:
     def fingerprint() -> str:
         return TensorSource({"w": tensor}).fingerprint
 
@@ -59,7 +59,7 @@ def test_the_fingerprint_follows_the_file(tensor: SourceTensor) -> None:
 
 @pytest.mark.parametrize("offset", [0, 8, 4096, 4099])
 @pytest.mark.parametrize("cached", [True, False])
-def test_long_runs_are_the_bytes_of_the_file_wherever_they_come_from(tmp_path, offset, cached, monkeypatch):
+def test_long_reads_are_same_with_and_without_page_cache(tmp_path, offset, cached, monkeypatch):
     data = np.random.default_rng(0).bytes((2 << 20) + 5000)
     (tmp_path / "w").write_bytes(data)
     past = []

@@ -37,7 +37,9 @@ def from_manifest(fields: dict[str, Any]) -> Storage:
         (Q8, True, Q8, Q8),
     ],
 )
-def test_what_is_usual(layers: Precision, tied: bool, embedding: Precision, head: Precision) -> None:
+def test_default_storage_follows_layer_precision(
+    layers: Precision, tied: bool, embedding: Precision, head: Precision
+) -> None:
     storage = Storage.of(layers, tied=tied)
     assert storage == Storage(layers, embedding, head)
     assert storage.label(tied=tied) == layers.value
@@ -56,7 +58,7 @@ def test_what_is_usual(layers: Precision, tied: bool, embedding: Precision, head
         (True, Q8, Q8, True, "q4"),
     ],
 )
-def test_what_was_asked_for(tied, embedding, head, search, label):
+def test_requested_storage_is_labelled_and_kept_in_manifest(tied, embedding, head, search, label):
     storage = Storage.of(Q4, tied=tied, embedding=embedding, head=head, search=search)
     assert storage.label(tied=tied) == label
     assert embedding in (None, storage.embedding)
@@ -65,7 +67,7 @@ def test_what_was_asked_for(tied, embedding, head, search, label):
     assert from_manifest(in_manifest(storage)) == storage
 
 
-def test_what_contradicts_itself() -> None:
+def test_contradictory_storage_is_refused() -> None:
     with pytest.raises(UserError, match="the model's head is its embedding"):
         Storage.of(Q4, tied=True, embedding=BF16, head=Q8)
     for asked in ({"head": Q8}, {"embedding": F32}, {"search": False}):
@@ -73,7 +75,7 @@ def test_what_contradicts_itself() -> None:
             Storage.of(BF16, tied=False, **asked)
 
 
-def test_vectors_in_f32_beside_bf16() -> None:
+def test_f32_vectors_beside_bf16_are_recorded() -> None:
     storage = replace(Storage.of(BF16, tied=False), vectors_f32=True)
     assert storage.label(tied=False) == "bf16-vectors-f32"
     fields = in_manifest(storage)
@@ -90,7 +92,7 @@ def test_vectors_in_f32_beside_bf16() -> None:
 @pytest.mark.parametrize(
     "storage", [Storage.of(F32, tied=False), Storage.of(Q8, tied=True), Storage.of(Q4, tied=True, head=F32)]
 )
-def test_vectors_that_are_f32_anyway_are_not_said_to_be(storage: Storage) -> None:
+def test_redundant_f32_vectors_are_refused(storage: Storage) -> None:
     """One content has one name."""
     with pytest.raises(UserError, match="vectors are f32 anyway"):
         replace(storage, vectors_f32=True)
@@ -113,7 +115,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["precision", "precisions", "search", "vectors"]), json_values))
-def test_any_fields_are_a_storage_or_an_error(fields: dict[str, object]) -> None:
+def test_random_storage_fields_are_valid_or_refused(fields: dict[str, object]) -> None:
     try:
         found = from_manifest(in_manifest(Storage.of(F32, tied=False)) | fields)
     except (UserError, msgspec.ValidationError):

@@ -31,7 +31,7 @@ def random_source(spec: ModelSpec, precision: Precision = F32) -> RandomSource:
 @pytest.mark.parametrize("tile_bytes", [1 << 20, 3000])
 @pytest.mark.parametrize("precision", [F32, BF16])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_every_number_arrives_in_its_place(
+def test_written_matrices_equal_their_source(
     tmp_path, make_spec, make_checkpoint, read_matrix, dtype, precision, tile_bytes, monkeypatch
 ):
     monkeypatch.setattr(writer, "TILE_BYTES", tile_bytes)
@@ -50,7 +50,7 @@ def test_every_number_arrives_in_its_place(
     verify_pack(pack)
 
 
-def test_all_that_is_not_data_is_zero(make_pack: Callable[..., Pack]) -> None:
+def test_padding_is_zero(make_pack: Callable[..., Pack]) -> None:
     pack = make_pack(F32)
     blob = np.fromfile(pack.blob_path(0), np.uint8)
     for matrix in pack.layout(0).matrices:
@@ -73,7 +73,7 @@ def test_repeated_layers_are_stored_once(tmp_path, make_spec, read_matrix):
     assert not np.array_equal(read_matrix(pack, 0, "q"), read_matrix(pack, 1, "q"))
 
 
-def test_a_second_pack_of_the_same_is_reused(tmp_path: Path, spec: ModelSpec) -> None:
+def test_identical_pack_is_reused_and_other_refused(tmp_path: Path, spec: ModelSpec) -> None:
     out = tmp_path / "pack"
     first = write_pack(spec, random_source(spec), F32, out)
     before = (out / "manifest.json").stat().st_mtime_ns
@@ -104,7 +104,7 @@ def test_partial_folders_of_dead_processes_are_removed(tmp_path: Path, spec: Mod
     assert {entry.name for entry in tmp_path.iterdir()} == {"pack", other.name, mine.name}
 
 
-def test_the_second_packer_waits_and_finds_it_done(tmp_path: Path, spec: ModelSpec) -> None:
+def test_second_packer_waits_and_reuses_the_pack(tmp_path: Path, spec: ModelSpec) -> None:
     out = tmp_path / "pack"
     in_source, go_on = threading.Event(), threading.Event()
 
@@ -130,7 +130,7 @@ def test_the_second_packer_waits_and_finds_it_done(tmp_path: Path, spec: ModelSp
     assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
 
 
-def test_too_little_space_is_said_before_writing(tmp_path, spec, monkeypatch):
+def test_full_disk_is_reported_before_writing(tmp_path, spec, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(DiskFull, match=r"is full: 2\.2 MB are needed in all, 1\.0 kB are free"):
@@ -138,7 +138,7 @@ def test_too_little_space_is_said_before_writing(tmp_path, spec, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sink_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_works_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, refusals = os.write, []
 
     def refuse_first(fd: int, data: memoryview) -> int:
@@ -156,7 +156,7 @@ def test_sink_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("given", [0, 1, 4096, 3 * 4096, 5 * 4096])
-def test_a_sink_refuses_other_bytes_than_the_layout_s(tmp_path: Path, given: int) -> None:
+def test_sink_refuses_wrong_number_of_bytes(tmp_path: Path, given: int) -> None:
     def fill() -> None:
         with BlobSink(tmp_path / "blob", [4096, 3 * 4096]) as sink:
             sink.write(memoryview(bytes(given)))
@@ -166,7 +166,7 @@ def test_a_sink_refuses_other_bytes_than_the_layout_s(tmp_path: Path, given: int
         fill()
 
 
-def test_a_sink_keeps_only_the_record_of_a_range(tmp_path: Path) -> None:
+def test_sink_keeps_only_hash_records_in_memory(tmp_path: Path) -> None:
     data = memoryview(bytes(1000 * 4096))
     with BlobSink(tmp_path / "blob", [4096] * 5000) as sink:
         tracemalloc.start()

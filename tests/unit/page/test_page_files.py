@@ -29,12 +29,12 @@ def loaded() -> set[str]:
     return {"index.html", *files, *linked}
 
 
-def test_all_that_the_page_loads_is_small() -> None:
+def test_page_stays_below_size_limit() -> None:
     files = page_files()[1]
     assert sum(len(gzip.compress(files[name])) for name in loaded()) < MOST_BYTES
 
 
-def test_the_page_loads_every_file_of_it() -> None:
+def test_page_loads_all_of_its_files() -> None:
     assert {path.name for path in PAGE.glob("*.*")} <= loaded()
     used = {name for name in loaded() if name.startswith("vendor/")}
     assert {
@@ -42,7 +42,7 @@ def test_the_page_loads_every_file_of_it() -> None:
     } == used
 
 
-def test_what_is_needed_at_once_is_asked_for_at_once() -> None:
+def test_static_imports_are_preloaded() -> None:
     """Else a browser would find each module only when it has read the one that imports it."""
     needed, found = {PAGE / "app.js"}, set[Path]()
     while needed:
@@ -56,7 +56,7 @@ def test_what_is_needed_at_once_is_asked_for_at_once() -> None:
 
 
 @pytest.mark.parametrize("folder", VENDORED, ids=["page", "tests"])
-def test_what_others_wrote_is_as_they_wrote_it_and_licensed(folder: Path) -> None:
+def test_vendored_files_match_manifest_and_have_licences(folder: Path) -> None:
     """`tools/vendor_page.py` compares it with npm."""
     libraries = json.loads((folder / "manifest.json").read_text())
     files = {file["path"]: file for library in libraries for file in library["files"]}
@@ -70,20 +70,20 @@ def test_what_others_wrote_is_as_they_wrote_it_and_licensed(folder: Path) -> Non
         assert any(file["path"].endswith("/LICENSE") for file in library["files"]), library["name"]
 
 
-def test_lines_are_as_short_as_elsewhere() -> None:
+def test_page_lines_have_at_most_120_characters() -> None:
     ours = [*SCRIPTS, *PAGE.glob("*.css"), *Path(__file__).parent.glob("*.mjs")]
     long = [path.name for path in ours if any(len(line) > 120 for line in path.read_text().splitlines())]
     assert not long
 
 
-def test_no_address_of_another_computer_is_loaded() -> None:
+def test_page_files_name_no_other_host() -> None:
     for path in [*SCRIPTS, *PAGE.glob("*.css"), PAGE / "index.html"]:
         text = path.read_text(encoding="utf-8")
         found = set(re.findall(r"\b\w+://[^\s\"'`]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not found, path.name
 
 
-def test_every_text_is_in_one_file_and_used() -> None:
+def test_texts_are_only_in_texts_js_and_all_used() -> None:
     """Text that a script shows comes from texts.js: between tags there are only values."""
     scripts = {path.name: path.read_text(encoding="utf-8") for path in SCRIPTS}
     texts = scripts.pop("texts.js")

@@ -23,7 +23,7 @@ def node_version() -> int:
 
 @pytest.mark.skipif(node_version() < _OLDEST, reason=f"node: there is no node of version {_OLDEST} or newer")
 @pytest.mark.parametrize("tests", TESTS)
-def test_the_modules(tmp_path: Path, tests: str) -> None:
+def test_page_modules_pass_their_node_tests(tmp_path: Path, tests: str) -> None:
     """Runs them in a copy whose package says what the server's media type says to a browser: these are modules."""
     for folder in ("tpiedge/page", "tests/unit/page"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

@@ -17,7 +17,7 @@ GOES = {
 
 @pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("stored", list(Precision))
-def test_what_goes_together(stored: Precision, compute: Compute) -> None:
+def test_incompatible_compute_and_precision_are_refused(stored: Precision, compute: Compute) -> None:
     if compute in GOES[stored]:
         return check_compute(stored, compute)
     with pytest.raises(UserError) as refused:
@@ -29,7 +29,7 @@ def test_what_goes_together(stored: Precision, compute: Compute) -> None:
 
 
 @pytest.mark.parametrize("layers", [Precision.Q8, Precision.Q4])
-def test_what_machines_compute_with_other_bits(layers: Precision) -> None:
+def test_parts_that_differ_between_machines_are_named(layers: Precision) -> None:
     usual = Storage.of(layers, tied=False)
     assert computed_apart(usual, 256) == ""
     assert computed_apart(usual, 258) == "attention heads of 258 columns, more than 256"
@@ -52,7 +52,7 @@ def test_what_machines_compute_with_other_bits(layers: Precision) -> None:
         ),
     ],
 )
-def test_what_needs_native_kernels(stored, kv, words, monkeypatch):
+def test_quantised_precisions_need_native_kernels(stored, kv, words, monkeypatch):
     monkeypatch.setattr(arithmetic, "why_missing", lambda: "")
     check_native(stored, kv)
     monkeypatch.setattr(arithmetic, "why_missing", lambda: "are gone")

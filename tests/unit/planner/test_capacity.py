@@ -47,7 +47,7 @@ def kinds(found: Allocation | Infeasible) -> list[str]:
     return [one.kind for one in allocated(found).spare.values()]
 
 
-def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
+def test_head_with_other_precision_uses_head_speed():
     model = replace(MODEL, quantised=True, head_bytes=GIB)
     apart = replace(MASTER, head_speed=GIB / 2)
     for machine, head_s in ((MASTER, 1 / 3), (apart, 2.0)):
@@ -70,12 +70,12 @@ def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
         (1.0, False),
     ],
 )
-def test_a_worker_that_costs_more_than_it_computes_is_left_out(round_trip_s, takes_part):
+def test_worker_that_slows_the_plan_is_left_out(round_trip_s, takes_part):
     found = allocated(allocate(MODEL, [MASTER, worker("pi", GIB, round_trip_s)]))
     assert found.members == ((0, 1) if takes_part else (0,))
 
 
-def test_who_is_left_out_is_told_the_numbers():
+def test_spare_reason_gives_predicted_times():
     machines = [MASTER, worker("pi", GIB, 0.020)]
     assert reasons(machines)["pi"] == (
         "a token takes about 1.4 s with it and 1.0 s without it (64 exchanges a token; its link's round trip takes "
@@ -106,7 +106,7 @@ def test_a_model_larger_than_all_memories_streams():
 
 
 @pytest.mark.fault("P15", "refused with what is needed and where")
-def test_the_least_that_works_is_named():
+def test_refusal_names_least_memory_needed():
     found = allocate(MODEL, [replace(MASTER, memory_bytes=NODE_BASE_BYTES + 50 * MIB)])
     # The FFN block of 64 MiB, and a third of it that may stay empty.
     assert found == Infeasible(
@@ -119,7 +119,7 @@ def test_the_least_that_works_is_named():
     "keeping", [Keeping(), ALL, Keeping("none"), Keeping("auto", window_bytes=100 * MIB), Keeping("auto", 3)]
 )
 @pytest.mark.parametrize("resident_bytes", [0, MIB])
-def test_the_least_memory_that_a_worker_is_told_works_and_less_does_not(keeping, resident_bytes):
+def test_minimum_memory_named_to_worker_is_exact(keeping, resident_bytes):
     model = replace(MODEL, resident_bytes=resident_bytes, name="demo")
     refusal = too_small(model, worker("tiny", GIB, memory_bytes=100 * MIB, keeping=keeping))
     assert refusal is not None
@@ -142,7 +142,7 @@ def test_a_worker_too_slow_for_one_unit_is_left_out():
     assert kinds(allocate(MODEL, machines)) == ["slower"]
 
 
-def test_a_worker_whose_disk_holds_no_share_is_told_so():
+def test_worker_without_disk_space_gets_reason():
     machines = [MASTER, worker("pi", GIB, free_disk_bytes=MIB)]
     assert reasons(machines)["pi"] == "its disk has 1.0 MB for weights, which is too little for any share"
     assert kinds(allocate(MODEL, machines)) == ["no room"]
@@ -156,7 +156,7 @@ def test_given_shares_override_the_measurement():
     assert kinds(found) == ["shares"]
 
 
-def test_what_was_not_measured_is_assumed():
+def test_unmeasured_speed_is_assumed():
     assert (
         reasons([MASTER, worker("new", 0.0)])["new"]
         == "3.2 GB/s of weights (assumed, not measured), 50% of the cluster"
@@ -184,7 +184,7 @@ def _machines(count: st.SearchStrategy[int], speeds: list[float]) -> st.SearchSt
 
 
 @given(_machines(st.integers(1, 6), [0.0, *SPEEDS]), st.integers(0, 3))
-def test_any_machines_are_refused_or_get_a_plan_that_holds(machines, min_workers):
+def test_random_machines_get_a_valid_plan_or_refusal(machines, min_workers):
     found = allocate(MODEL, machines, min_workers=min_workers)
     if isinstance(found, Infeasible):
         assert found.reason
@@ -210,7 +210,7 @@ def test_any_machines_are_refused_or_get_a_plan_that_holds(machines, min_workers
         MachineFacts(1e7, name="c"),
     ]
 )
-def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
+def test_spare_machine_would_not_speed_up_the_plan(machines):
     found = allocate(MODEL, machines)
     if isinstance(found, Infeasible):
         return
@@ -230,7 +230,7 @@ def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
         MachineFacts(5e8, name="d"),
     ]
 )
-def test_another_machine_is_never_a_loss(machines):
+def test_adding_a_machine_never_slows_the_plan(machines):
     fewer, more = allocate(MODEL, machines[:-1]), allocate(MODEL, machines)
     if isinstance(fewer, Allocation):
         assert isinstance(more, Allocation)
@@ -238,7 +238,7 @@ def test_another_machine_is_never_a_loss(machines):
 
 
 @pytest.mark.parametrize(("number", "most"), [(16, 2000), (MOST_MACHINES, 6000)])
-def test_a_plan_of_many_streaming_machines_costs_little(monkeypatch, number, most):
+def test_planning_many_streaming_machines_is_cheap(monkeypatch, number, most):
     """The control thread makes it between two heartbeats. Counted, not timed."""
     calls = count()
 
@@ -258,7 +258,7 @@ def test_a_plan_of_many_streaming_machines_costs_little(monkeypatch, number, mos
 
 @pytest.mark.parametrize("count_of_machines", [1, 2, 3])
 @pytest.mark.parametrize("keeping", [Keeping(), Keeping("none"), Keeping("auto", window_bytes=100 * MIB)])
-def test_the_least_that_a_refusal_names_works(count_of_machines, keeping):
+def test_least_memory_named_in_refusal_is_enough(count_of_machines, keeping):
     def allocated_with(memory):
         machine = replace(MASTER, memory_bytes=memory, keeping=keeping)
         return allocate(MODEL, [machine] * count_of_machines, min_workers=count_of_machines - 1)
@@ -277,7 +277,7 @@ def test_the_least_that_a_refusal_names_works(count_of_machines, keeping):
     keeping=st.sampled_from((Keeping(), ALL, Keeping("none"))),
     weights=st.sampled_from((None, [ShareWeight(1, 1), ShareWeight(8, 8)])),
 )
-def test_a_master_is_too_small_only_where_no_worker_helps(memory, head_bytes, keeping, weights):
+def test_master_is_too_small_only_if_workers_cannot_help(memory, head_bytes, keeping, weights):
     """A larger master serves with a worker that holds everything else."""
     model = replace(MODEL, head_bytes=head_bytes, head_tile_bytes=head_bytes // 8)
     own = replace(MASTER, memory_bytes=memory, keeping=keeping)

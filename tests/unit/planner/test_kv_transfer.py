@@ -34,7 +34,7 @@ def pairs(heads: int) -> st.SearchStrategy[tuple[list[KVHolder], list[KVHolder]]
 
 
 @given(st.integers(1, 12).flatmap(pairs))
-def test_every_node_gets_its_heads_and_none_twice(both: tuple[list[KVHolder], list[KVHolder]]) -> None:
+def test_planned_moves_give_each_node_its_heads_once(both: tuple[list[KVHolder], list[KVHolder]]) -> None:
     old, new = both
     found = plan_moves(old, new)
     kept = {one.machine: units(heads) for one, heads in zip(old, found.kept, strict=True)}
@@ -69,6 +69,6 @@ def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[KVHolder
         ([("", 0, 1), ("ann", 1, 2)], [("", 0, 1), ("ann", 1, 2)], 2 * 1e6 / 200e6),
     ],
 )
-def test_the_time_that_it_takes(old, new, seconds):
+def test_kv_transfer_time_is_predicted(old, new, seconds):
     before, after = holders(*old), holders(*new)
     assert transfer_s(plan_moves(before, after), before, after, 1e6) == pytest.approx(seconds)

@@ -35,13 +35,13 @@ def milliseconds(collective: CollectiveName, nbytes: int, facts: network.Network
         ("two-shot", 2 + 14 / 8 * 0.218453, 2 + 14 / 8 * 27.9620),
     ],
 )
-def test_the_papers_testbed(collective, decode_ms, prefill_ms):
+def test_predicted_times_match_the_papers_testbed(collective, decode_ms, prefill_ms):
     facts = alike(8, 1 * MS, MBIT300, costs=FREE)
     assert milliseconds(collective, 8192, facts) == pytest.approx(decode_ms, rel=1e-5)
     assert milliseconds(collective, 1 << 20, facts) == pytest.approx(prefill_ms, rel=1e-5)
 
 
-def test_processing_by_hand():
+def test_predicted_processing_time_matches_hand_calculation():
     """Message of 8000 bytes, each end: 10 + 8 = 18 us, stepwise 30 + 8 = 38, with slices of 1000 bytes 31. Star: 1
     sent, 7 received, and back; mesh: 7 each; two-shot: twice 7 each."""
     facts = alike(8, 0.0, costs=network.Costs(message_s=10e-6, byte_s=1e-9, wake_s=5e-6, stepwise_s=30e-6))
@@ -49,7 +49,7 @@ def test_processing_by_hand():
     assert us == {"star": 2 * (8 * 18 + 5), "mesh": 14 * 18 + 5, "two-shot": 2 * (14 * 31 + 5)}
 
 
-def test_the_papers_testbed_wants_the_mesh_to_decode_and_two_shot_to_prefill():
+def test_papers_testbed_decodes_by_mesh_and_prefills_by_two_shot():
     facts = alike(8, 1 * MS, MBIT300)
     decode, prefill = network.choose(8192, facts), network.choose(1 << 20, facts)
     assert (decode.collective, prefill.collective) == ("mesh", "two-shot")
@@ -74,7 +74,7 @@ def test_nodes_of_one_host_share_its_cores():
     assert network.choose(4, loopback(4, 64)).collective == "mesh"
 
 
-def test_workers_that_cannot_reach_each_other_leave_the_star():
+def test_unlinked_workers_leave_only_the_star():
     facts = alike(4, 1 * MS)
     some = replace(facts, links={pair: link for pair, link in facts.links.items() if pair != (2, 3)})
     found = network.choose(4, some)
@@ -94,7 +94,7 @@ def test_workers_that_cannot_reach_each_other_leave_the_star():
         (100e-6, 0.0, 0.0, None),  # quicker than usual; no rate
     ],
 )
-def test_what_an_echo_costs_is_not_the_links(round_trip_s, bytes_per_s, latency_s, rate):
+def test_echo_processing_is_subtracted_from_link_facts(round_trip_s, bytes_per_s, latency_s, rate):
     found = network.PairFacts.measured(round_trip_s, bytes_per_s)
     assert found.one_way_latency_s == pytest.approx(latency_s, abs=1e-7)
     assert found.bytes_per_s == (rate and pytest.approx(rate))
@@ -142,7 +142,7 @@ nbytes_s = st.integers(0, 1 << 24)
 
 
 @given(networks(), nbytes_s)
-def test_the_choice_is_never_slower_than_the_star_nor_changes_a_bit(facts, nbytes):
+def test_chosen_collective_is_never_slower_than_star(facts, nbytes):
     found = network.choose(nbytes, facts)
     assert found.collective in ("star", "mesh", "two-shot")
     assert network.predict(found.collective, nbytes, facts) <= network.predict("star", nbytes, facts) * SLACK
@@ -163,7 +163,7 @@ def wifi(costs: network.Costs = FREE) -> network.NetworkFacts:
     return network.NetworkFacts({(0, 1): cable, (0, 2): air, (1, 2): air}, ("a", "b", "c"), costs=costs)
 
 
-def test_a_slow_worker_decides():
+def test_slow_worker_link_determines_predicted_time():
     """1 MB: by star 200 ms each way over the air; in a mesh 2 MB leave the slow port; two-shot takes 2/3 MB, twice."""
     assert milliseconds("star", 10**6, wifi()) == pytest.approx(2 * (4 + 200))
     assert milliseconds("mesh", 10**6, wifi()) == pytest.approx(4 + 400)
@@ -175,7 +175,7 @@ def test_a_slow_worker_decides():
 
 
 @given(st.integers(1, 128), st.sampled_from(get_args(CollectiveChoice)))
-def test_those_listen_to_whom_somebody_connects_and_every_pair_has_one_link(size, collective):
+def test_links_are_unique_and_lead_to_listening_nodes(size, collective):
     links = [(other, rank) for rank in range(size) for other in network.connects_to(rank, size, collective)]
     assert len(set(links)) == len(links)
     assert {low for low, _ in links} == {
@@ -189,7 +189,7 @@ def test_those_listen_to_whom_somebody_connects_and_every_pair_has_one_link(size
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("size", range(2, 9))
-def test_every_node_hears_of_every_other_and_no_message_is_for_its_sender(collective, size):
+def test_collective_phases_spread_every_part_to_all_nodes(collective, size):
     """Slices apart: what a message carries includes all that its sender has heard by then."""
     heard = {rank: {rank} for rank in range(size)}
     for phase in network.phases(collective, size):

@@ -26,7 +26,7 @@ def both(*weights: float) -> list[ShareWeight]:
         ([1] * 5, 3, [1, 1, 1, 0, 0]),
     ],
 )
-def test_apportion_table(weights: list[float], units: int, expected: list[int]) -> None:
+def test_apportion_gives_expected_unit_counts(weights: list[float], units: int, expected: list[int]) -> None:
     assert apportion(weights, units) == expected
 
 
@@ -77,7 +77,7 @@ def test_bad_shares_are_refused_in_words(text: str, nodes: int, complaint: str) 
     caps=st.lists(st.integers(0, 50), min_size=6, max_size=6),
     units=st.integers(1, 100),
 )
-def test_caps_are_kept_and_refused_only_where_they_leave_units_over(weights, caps, units):
+def test_apportioning_within_caps_fails_only_if_units_are_left(weights, caps, units):
     caps = caps[: len(weights)]
     counts = apportion_within(weights, units, lambda index, count: min(count, caps[index]))
     room = sum(cap for weight, cap in zip(weights, caps, strict=True) if weight > 0)

@@ -63,7 +63,7 @@ def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) ->
         (small_model(1, 1, 3, last_mib=2), [60 + 8 * 8 + 8]),
     ],
 )
-def test_whole_units_are_fitted_where_fractions_overshoot(model: ModelFacts, shares_mib: list[int]) -> None:
+def test_plan_fits_whole_units_into_tight_limits(model: ModelFacts, shares_mib: list[int]) -> None:
     own = 4 * MIB  # resident
     nodes = [NodeFacts(1.0, NODE_BASE_BYTES + own + mib * MIB) for mib in shares_mib]
     plan = solve(model, nodes)

@@ -53,21 +53,21 @@ def fits(pieces: int | None) -> needs.NodeNeed:
 
 
 @pytest.mark.parametrize("pieces", [None, 28, 30])
-def test_what_fits_stays(pieces: int | None) -> None:
+def test_weights_that_fit_are_all_pinned(pieces: int | None) -> None:
     need = fits(pieces)
     """What of the KV cache is free is of no use to weights that are all in memory."""
     assert (need.weight_bytes, need.streamed_bytes, need.weights.pin) == (28 * PIECE, 0, "all")
 
 
 @pytest.mark.parametrize("pieces", [6, 9, 14, 27])
-def test_what_does_not_fit_streams_within_the_limit(pieces: int) -> None:
+def test_weights_over_the_limit_are_streamed(pieces: int) -> None:
     need = fits(pieces)
     assert need.weights.nbytes == need.weight_bytes == pieces * PIECE
     assert need.streamed_bytes == (28 - pieces + min(pieces, 9)) * PIECE
 
 
 @pytest.mark.parametrize("keeping", [Keeping(), Keeping("all"), Keeping("none")])
-def test_the_least_is_enough_and_a_byte_less_is_not(keeping: Keeping) -> None:
+def test_smallest_memory_is_exact_to_the_byte(keeping: Keeping) -> None:
     node = needs.NodeFacts(1, disk_bytes_per_s=1, keeping=keeping)
     least = needs.smallest_bytes(MODEL, 1, SHARE, node)
     for nbytes, found in ((least, needs.NodeNeed), (least - 1, needs.Infeasible)):
@@ -100,7 +100,7 @@ def write(
     ("heads", "kv_heads", "ffn", "hidden", "vocab"),
     [(4, 2, 384, 256, 512), (4, 4, 300, 200, 1000), (6, 1, 130, 1024, 64), (2, 2, 1000, 96, 70000)],
 )
-def test_the_planner_s_sizes_are_the_pack_s(tmp_path, precision, heads, kv_heads, ffn, hidden, vocab):
+def test_planned_piece_sizes_equal_the_packs(tmp_path, precision, heads, kv_heads, ffn, hidden, vocab):
     pack = write(tmp_path / "pack", precision, heads, kv_heads, ffn, hidden, vocab)
     model = replace(needs.model_facts(pack, head_dim=64, kv="f32"), capacity_tokens=10)
     assert model.smaller_precision == ("" if precision is Precision.Q4 else "q4")
@@ -138,7 +138,7 @@ LARGE = needs.ModelFacts(
 
 @pytest.mark.parametrize("head_dim", [64, 100, 128])
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
-def test_what_is_planned_is_what_the_cache_reserves(kv: KVPrecision, head_dim: int) -> None:
+def test_planned_kv_bytes_equal_cache_reservation(kv: KVPrecision, head_dim: int) -> None:
     stored = KVFormat(kv, head_dim)
     model = replace(
         LARGE, kv_part_bytes=stored.part_nbytes, kv_page_tokens=stored.page_positions, capacity_tokens=1000

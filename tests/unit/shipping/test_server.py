@@ -34,7 +34,7 @@ class Hub:
         self._closed = True
 
 
-def test_a_path_that_is_not_utf8_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_utf8_path_in_error_keeps_server_running(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(_server: ShipServer, _request: Fetch) -> Any:
         raise UserError("cannot read /srv/mod\udcff/layer: No such file or directory")
 

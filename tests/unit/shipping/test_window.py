@@ -71,7 +71,7 @@ def test_requested_bytes_arrive_in_order(master: Master) -> None:
     assert master.most_open == 8
 
 
-def test_chunks_grow_on_a_fast_link_and_shrink_on_a_slow_one(master: Master) -> None:
+def test_chunk_size_adapts_to_link_speed(master: Master) -> None:
     list(stream(master, 20_000 * KIB))
     assert max(request.length for request in master.fetched) == 1024 * KIB
     master.fetched.clear()
@@ -80,7 +80,7 @@ def test_chunks_grow_on_a_fast_link_and_shrink_on_a_slow_one(master: Master) -> 
     assert [one.length for one in master.fetched][:12] == [256 * KIB] * 8 + [128 * KIB] + [64 * KIB] * 3
 
 
-def test_what_was_lost_is_asked_for_again(master: Master) -> None:
+def test_lost_chunks_are_requested_again(master: Master) -> None:
     lost = iter([True, False, True] + [True] * 7)
     master.answer = lambda request: None if next(lost, False) else good(request)
     assert sum(len(arrived.data) for arrived in stream(master, 4_000 * KIB)) == 4_000 * KIB
@@ -100,7 +100,7 @@ def test_answers_of_another_transfer_are_dropped(master: Master) -> None:
     assert sum(len(arrived.data) for arrived in stream(master, 2_000 * KIB)) == 2_000 * KIB
 
 
-def test_a_connection_that_comes_late_is_waited_for(master: Master) -> None:
+def test_transfer_waits_for_late_connection(master: Master) -> None:
     master.connected = False
 
     def stopped() -> bool:
@@ -110,19 +110,19 @@ def test_a_connection_that_comes_late_is_waited_for(master: Master) -> None:
     assert len(list(stream(master, 10, stopped))) == 1
 
 
-def test_silence_ends_in_words(master: Master) -> None:
+def test_silent_master_ends_the_transfer(master: Master) -> None:
     master.answer = lambda _request: None
     with pytest.raises(PeerError, match=r"no byte has come from the master for 10 s \(tcp://master:1\)"):
         list(stream(master, 10))
 
 
 @pytest.mark.fault("P16", "a worker's slow disk ends no shipment")
-def test_a_slow_disk_is_not_the_master_s_silence(master: Master) -> None:
+def test_slow_local_disk_is_not_counted_as_master_silence(master: Master) -> None:
     for _ in stream(master, 4_000 * KIB):
         master.clock.advance(60.0)
 
 
-def test_a_second_process_with_the_same_key_is_named_in_the_end(master: Master) -> None:
+def test_duplicate_name_ends_transfer_unless_it_is_brief(master: Master) -> None:
     master.answer = lambda _request: DuplicateName("master", "w")
     with pytest.raises(DuplicateName, match="already has a living w"):
         list(stream(master, 10))
@@ -133,7 +133,7 @@ def test_a_second_process_with_the_same_key_is_named_in_the_end(master: Master) 
     assert len(list(stream(master, 10))) == 1
 
 
-def test_refusals_and_wrong_sizes(master: Master) -> None:
+def test_refused_or_wrong_sized_chunk_ends_the_transfer(master: Master) -> None:
     master.answer = lambda request: Envelope(
         "master", FetchFailed(request.epoch, request.number, "no such blob")
     )
@@ -149,6 +149,6 @@ def test_refusals_and_wrong_sizes(master: Master) -> None:
         list(stream(master, 10))
 
 
-def test_it_can_be_stopped(master: Master) -> None:
+def test_transfer_can_be_cancelled(master: Master) -> None:
     with pytest.raises(Cancelled):
         list(stream(master, 10, lambda: True))

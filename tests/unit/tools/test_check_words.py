@@ -21,5 +21,5 @@ LONG = " ".join(["word"] * 41)
         (f'"""{LONG * 3}"""\nprint(description=__doc__)', []),
     ],
 )
-def test_rules(source: str, rules: list[str]) -> None:
+def test_check_reports_the_broken_rules(source: str, rules: list[str]) -> None:
     assert [place.rule for place in check(source + "\n", "file.py")] == rules

@@ -30,7 +30,7 @@ def found() -> dict[str, list]:
     return of
 
 
-def test_a_row_for_each_mark() -> None:
+def test_fault_page_has_a_row_per_mark() -> None:
     lines = make_faults.page(CATALOGUE, found()).splitlines()
     assert [line for line in lines if line.startswith(("| A", "| B", "|  "))] == [
         "| A1 | Garbage | said in one line | `pytest tests/test_a.py::test_first` |",
@@ -51,7 +51,7 @@ def test_diagrams_are_those_of_the_code() -> None:
         assert path.read_text() == text, "old: python -m tools.make_reference"
 
 
-def test_a_diagram_has_the_ports_of_the_code_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagram_without_port_link_or_marker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(make_reference.PORTS, 7999, "files")
     assert 'agents -- "7999 files" --> master' in make_reference.processes()
     monkeypatch.setitem(make_reference.PORTS, 8000, "gossip")
@@ -61,7 +61,7 @@ def test_a_diagram_has_the_ports_of_the_code_and_a_place(monkeypatch: pytest.Mon
         make_reference.filled("a page", {"part": "new"})
 
 
-def test_a_diagram_names_what_exists(tmp_path: Path) -> None:
+def test_unknown_names_in_a_diagram_are_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("""
     participant Q as RequestQueue<br/>master/request_queue.py

@@ -18,7 +18,7 @@ def program(folder: Path, name: str, text: str) -> None:
     path.chmod(0o755)
 
 
-def test_the_gate_says_itself_what_is_required_and_tried(tmp_path: Path) -> None:
+def test_gate_sets_its_own_requirements_and_pytest_options(tmp_path: Path) -> None:
     program(tmp_path, "make", 'echo "$@ / $PYTEST_ADDOPTS / $TPIEDGE_REQUIRE_NATIVE"')
     for absent in ("docker", "unshare", "chromedriver", "node"):
         program(tmp_path, absent, "exit 1")
@@ -36,9 +36,7 @@ def test_the_gate_says_itself_what_is_required_and_tried(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("required", "status"), [("0", 0), ("1", 1)])
-def test_native_code_that_does_not_compile_is_a_failure_where_it_is_required(
-    tmp_path: Path, required: str, status: int
-) -> None:
+def test_native_compile_error_fails_only_if_required(tmp_path: Path, required: str, status: int) -> None:
     for name in ("setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     for package in ("kernels", "transport", "lab/testbed"):

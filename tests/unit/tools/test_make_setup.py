@@ -70,7 +70,7 @@ def complaints(ended: subprocess.CompletedProcess[str]) -> list[str]:
     return lines
 
 
-def test_every_part_is_said_before_it_begins_and_the_time_in_the_end(checkout: Path) -> None:
+def test_setup_prints_each_step_and_the_total_time(checkout: Path) -> None:
     ended = setup(checkout)
     assert (ended.returncode, ended.stderr) == (0, "")
     *parts, last = ended.stdout.splitlines()
@@ -89,7 +89,7 @@ def test_every_part_is_said_before_it_begins_and_the_time_in_the_end(checkout: P
         ("--editable", "tpiedge was not installed, as pip says above: make setup tries again"),
     ],
 )
-def test_a_failed_installation_is_said_below_its_cause(checkout: Path, fails: str, said: str) -> None:
+def test_failed_installation_error_follows_its_cause(checkout: Path, fails: str, said: str) -> None:
     ended = setup(checkout, fails=fails)
     assert complaints(ended) == ["the cause", f"setup: {said}"]
     assert not (checkout / ".venv" / ".setup-done").exists()

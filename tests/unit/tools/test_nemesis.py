@@ -8,7 +8,7 @@ from tpiedge.master.history import PLANNED
 FOLDER = Path(nemesis.__file__).parent
 
 
-def test_pauses_count_from_what_changed_last_before_them() -> None:
+def test_pauses_are_timed_from_the_last_change_before() -> None:
     changes = [
         (100.0, "nothing"),
         (110.0, "node killed"),
@@ -34,7 +34,7 @@ def chunk(text: str, index: int = 0, **more: object) -> dict:
     return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "choices": [choice]}
 
 
-def test_an_answer_is_the_same_however_it_is_cut_into_events() -> None:
+def test_folded_answer_ignores_event_boundaries() -> None:
     cut = [chunk("Once "), chunk("A", 1), chunk("upon"), chunk("", finish_reason="stop")]
     joined = [chunk("A", 1), chunk("Once upon", finish_reason="stop")]
     assert folded(cut) == folded(joined)

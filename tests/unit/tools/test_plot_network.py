@@ -71,7 +71,7 @@ def size_of(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", head[16:])
 
 
-def test_a_file_of_each_kind_gives_three_pictures(tmp_path):
+def test_one_file_of_each_kind_gives_three_plots(tmp_path):
     rows = [
         result(collective, latency_s=ms / 1e3, nodes=nodes, bytes=nbytes)
         for collective, ms, nodes, nbytes in product(("star", "mesh", "two-shot"), (1, 5), (2, 8), (4, 32768))
@@ -88,7 +88,7 @@ def test_a_file_of_each_kind_gives_three_pictures(tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_each_sweep_holds_all_else_fixed():
+def test_each_plotted_sweep_varies_one_parameter():
     rows = decodes(
         setting(4),
         setting(4, threads=2),
@@ -130,7 +130,7 @@ def test_each_sweep_holds_all_else_fixed():
         (json.dumps(allreduces(result("mesh", seconds=spread(0)))), "0 is not between 0 and 0"),
     ],
 )
-def test_what_is_no_record_of_a_benchmark(tmp_path, text, words):
+def test_malformed_benchmark_record_is_refused(tmp_path, text, words):
     path = tmp_path / "f.json"
     path.write_text(text, "latin-1")
     with pytest.raises(UserError) as caught:

@@ -22,20 +22,20 @@ def texts(svg: str) -> list[str]:
     return [one.text or "" for one in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def test_what_means_something_to_xml_or_to_a_terminal_is_text():
+def test_special_characters_are_shown_as_text_in_svg():
     svg = picture([screen("<&> \"q\" 'a' ]]>")], COLUMNS)
     assert texts(svg) == ["<&> \"q\" 'a' ]]>"]
     svg = picture([screen("bell\a nul\0 esc\x1b[2J \ud800\uffff.")], COLUMNS)
     assert texts(svg) == ["bell\u00a0\u00a0nul\u00a0\u00a0esc [2J\u00a0\u00a0 ."]
 
 
-def test_nothing_is_loaded_and_nothing_is_run():
+def test_svg_loads_no_resources_and_runs_no_scripts():
     svg = picture([screen("$ ls")], COLUMNS)
     assert re.findall(r"https?://[^\"]*", svg) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"<script|@import|@font-face|url\(", svg)
 
 
-def test_a_script(tmp_path):
+def test_script_is_loaded(tmp_path):
     path = tmp_path / "script.toml"
     path.write_text(
         'before = ["true"]\n[[steps]]\ntype = "ls"\n[[steps]]\ntype = "cat"\nexpect = ""\npause_s = 2.0\n'
@@ -53,7 +53,7 @@ def test_a_script(tmp_path):
         ("[[steps]]\ntype = 'ls'\nexpects = '$ '", "nothing else"),
     ],
 )
-def test_a_script_with_mistakes(tmp_path, content, said):
+def test_invalid_script_is_refused(tmp_path, content, said):
     path = tmp_path / "script.toml"
     path.write_text(content)
     with pytest.raises(UserError, match=said):

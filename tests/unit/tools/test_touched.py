@@ -79,7 +79,7 @@ LAB = "not native and not page"
     ("docs/lab.md", NONE), ("README.md", NONE),
 ])  # fmt: skip
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_part_is_tested_if_its_subject_changed(
+def test_changed_file_selects_its_test_marks(
     checkout: Path, changed: str, marks: str, committed: bool
 ) -> None:
     assert run(checkout)[:2] == (0, NONE)
@@ -91,7 +91,7 @@ def test_a_part_is_tested_if_its_subject_changed(
 
 
 @pytest.mark.parametrize("written", ["", "0123456789012345678901234567890123456789\n", "--help", None])
-def test_a_commit_that_is_not_known_counts_as_changed(checkout: Path, written: str | None) -> None:
+def test_unknown_passed_commit_selects_all_tests(checkout: Path, written: str | None) -> None:
     passed = checkout / ".ci" / "passed"
     passed.unlink()
     if written is not None:

@@ -36,7 +36,7 @@ def joined(path: Path) -> Joined:
         return collection.join(2)
 
 
-def test_two_nodes_in_one_file(tmp_path: Path) -> None:
+def test_traces_of_two_nodes_join_in_one_file(tmp_path: Path) -> None:
     assert joined(tmp_path / "t.json") == Joined(6, 1, ())
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     trace = read_trace(tmp_path / "t.json")
@@ -55,7 +55,7 @@ def test_two_nodes_in_one_file(tmp_path: Path) -> None:
     ]
 
 
-def test_the_file_is_what_perfetto_reads(tmp_path: Path) -> None:
+def test_trace_file_follows_perfetto_format(tmp_path: Path) -> None:
     """The format's own rules: named processes and threads, and nothing that goes on at once in a thread."""
     joined(tmp_path / "t.json")
     records: list[dict[str, Any]] = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
@@ -77,14 +77,14 @@ def test_the_file_is_what_perfetto_reads(tmp_path: Path) -> None:
         assert all(one["ts"] + one["dur"] <= other["ts"] for one, other in pairwise(found))
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_trace_is_written_through_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "t.json")
     joined(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert read_trace(tmp_path / "t.json").nodes
 
 
-def test_a_node_that_left_nothing_is_named(tmp_path: Path) -> None:
+def test_nodes_without_a_trace_are_reported(tmp_path: Path) -> None:
     with Collection(tmp_path / "t.json") as collection:
         record(collection.part(1), 1, (COMPUTE, "ffn", 1.0, 2.0))
         assert collection.join(3) == Joined(1, 0, (0, 2))
@@ -99,7 +99,7 @@ def test_without_events_nothing_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "t.json").read_text() == "old"
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_existing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -119,7 +119,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
         ("x" * 300, "File name too long"),
     ],
 )
-def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, expected: str) -> None:
+def test_unwritable_path_is_refused_at_once(tmp_path: Path, name: str, expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         Collection(tmp_path / name)
     assert not list(tmp_path.iterdir())
@@ -152,7 +152,7 @@ def file_with(*events: object) -> str:
         (file_with({**GOOD, "args": {"kind": "up", "step": 1 << 32}}), "an event of step 4294967296"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, expected: str) -> None:
+def test_invalid_trace_file_is_refused(tmp_path: Path, content: str, expected: str) -> None:
     (tmp_path / "t.json").write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match=r"t\.json is not a trace of 'tpiedge run --trace' \(") as refusal:
         read_trace(tmp_path / "t.json")

@@ -22,7 +22,7 @@ def is_union(intervals: list[Interval]) -> bool:
 
 
 @given(stretches)
-def test_a_union_covers_what_any_of_them_covers_and_is_as_long(intervals: list[Interval]) -> None:
+def test_union_covers_every_tick_once(intervals: list[Interval]) -> None:
     found = union(intervals)
     assert is_union(found)
     assert ticks(found) == ticks(intervals)
@@ -30,7 +30,7 @@ def test_a_union_covers_what_any_of_them_covers_and_is_as_long(intervals: list[I
 
 
 @given(stretches, stretches)
-def test_an_overlap_is_what_both_cover(one: list[Interval], other: list[Interval]) -> None:
+def test_overlap_is_the_intersection(one: list[Interval], other: list[Interval]) -> None:
     found = overlap(union(one), union(other))
     assert is_union(found)
     assert ticks(found) == ticks(one) & ticks(other)
@@ -38,14 +38,14 @@ def test_an_overlap_is_what_both_cover(one: list[Interval], other: list[Interval
 
 
 @given(stretch, stretches)
-def test_what_is_left_outside_the_holes(whole: Interval, holes: list[Interval]) -> None:
+def test_without_removes_the_holes(whole: Interval, holes: list[Interval]) -> None:
     found = without(whole, union(holes))
     assert all(start < end for start, end in found)
     assert ticks(found) == ticks([whole]) - ticks(holes)
 
 
 @given(stretches)
-def test_nothing_in_a_row_goes_on_at_once_and_no_row_is_wasted(intervals: list[Interval]) -> None:
+def test_rows_hold_no_overlaps_and_are_minimal(intervals: list[Interval]) -> None:
     intervals = sorted(item for item in intervals if item[0] < item[1])
     placed = list(zip(intervals, rows(intervals), strict=True))
     by_row: dict[int, list[Interval]] = {}
@@ -57,5 +57,5 @@ def test_nothing_in_a_row_goes_on_at_once_and_no_row_is_wasted(intervals: list[I
     assert len(by_row) == max(at_once)
 
 
-def test_stretches_that_are_close_become_one() -> None:
+def test_union_joins_close_intervals() -> None:
     assert union([(0, 1), (1.5, 2), (4, 5)], 0.5) == [(0, 2), (4, 5)]

@@ -4,7 +4,7 @@ from pathlib import Path
 from tpiedge.tracing.tracer import COMPUTE, LOAD, WAIT, TraceEvent, TracePart, Tracer, read_part
 
 
-def test_what_is_recorded_comes_back_in_the_order_of_the_starts(tmp_path: Path) -> None:
+def test_events_are_read_back_sorted_by_start(tmp_path: Path) -> None:
     tracer = Tracer(8)
     tracer.add(WAIT, tracer.name("ffn"), 3.0, 4.0, 7)
     tracer.add(COMPUTE, tracer.name("head"), 2.0, 2.5, step=5)
@@ -22,7 +22,7 @@ def test_what_is_recorded_comes_back_in_the_order_of_the_starts(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["part"]
 
 
-def test_threads_record_at_the_same_time_and_what_has_no_room_is_counted(tmp_path: Path) -> None:
+def test_threads_record_concurrently_and_dropped_events_are_counted(tmp_path: Path) -> None:
     threads, events = 4, 500
     tracer = Tracer(threads * events - 100)
     names = [tracer.name(f"thread {number}") for number in range(threads)]

@@ -41,7 +41,7 @@ def test_unknown_peers_are_told_apart_from_members(admission: Admission) -> None
     assert admission.admitted == {"w0", "w1"}
 
 
-def test_places_are_limited_altogether_and_per_address(admission: Admission, clock: ManualClock) -> None:
+def test_unknown_peers_are_limited_in_total_and_per_address(admission: Admission, clock: ManualClock) -> None:
     assert [admission.authenticate(key, "a") for key in KEYS[1:4]] == ["w1", "w2", None]
     assert [admission.authenticate(KEYS[3], "b"), admission.authenticate(KEYS[4], "c")] == ["w3", None]
     clock.advance(3.0)
@@ -49,7 +49,7 @@ def test_places_are_limited_altogether_and_per_address(admission: Admission, clo
     assert "w1" not in admission.admitted
 
 
-def test_time_is_limited_and_not_renewed_by_connecting_again(admission, clock):
+def test_reconnecting_does_not_extend_an_unknown_peers_time(admission, clock):
     admission.authenticate(KEYS[1])
     clock.advance(15.0)
     admission.authenticate(KEYS[1])
@@ -84,7 +84,7 @@ def full(clock: ManualClock) -> Admission:
     return admission
 
 
-def test_with_a_ticket_there_is_a_place(full: Admission) -> None:
+def test_peer_with_a_ticket_is_admitted_beyond_the_limit(full: Admission) -> None:
     assert full.authenticate(KEYS[2], "a") == "w2"
     assert full.admitted == {"w0", "w1"}
     assert full.key_of("w2") is None
@@ -93,7 +93,7 @@ def test_with_a_ticket_there_is_a_place(full: Admission) -> None:
     assert full.key_of("w2") == KEYS[2]
 
 
-def test_a_ticket_replaces_only_a_peer_that_had_its_time_at_the_handshake(full, clock):
+def test_ticket_replaces_only_a_peer_past_grace_at_handshake(full, clock):
     for key in KEYS[2:4]:
         full.authenticate(key)
     clock.advance(4.0)  # the owner was busy

@@ -25,13 +25,13 @@ MB = 1_000_000
     ],
     ids=["until it is received", "one small message more each time", "no credit of a connection before"],
 )
-def test_what_waits(looks):
+def test_waiting_bytes_are_arrived_but_not_yet_received(looks):
     flow = Flow()
     for arrived, taken, waiting in looks:
         assert flow.waiting(taken, *arrived) == waiting
 
 
-def test_what_is_received_while_the_kernel_is_asked_is_none_of_another_connection():
+def test_bytes_received_during_kernel_query_are_not_waiting():
     """Otherwise the bytes would count as waiting for ever, and an honest peer would be cut off after a few races."""
     flow, taken = Flow(), 0
     for arrived, meanwhile in (((1000, 1), 5 * MB), ((5_001_000, 5), 0)):
@@ -41,7 +41,7 @@ def test_what_is_received_while_the_kernel_is_asked_is_none_of_another_connectio
 
 
 @pytest.mark.skipif(not SUPPORTED, reason="system: only Linux tells what has arrived")
-def test_a_descriptor_that_is_another_socket_s_by_now():
+def test_reused_descriptor_is_not_cut():
     """libzmq closes connections whose frames still wait, and any part of the process may reuse the descriptor."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -74,13 +74,13 @@ def few():
     [("a", None), ("aaa", None), ("aaaa", "a"), ("bacac", None), ("bacaca", "a"), ("ccaaab", "a")],
 )
 @few()
-def test_the_newcomer_s_address_or_the_fullest_one_loses_its_oldest(addresses, full):
+def test_overfull_address_is_the_newcomers_or_the_fullest(addresses, full):
     assert overfull_address(addresses) == full
 
 
 @given(st.lists(st.sampled_from("abcd")))
 @few()
-def test_no_more_than_may_be_and_the_newcomer_stays(arrivals):
+def test_connection_limits_hold_and_the_newcomer_stays(arrivals):
     here = []
     for number, address in enumerate(arrivals):
         here.append((address, number))

@@ -26,7 +26,7 @@ def test_a_connection_is_cut() -> None:
             assert opened() == before
 
 
-def test_a_file_that_has_the_descriptor_by_now_is_left_alone() -> None:
+def test_cut_spares_a_file_with_a_reused_descriptor() -> None:
     with tempfile.TemporaryFile() as file:
         before = opened()
         connection = TcpConnection(file.fileno(), os.fstat(file.fileno()).st_ino)
@@ -36,7 +36,7 @@ def test_a_file_that_has_the_descriptor_by_now_is_left_alone() -> None:
         file.write(b"still there")
 
 
-def test_what_has_the_descriptor_by_now_is_not_taken_for_the_connection() -> None:
+def test_other_descriptors_are_not_mistaken_for_the_connection() -> None:
     with (
         socket.create_server((HOST, 0)) as ours,
         socket.create_server((HOST, 0)) as another,

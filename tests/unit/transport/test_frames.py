@@ -21,6 +21,8 @@ def hidden(*shape: int) -> Hidden:
         (hidden(MAX_FILE_CHUNK // 4 + 1), bytes(MAX_FILE_CHUNK + 4), FILES, "at most"),
     ],
 )
-def test_others_are_refused(message: Message, tensor: bytes | None, plane: Plane, cause: str) -> None:
+def test_frames_with_a_wrong_tensor_are_refused(
+    message: Message, tensor: bytes | None, plane: Plane, cause: str
+) -> None:
     with pytest.raises(ProtocolError, match=cause):
         frame_of(message, tensor, plane)

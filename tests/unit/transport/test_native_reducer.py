@@ -40,7 +40,7 @@ def test_the_native_transport_can_be_switched_off(variable: str, monkeypatch: py
     assert transport_library() is not None
 
 
-def test_no_libzmq_is_called_that_might_be_another() -> None:
+def test_ambiguous_libzmq_symbol_is_refused() -> None:
     other = type("Library", (), {"zmq_msg_send": ctypes.CDLL(None).getpid})()
     extension = ctypes.CDLL(sys.modules["zmq.backend.cython._zmq"].__file__)
     with pytest.raises(Exception, match="more than one zmq_msg_send"):
@@ -210,7 +210,7 @@ def give(zmq: FakeZmq, way: tuple[int, bytes], frame: bytes) -> None:
     zmq.incoming[way[0]].extend(parts(way[1], frame))
 
 
-def test_without_memory_nothing_is_sent_and_nothing_is_freed_twice(way: tuple[int, bytes]) -> None:
+def test_out_of_memory_sends_nothing_and_frees_nothing_twice(way: tuple[int, bytes]) -> None:
     for room in range(len(parts(way[1], OWN_FRAME))):
         zmq = FakeZmq()
         rank = Rank(zmq, way)
@@ -234,7 +234,7 @@ def test_a_signal_does_not_tear_a_message_apart() -> None:
         rank.close()
 
 
-def test_a_signal_ends_a_wait_and_nothing_is_lost(way: tuple[int, bytes]) -> None:
+def test_signal_ends_a_wait_without_losing_frames(way: tuple[int, bytes]) -> None:
     zmq = FakeZmq()
     rank = Rank(zmq, way)
     give(zmq, way, OTHER_FRAME)
@@ -309,7 +309,7 @@ LATE = st.sampled_from([False, False, False, True])
 
 
 @given(st.lists(st.tuples(ORDERS, EXTRAS, LATE), min_size=1, max_size=20))
-def test_nothing_is_lost_and_nothing_heard_in_another_order(calls):
+def test_frames_are_neither_lost_nor_reordered(calls):
     mesh = Mesh()
     for block, (order, extra, late) in enumerate(calls):
         for peer in order[:2]:

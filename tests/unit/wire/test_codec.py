@@ -27,7 +27,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not() -> None:
         encode(Generate(1, replace(longest, prompt_ids=(1, *longest.prompt_ids))))
 
 
-def test_the_longest_request_fits_with_all_of_its_answer_but_the_last_token() -> None:
+def test_longest_resubmitted_request_fits_in_a_message() -> None:
     bias = tuple((token, -1.0) for token in range(1024))
     longest = GenerationRequest(
         id="x" * 256,
@@ -49,17 +49,17 @@ def test_the_longest_plan_fits_the_tensor_plane() -> None:
     assert decode(encode(plan, MAX_TENSOR_HEADER)) == plan
 
 
-def test_encoding_keeps_the_limit() -> None:
+def test_encode_refuses_messages_over_the_limit() -> None:
     with pytest.raises(ProtocolError, match="at most 3 may be sent"):
         encode(Shutdown(1), limit=3)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda value: type(value).__name__)
-def test_a_message_comes_back_from_its_bytes(message: Message) -> None:
+def test_every_message_round_trips(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
-def test_the_bytes_of_some_messages_are_fixed() -> None:
+def test_bytes_of_join_and_tensor_messages_are_fixed() -> None:
     kinds = {cls for tag, cls in TAGS.items() if tag in JOIN_TAGS}
     written = [encode(one) for one in MESSAGES if type(one) in kinds or hasattr(one, "tensor")]
     assert written == [padded(bytes.fromhex(data)) for data in FIXED]
@@ -67,12 +67,12 @@ def test_the_bytes_of_some_messages_are_fixed() -> None:
     assert sum(data[0] == FLAT_MARK for data in written) > 6
 
 
-def test_every_message_is_in_the_list_and_has_a_tag_of_its_own() -> None:
+def test_sample_messages_cover_every_tag() -> None:
     # A class with the tag of another would be missing in TAGS.
     assert {type(message) for message in MESSAGES} == set(TAGS.values())
 
 
-def test_every_message_but_those_of_joining_begins_with_its_epoch() -> None:
+def test_all_messages_but_join_begin_with_epoch() -> None:
     first = {cls.__struct_fields__[0] for tag, cls in TAGS.items() if tag not in JOIN_TAGS}
     assert first == {"epoch"}
 

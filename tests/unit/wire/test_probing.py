@@ -18,26 +18,26 @@ def measure(trips: list[float], payload: int = MAX_BLOB) -> LinkSpeed:
     return step
 
 
-def test_the_shortest_empty_echo_and_the_time_that_the_payload_adds() -> None:
+def test_link_speed_uses_shortest_echo_and_payload_delay() -> None:
     link = measure([0.02, 0.01, 0.5, 0.03, 0.02, 0.11])
     assert link.round_trip_s == pytest.approx(0.01)
     assert link.bytes_per_s == pytest.approx(MAX_BLOB / 0.1)
 
 
-def test_on_a_busy_computer_the_rate_is_no_more_than_what_can_be_known() -> None:
+def test_noisy_echoes_cap_the_measured_rate() -> None:
     """The payload was no slower than empty echoes that waited for a processor."""
     link = measure([0.011, 0.001, 0.004, 0.006, 0.002, 0.001])
     assert link.bytes_per_s == pytest.approx(MAX_BLOB / 0.003)
 
 
 @pytest.mark.parametrize(("payload", "rate"), [(1, 1.0), (MAX_BLOB, MAX_BLOB / 1000)])
-def test_a_payload_that_hardly_moves_has_a_rate_that_a_message_can_carry(payload: int, rate: float) -> None:
+def test_rate_of_very_slow_payload_can_be_encoded(payload: int, rate: float) -> None:
     link = measure([0.01] * 5 + [1000.01], payload)
     assert link.bytes_per_s == pytest.approx(rate)
     encode(LinkReport(1, 1, "h", 4, (MeasuredLink(0, link.round_trip_s, link.bytes_per_s),)))
 
 
-def test_of_several_payloads_the_quickest_counts() -> None:
+def test_fastest_of_several_payloads_counts() -> None:
     """The first payloads of an idle connection are slow."""
     probing, now = Probing(payload_bytes=1000, payloads=3, epoch=7), 0.0
     step: Probe | LinkSpeed | None = probing.next_probe(now)
@@ -54,7 +54,7 @@ def test_of_several_payloads_the_quickest_counts() -> None:
     assert step.bytes_per_s == pytest.approx(1000 / 0.01)
 
 
-def test_an_echo_that_comes_again_is_no_payload() -> None:
+def test_duplicate_echo_is_ignored() -> None:
     probing = Probing(payload_bytes=10, payloads=2)
     probing.next_probe(0.0)
     for number in range(1, 6):

@@ -85,7 +85,7 @@ DEEP = (
     ],
 )  # fmt: skip
 @pytest.mark.fault("W2", "refused, with little memory")
-def test_refused_soon_and_in_little_memory(data: bytes, cause: str) -> None:
+def test_malformed_messages_are_refused_fast_in_little_memory(data: bytes, cause: str) -> None:
     with pytest.raises(ProtocolError, match=cause):
         decode(data)
     # A text is made before its length is checked: odd characters take four bytes each.
@@ -127,7 +127,7 @@ def test_the_sender_refuses_what_the_receiver_would(message: Message, cause: str
 
 
 @pytest.mark.parametrize("rate", [1e-300, 0.999])
-def test_a_rate_that_would_overflow_a_plan_is_refused_where_it_is_made_and_where_it_is_read(rate):
+def test_rate_below_one_is_refused_by_constructor_and_decoder(rate):
     for make in (
         lambda: Capacity(rate, 0.0),
         lambda: MeasuredLink(0, 0.1, rate),

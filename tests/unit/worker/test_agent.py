@@ -268,7 +268,7 @@ def order(epoch: int) -> epochs.Prepare:
     return epochs.Prepare(epoch, 1, 2, "pack-1", (0, 4), (4, 8), 0, 0.3, 1.5, 60.0)
 
 
-def test_what_was_measured_before_is_offered_at_once(make: Callable[..., Worker]) -> None:
+def test_stored_measurements_are_offered_at_once(make: Callable[..., Worker]) -> None:
     worker = make()
     found = worker.start()
     assert (found.host, found.threads, found.memory_bytes) == ("pi", 2, 1 << 30)
@@ -278,7 +278,7 @@ def test_what_was_measured_before_is_offered_at_once(make: Callable[..., Worker]
     assert worker.expect(epochs.Offer) == found, "the same agent has the same nonce"
 
 
-def test_what_is_not_known_is_measured_and_kept(make: Callable[..., Worker]) -> None:
+def test_unknown_capacity_is_measured_and_stored(make: Callable[..., Worker]) -> None:
     worker = make(known=False)
     assert worker.start().capacity == REPORT.capacity
     assert [server.measure for server in FakeForkServer.made] == [True]
@@ -296,7 +296,7 @@ def test_what_is_not_known_is_measured_and_kept(make: Callable[..., Worker]) -> 
         (epochs.Spare(0, "fetching", "slow"), "this machine joins later: slow"),
     ],
 )
-def test_a_worker_without_a_part_says_why(worker: Worker, spare: epochs.Spare, line: str) -> None:
+def test_spare_worker_prints_the_reason(worker: Worker, spare: epochs.Spare, line: str) -> None:
     worker.say(spare)
     assert worker.said.get(timeout=WAIT_S) == line
 
@@ -318,7 +318,7 @@ def test_a_worker_without_a_part_says_why(worker: Worker, spare: epochs.Spare, l
         ("its process ended with status 4 (layer 3 is\n\x07 damaged)", "layer 3 is \\x07 damaged"),
     ],
 )
-def test_the_end_of_a_node_is_told_in_plain_words(worker: Worker, cause: str, line: str) -> None:
+def test_end_of_node_is_printed_in_plain_words(worker: Worker, cause: str, line: str) -> None:
     """The master gets the whole cause."""
     worker.launched(5).cause = cause
     worker.clock.advance(0.31)
@@ -329,7 +329,7 @@ def test_the_end_of_a_node_is_told_in_plain_words(worker: Worker, cause: str, li
     assert worker.said.get(timeout=WAIT_S) == "now computing as one of 2 machines", "it is news again"
 
 
-def test_a_worker_whose_memory_holds_no_share_ends_with_what_to_type(worker: Worker) -> None:
+def test_too_small_worker_ends_with_memory_advice(worker: Worker) -> None:
     worker.say(epochs.Spare(0, "too small", "it offers 1 MB,\nstart it again with --memory 2MB or more"))
     worker.thread.join(WAIT_S)
     assert isinstance(worker.error, OutOfMemory)
@@ -339,7 +339,7 @@ def test_a_worker_whose_memory_holds_no_share_ends_with_what_to_type(worker: Wor
     worker.expect(epochs.Leaving)
 
 
-def test_what_a_worker_is_for_is_said_when_it_changes(worker: Worker) -> None:
+def test_worker_role_is_printed_only_on_change(worker: Worker) -> None:
     slow = epochs.Spare(0, "slower", "2 s with it")
     worker.say(slow)
     worker.say(epochs.Spare(0, "slower", "3 s with it"))
@@ -356,7 +356,7 @@ def test_what_a_worker_is_for_is_said_when_it_changes(worker: Worker) -> None:
     ]
 
 
-def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
+def test_agent_handles_epoch_from_prepare_to_release(worker: Worker) -> None:
     worker.say(order(5))
     assert worker.expect(epochs.Preparing) == epochs.Preparing(5, 1, 2, 3.0)
     worker.fetch.let(5)
@@ -378,7 +378,7 @@ def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
     worker.sync()
 
 
-def test_the_master_hears_of_a_worker_whose_node_takes_long_to_end(worker: Worker) -> None:
+def test_agent_sends_pulses_while_node_is_ending(worker: Worker) -> None:
     worker.launched(5).lingers = 3
     worker.say(epochs.Release(5))
     assert [worker.expect(epochs.AgentPulse).epoch for _ in range(3)] == [5, 5, 5]
@@ -387,7 +387,7 @@ def test_the_master_hears_of_a_worker_whose_node_takes_long_to_end(worker: Worke
 
 
 @pytest.mark.parametrize("prepared", [None, 4])
-def test_a_launch_of_what_is_not_prepared_is_answered(worker: Worker, prepared: int | None) -> None:
+def test_launch_without_prepare_is_answered_with_node_ended(worker: Worker, prepared: int | None) -> None:
     if prepared is not None:
         worker.prepared(prepared)
     worker.say(epochs.Launch(5))
@@ -397,7 +397,7 @@ def test_a_launch_of_what_is_not_prepared_is_answered(worker: Worker, prepared: 
 
 
 @pytest.mark.parametrize("error", [DiskFull("the disk is full"), ValueError("a defect")])
-def test_a_fetch_that_fails_is_told(worker: Worker, error: Exception) -> None:
+def test_failed_fetch_is_reported(worker: Worker, error: Exception) -> None:
     worker.fetch.errors[5] = error
     worker.fetch.let(5)
     worker.say(order(5))
@@ -407,9 +407,7 @@ def test_a_fetch_that_fails_is_told(worker: Worker, error: Exception) -> None:
     worker.prepared(6)
 
 
-def test_a_machine_without_threads_says_so_and_goes_on_once_it_has_some(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_recovers_after_thread_start_failure(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -430,7 +428,7 @@ def test_a_machine_without_threads_says_so_and_goes_on_once_it_has_some(
     assert worker.expect(epochs.Prefetched).complete
 
 
-def test_a_new_order_takes_the_place_of_the_one_before_and_fetches_after_it(worker: Worker) -> None:
+def test_new_prepare_waits_for_cancelled_fetch(worker: Worker) -> None:
     """Two at a time would meet at the master as one worker with two connections."""
     worker.fetch.deaf.add(5)
     worker.say(order(5))
@@ -448,7 +446,7 @@ def test_a_new_order_takes_the_place_of_the_one_before_and_fetches_after_it(work
 
 @pytest.mark.parametrize("when", ["before fetching", "after fetching"])
 @pytest.mark.fault("P14", "a worker whose system starts no process says so, and stays")
-def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
+def test_process_start_failure_ends_the_epoch(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     if when == "after fetching":
@@ -464,7 +462,7 @@ def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
     worker.launched(6)
 
 
-def test_a_limit_that_is_lowered_is_offered_without_being_asked(worker: Worker) -> None:
+def test_lowered_memory_limit_is_offered_unasked(worker: Worker) -> None:
     worker.usable = 1 << 29
     worker.clock.advance(2.01)
     assert worker.expect(epochs.Offer).memory_bytes == 1 << 29
@@ -474,9 +472,7 @@ def test_a_limit_that_is_lowered_is_offered_without_being_asked(worker: Worker) 
 
 
 @pytest.mark.parametrize("seen_by", ["the agent", "the master"])
-def test_the_master_hears_what_to_plan_with_before_it_hears_that_a_node_ran_out_of_memory(
-    worker: Worker, seen_by: str
-) -> None:
+def test_new_offer_precedes_out_of_memory_node_end(worker: Worker, seen_by: str) -> None:
     node = worker.launched(5)
     node.out_of_memory, node.cause, node.lingers = True, "it ran out of memory", 2
     if seen_by == "the agent":
@@ -495,9 +491,7 @@ def test_the_master_hears_what_to_plan_with_before_it_hears_that_a_node_ran_out_
 
 @pytest.mark.parametrize("words", ["IntegrityError: layer 3 is damaged", "ReadFault: cannot read 8 bytes"])
 @pytest.mark.parametrize("first", ["the node", "the release"])
-def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_faster(
-    worker: Worker, first: str, words: str
-) -> None:
+def test_damaged_shards_are_verified_before_next_epoch(worker: Worker, first: str, words: str) -> None:
     """The node reports the damage to the master, whose Release may come before the process has ended."""
     child = worker.launched(5)
     child.log = words
@@ -515,7 +509,7 @@ def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_fas
 PREFETCH = epochs.Prefetch(0, 3, "p1", (((0, 4), (0, 2)),))
 
 
-def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker: Worker) -> None:
+def test_prefetch_runs_only_while_cluster_is_at_rest(worker: Worker) -> None:
     prefetch = worker.prefetch
     worker.launched(5)
     worker.say(PREFETCH)
@@ -534,7 +528,7 @@ def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker:
     assert prefetch.asked.empty(), "it is there"
 
 
-def test_a_coming_epoch_goes_before_what_other_plans_need(worker: Worker) -> None:
+def test_prepare_cancels_and_delays_prefetch(worker: Worker) -> None:
     prefetch = worker.prefetch
     worker.say(PREFETCH)
     worker.say(epochs.MasterPulse(5, at_rest=True))
@@ -549,7 +543,7 @@ def test_a_coming_epoch_goes_before_what_other_plans_need(worker: Worker) -> Non
     assert prefetch.asked.get(timeout=WAIT_S) == PREFETCH
 
 
-def test_why_other_plans_parts_do_not_come_is_said_once_and_they_are_tried_again(worker: Worker) -> None:
+def test_failed_prefetch_is_reported_once_and_retried(worker: Worker) -> None:
     prefetch = worker.prefetch
     prefetch.error = DiskFull("no room\nfor it")
     prefetch.let.set()
@@ -578,7 +572,7 @@ def test_why_other_plans_parts_do_not_come_is_said_once_and_they_are_tried_again
     assert [one.complete for one in told] == [True], "the same failure was not told again"
 
 
-def test_one_fork_server_starts_the_nodes_of_all_epochs_and_another_one_once_it_has_ended(
+def test_fork_server_is_reused_until_it_ends(
     worker: Worker,
 ) -> None:
     worker.launched(5)
@@ -589,7 +583,7 @@ def test_one_fork_server_starts_the_nodes_of_all_epochs_and_another_one_once_it_
     assert len(FakeForkServer.made) == 2
 
 
-def test_a_silent_master_is_waited_for_and_preparing_goes_on(worker: Worker) -> None:
+def test_preparing_continues_while_master_is_silent(worker: Worker) -> None:
     worker.say(order(5))
     worker.fetch.started.get(timeout=WAIT_S)
     assert worker.says_in_silence() == "the master is silent; waiting for it"
@@ -599,7 +593,7 @@ def test_a_silent_master_is_waited_for_and_preparing_goes_on(worker: Worker) -> 
     assert worker.said.get(timeout=WAIT_S) == "the master is back"
 
 
-def test_a_worker_that_was_itself_held_up_does_not_blame_the_master(worker: Worker) -> None:
+def test_stalled_worker_does_not_blame_the_master(worker: Worker) -> None:
     worker.expect(epochs.AgentPulse)
     worker.clock.advance(5.0)
     worker.expect(epochs.AgentPulse)
@@ -610,7 +604,7 @@ def test_a_worker_that_was_itself_held_up_does_not_blame_the_master(worker: Work
     assert worker.said.empty()
 
 
-def test_a_silent_master_is_looked_for_again_and_again_until_it_is_found_elsewhere(worker: Worker) -> None:
+def test_silent_master_is_probed_until_found_elsewhere(worker: Worker) -> None:
     for seen in ("unknown", "moved"):
         worker.paths.put(seen)
     assert worker.says_in_silence() == "the master is silent; waiting for it"
@@ -621,7 +615,7 @@ def test_a_silent_master_is_looked_for_again_and_again_until_it_is_found_elsewhe
     worker.expect(epochs.Leaving)
 
 
-def test_a_master_that_is_heard_is_not_elsewhere(worker: Worker) -> None:
+def test_master_still_heard_is_not_taken_as_moved(worker: Worker) -> None:
     worker.paths.put("moved")
     worker.launched(5)
     worker.say(epochs.Release(5))
@@ -633,7 +627,7 @@ def test_a_master_that_is_heard_is_not_elsewhere(worker: Worker) -> None:
 
 
 @pytest.mark.fault("P11", "a worker says so once, until they pass")
-def test_that_large_packets_vanish_is_said_once_until_they_pass(worker: Worker) -> None:
+def test_small_mtu_is_printed_once_until_it_is_gone(worker: Worker) -> None:
     lines = []
     for epoch, seen in enumerate(("small MTU", "small MTU", "unknown", "small MTU"), 5):
         worker.launched(epoch)
@@ -647,7 +641,7 @@ def test_that_large_packets_vanish_is_said_once_until_they_pass(worker: Worker) 
     assert lines == [1, 0, 0, 1]
 
 
-def test_a_worker_that_is_revoked_ends_in_words(worker: Worker) -> None:
+def test_revoked_worker_ends_with_peer_error(worker: Worker) -> None:
     worker.launched(5)
     worker.say(Refused("revoked", "the master has revoked the key of this worker"))
     worker.thread.join(WAIT_S)
@@ -655,7 +649,7 @@ def test_a_worker_that_is_revoked_ends_in_words(worker: Worker) -> None:
     assert "revoked" in str(worker.error)
 
 
-def test_kv_snapshots_are_another_process_s_until_this_one_is_a_member(
+def test_kv_snapshots_are_deleted_only_by_a_member(
     make: Callable[..., Worker],
 ) -> None:
     worker = make()
@@ -672,7 +666,7 @@ def test_kv_snapshots_are_another_process_s_until_this_one_is_a_member(
 
 
 @pytest.mark.parametrize("state", ["idle", "fetching", "prepared", "running"])
-def test_stopping_leaves_nothing_behind(worker: Worker, state: str) -> None:
+def test_stop_ends_the_agent_in_every_state(worker: Worker, state: str) -> None:
     if state == "fetching":
         worker.say(order(5))
         worker.fetch.started.get(timeout=WAIT_S)

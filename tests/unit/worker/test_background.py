@@ -6,7 +6,7 @@ from tpiedge.worker.background import Background
 WAIT_S = 10.0
 
 
-def test_an_outcome_is_taken_once_and_one_that_nobody_wants_is_dropped() -> None:
+def test_result_is_taken_once_or_dropped_on_cancel() -> None:
     dropped: list[int] = []
     work = Background("test", dropped.append)
     for act in (work.pop_result, work.cancel):
@@ -23,7 +23,7 @@ def test_an_outcome_is_taken_once_and_one_that_nobody_wants_is_dropped() -> None
     work.close()
 
 
-def test_a_defect_is_an_error_in_words() -> None:
+def test_exception_in_background_becomes_peer_error() -> None:
     work: Background[int] = Background("test")
     work.start(lambda _cancelled: 1 // 0)
     while (found := work.pop_result()) is None:

@@ -43,7 +43,7 @@ def probe(
     return probe_path(NAMED, known, key)
 
 
-def test_a_name_that_means_another_address_is_believed_where_the_master_s_key_is(
+def test_master_moved_only_if_new_address_has_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with master(KEYS) as address:
@@ -53,7 +53,7 @@ def test_a_name_that_means_another_address_is_believed_where_the_master_s_key_is
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_of_several_addresses_the_one_where_it_was_counts_as_long_as_it_is_there(
+def test_known_address_wins_while_the_master_answers_there(
     monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     def order(known: Address, other: Address) -> tuple[Address, Address]:
@@ -68,7 +68,7 @@ def test_of_several_addresses_the_one_where_it_was_counts_as_long_as_it_is_there
     assert probe(monkeypatch, *order(KNOWN, other)) == "unknown", "nobody is anywhere"
 
 
-def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_name_gives_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_named: Address) -> tuple[Address, ...]:
         raise UserError("the host is not known here")
 
@@ -77,7 +77,7 @@ def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("passed", "seen"), [(True, "unknown"), (False, "small MTU"), (None, "unknown")])
-def test_whether_large_packets_pass(
+def test_lost_large_packets_give_small_mtu(
     monkeypatch: pytest.MonkeyPatch, passed: bool | None, seen: PathState
 ) -> None:
     monkeypatch.setattr(masters, "passes_large_packets", lambda *_address: passed)

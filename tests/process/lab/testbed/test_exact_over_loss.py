@@ -56,7 +56,7 @@ def tokens_of_one_node() -> tuple[int, ...]:
 
 @pytest.mark.parametrize("way", ["mesh", "two-shot"])
 @pytest.mark.fault("P10", "the answer is exact")
-def test_four_devices_say_what_one_says(bed: str, tmp_path: Path, way: str) -> None:
+def test_four_devices_answer_exactly_over_lossy_links(bed: str, tmp_path: Path, way: str) -> None:
     """A link whose first packets are lost again and again is given up, and all goes over the star: seldom."""
     testbed = lossy(tmp_path, bed, 4)
     used: list[str] = []

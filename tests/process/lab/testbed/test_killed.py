@@ -73,7 +73,7 @@ def test_down_removes_what_a_killed_up_has_left(bed: str, point: tuple[str, str,
 
 
 @pytest.mark.parametrize("point", [POINTS[5], POINTS[7]], ids=lambda point: f"{point[1]}-{point[2]}")
-def test_up_removes_it_too_and_goes_on(bed: str, point: tuple[str, str, int]) -> None:
+def test_up_removes_what_a_killed_up_has_left(bed: str, point: tuple[str, str, int]) -> None:
     assert die(bed, *point)
     with open_testbed("pair", name=bed) as testbed:
         assert len(switches(bed)) == 1
@@ -82,7 +82,7 @@ def test_up_removes_it_too_and_goes_on(bed: str, point: tuple[str, str, int]) ->
 
 
 @pytest.mark.parametrize(("function", "calls"), [("end_all", 2), ("remove_namespace", 2)])
-def test_a_killed_down_is_finished_by_whoever_comes_next(bed: str, function: str, calls: int) -> None:
+def test_next_up_cleans_up_after_a_killed_down(bed: str, function: str, calls: int) -> None:
     up(load_scenario("pair", bed), print)
     assert die(bed, "tpiedge.lab.testbed.testbed", function, calls)
     assert f"something is left of {bed}" in run_command("testbed", "status").err
@@ -92,7 +92,7 @@ def test_a_killed_down_is_finished_by_whoever_comes_next(bed: str, function: str
 
 
 @pytest.mark.fault("P20", "the next command removes a killed one's testbed")
-def test_a_killed_program_leaves_it_to_the_next(bed: str) -> None:
+def test_next_program_removes_testbed_of_a_killed_one(bed: str) -> None:
     hold = "import sys, time\nfrom tpiedge.lab.testbed.running import open_testbed\n"
     hold += "with open_testbed('pair', name=sys.argv[1]):\n"
     hold += "    print('up', flush=True)\n    time.sleep(60)"

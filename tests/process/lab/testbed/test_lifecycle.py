@@ -35,7 +35,7 @@ def record_of(name: str) -> dict:
 
 
 @pytest.mark.thin
-def test_from_up_to_down(bed: str) -> None:
+def test_testbed_goes_up_reports_status_and_goes_down(bed: str) -> None:
     before = os.times()
     ended = run("up", "pair", "--name", bed)
     after = os.times()
@@ -64,7 +64,7 @@ def test_from_up_to_down(bed: str) -> None:
     assert "is not up" in run("status", bed, status=2).err
 
 
-def test_a_command_on_a_device_is_that_command(bed: str) -> None:
+def test_exec_runs_the_command_inside_the_device(bed: str) -> None:
     up(load_scenario("pair", bed), print)
     show = "cat; readlink /proc/self/ns/net; cat /proc/self/cgroup; echo bad >&2; exit 7"
     ended = run("exec", bed, "device2", "--", "sh", "-c", show, stdin="hello\n", status=7)
@@ -105,7 +105,7 @@ def listening(namespace: Path, port: int) -> bool:
         return f":{port:04X} 00000000:0000 0A" in Path("/proc/thread-self/net/tcp").read_text()
 
 
-def test_two_at_once_do_not_meet(bed: str) -> None:
+def test_two_testbeds_do_not_interfere(bed: str) -> None:
     """The same addresses and names, other namespaces; what is done to one is not done to the other."""
     with removed(bed_name()) as other:
         with open_testbed("pair", name=bed) as first, open_testbed("pair", name=other) as second:
@@ -123,7 +123,7 @@ def test_two_at_once_do_not_meet(bed: str) -> None:
         assert left_of(other) == []
 
 
-def test_down_ends_what_still_runs(bed: str) -> None:
+def test_down_ends_processes_that_still_run(bed: str) -> None:
     """Politely first; what does not listen, is stopped or has left its control group goes as well."""
     up(load_scenario("pair", bed), print)
     polite = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
@@ -145,7 +145,7 @@ def test_down_ends_what_still_runs(bed: str) -> None:
         process.stdout.close()
 
 
-def test_a_link_changes_while_it_runs(bed: str) -> None:
+def test_link_settings_change_while_the_testbed_runs(bed: str) -> None:
     up(load_scenario("pair", bed), print)
     run("link", bed, "device1", "--latency", "3ms", "--loss", "1%")
     run("link", bed, "device2", "--rate", "10 Mbit/s", "--down")
@@ -161,7 +161,7 @@ def test_a_link_changes_while_it_runs(bed: str) -> None:
     assert "has no link in the testbed" in run("link", bed, "router", "--loss", "1%", status=2).err
 
 
-def test_a_switch_that_was_killed_is_told_of_and_taken_down(bed: str) -> None:
+def test_killed_switch_is_reported_and_taken_down(bed: str) -> None:
     up(load_scenario("pair", bed), print)
     (pid,) = switches(bed)
     victim = psutil.Process(pid)
@@ -175,7 +175,7 @@ def test_a_switch_that_was_killed_is_told_of_and_taken_down(bed: str) -> None:
     assert left_of(bed) == []
 
 
-def test_who_is_not_root_is_told_so(bed: str) -> None:
+def test_testbed_commands_say_that_they_need_root(bed: str) -> None:
     up(load_scenario("pair", bed), print)
     for arguments in (("up", "pair"), ("status", bed), ("ls",)):
         status, err = as_nobody("testbed", *arguments)

@@ -54,7 +54,7 @@ def on(testbed: RunningTestbed, device: str, *arguments: str) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
 
-def test_memory(bed: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
+def test_device_memory_limit_is_enforced(bed: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
     with open_testbed(written(tmp_path, bed, TEXT)) as testbed:
         assert on(testbed, "small", TAKE, str(32 * MIB)).returncode == 0
         assert on(testbed, "small", TAKE, str(128 * MIB)).returncode == -9
@@ -69,7 +69,7 @@ def test_memory(bed: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
 
 
 @pytest.mark.alone
-def test_processor_time(bed: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
+def test_device_cpu_limit_is_enforced(bed: str, tmp_path: Path, here: Callable[..., Ended]) -> None:
     """A quarter of a processor, within wide bounds. More than there are is no limit."""
     with open_testbed(written(tmp_path, bed, TEXT)) as testbed:
         used_s = float(on(testbed, "small", SPIN).stdout)
@@ -83,7 +83,7 @@ def test_processor_time(bed: str, tmp_path: Path, here: Callable[..., Ended]) ->
         assert (large["cpus"], large["cpus_limited"]) == (900, False)
 
 
-def test_a_computer_that_allows_no_groups_is_told_of(
+def test_lack_of_control_groups_is_reported(
     bed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container has the network without the limits, and says so."""
@@ -98,7 +98,7 @@ def test_a_computer_that_allows_no_groups_is_told_of(
     assert "devices have no limits" in said[1]
 
 
-def test_entering_is_quick(bed: str) -> None:
+def test_entering_a_device_is_quick(bed: str) -> None:
     with open_testbed("pair", name=bed) as testbed:
         command = [*testbed.devices[0].enter_command, "true"]
         times_s = []

@@ -47,7 +47,9 @@ def three(bed: str, tmp_path: Path) -> str:
     return written(tmp_path, bed, THREE)
 
 
-def test_the_same_tokens_and_nothing_left(bed: str, three: str, generate: Callable[..., dict]) -> None:
+def test_testbed_run_gives_same_tokens_and_leaves_nothing(
+    bed: str, three: str, generate: Callable[..., dict]
+) -> None:
     ended = run_command("run", *ASK, "--max-tokens", 16, "--json", "--testbed", three)
     assert ended.status == 0, ended.err
     (line,) = ended.out.splitlines()
@@ -66,7 +68,7 @@ def carried(bed: str) -> list[int]:
     return [link["counters"]["bytes"] for link in links]
 
 
-def test_a_demonstration_on_one_that_is_up_leaves_it_up(bed: str, three: str) -> None:
+def test_demo_on_a_running_testbed_leaves_it_up(bed: str, three: str) -> None:
     assert run_command("testbed", "up", three).status == 0
     before = switches(bed)
     ended = run_command("demo", "--max-tokens", 8, "--testbed", bed)
@@ -77,7 +79,7 @@ def test_a_demonstration_on_one_that_is_up_leaves_it_up(bed: str, three: str) ->
     assert all(count > 10_000 for count in carried(bed))
 
 
-def test_one_that_is_interrupted_takes_it_down(bed: str, three: str, start) -> None:
+def test_interrupted_run_takes_its_testbed_down(bed: str, three: str, start) -> None:
     started = start("run", *ASK, "--max-tokens", 400, "--ignore-eos", "--testbed", three)
     started.wait_for_output()
     assert all(members(bed, device) for device in ("fast", "slow", "lossy"))
@@ -87,7 +89,7 @@ def test_one_that_is_interrupted_takes_it_down(bed: str, three: str, start) -> N
     assert left_of(bed) == []
 
 
-def test_one_that_is_killed_is_removed_by_the_next_of_any_name(bed: str, three: str, start) -> None:
+def test_next_up_removes_testbed_of_a_killed_run(bed: str, three: str, start) -> None:
     started = start("run", *ASK, "--max-tokens", 400, "--ignore-eos", "--testbed", three)
     started.wait_for_output()
     assert left_of(bed)
@@ -102,9 +104,7 @@ def test_one_that_is_killed_is_removed_by_the_next_of_any_name(bed: str, three: 
         assert read_state(living) is not None
 
 
-def test_a_device_whose_memory_is_too_small_is_refused_before_anything_starts(
-    bed: str, tmp_path: Path
-) -> None:
+def test_too_small_device_memory_is_refused_before_start(bed: str, tmp_path: Path) -> None:
     path = written(tmp_path, bed, THREE.replace("1 GB", "64 MB"))
     ended = run_command("run", *ASK, "--testbed", path)
     assert ended.status == 4, ended.err
@@ -122,7 +122,7 @@ def test_a_device_whose_memory_is_too_small_is_refused_before_anything_starts(
     ],
     ids=str,
 )
-def test_what_cannot_be_meant(arguments: tuple[object, ...], said: str) -> None:
+def test_invalid_testbed_flags_are_refused(arguments: tuple[object, ...], said: str) -> None:
     status, words = refusal("run", *ASK, *arguments)
     assert status == 2
     assert said in words

@@ -33,7 +33,7 @@ def deviation(measure, wanted: float, within: float = WITHIN) -> float:
     return min(found)
 
 
-def test_round_trips(bed: str) -> None:
+def test_testbed_round_trips_match_its_file(bed: str) -> None:
     with open_testbed("laptops-4", name=bed) as testbed:
         first, *others = testbed.devices
         for other in others:
@@ -51,7 +51,7 @@ def test_round_trips(bed: str) -> None:
                 assert deviation(ping, wanted, within) < within, other.name
 
 
-def test_throughput(bed: str) -> None:
+def test_testbed_throughput_matches_its_file(bed: str) -> None:
     with open_testbed("pair", name=bed) as testbed:
         first, *others = testbed.devices
         for other in others:
@@ -62,7 +62,7 @@ def test_throughput(bed: str) -> None:
             )
 
 
-def test_check_prints_what_it_finds(bed: str) -> None:
+def test_check_command_prints_measured_and_expected_figures(bed: str) -> None:
     assert run_command("testbed", "up", "pair", "--name", bed).status == 0
     ended = run_command("testbed", "check", bed, "--json")
     assert ended.status == 0, ended.err

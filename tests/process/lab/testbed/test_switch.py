@@ -74,7 +74,7 @@ def test_a_round_trip_takes_both_latencies(joined: Joined, latency_ms: int) -> N
 
 
 @pytest.mark.parametrize("megabits", [50, 300])
-def test_a_connection_uses_the_rate(joined: Joined, megabits: int) -> None:
+def test_throughput_reaches_the_link_rate(joined: Joined, megabits: int) -> None:
     link = SwitchLink("", 0.0005, bytes_per_s=megabits * _MEGABIT)
     devices, switch = joined(link, link)
     rates = [goodput(devices, "a", "b", 1.2)]
@@ -86,7 +86,7 @@ def test_a_connection_uses_the_rate(joined: Joined, megabits: int) -> None:
     assert link_bytes >= sum(rates) * 0.8
 
 
-def test_as_many_are_lost_as_the_plan_says(joined: Joined) -> None:
+def test_packet_loss_matches_the_plan(joined: Joined) -> None:
     count, loss = 6000, 0.05
     devices, switch = joined(SwitchLink("", 0.001, loss=loss))
     with open_udp(devices, "a") as one, open_udp(devices, "b") as other:
@@ -116,7 +116,7 @@ def test_a_full_queue_drops_the_rest(joined: Joined) -> None:
     assert 20 <= link["packets"] <= 24
 
 
-def test_links_change_while_it_runs(joined: Joined) -> None:
+def test_link_settings_change_while_the_switch_runs(joined: Joined) -> None:
     devices, switch = joined(SwitchLink("", 0.001))
     switch.client.set_links({"ab0": {"latency_s": 0.02}, "ba0": {"latency_s": 0.01}})
     assert 0.03 - 2 * _HOST_S <= round_trip_s(devices, "a", "b", 5)[0] < 0.05
@@ -131,7 +131,7 @@ def test_links_change_while_it_runs(joined: Joined) -> None:
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.0])
-def test_a_connection_arrives_byte_for_byte(joined: Joined, loss: float) -> None:
+def test_data_sent_through_the_switch_arrives_unchanged(joined: Joined, loss: float) -> None:
     """Packets are lost one by one where links lose any; otherwise frames are long."""
     data = os.urandom(8_000_000)
     devices, switch = joined(SwitchLink("", 0.0005, 0.0002, loss))

@@ -46,7 +46,7 @@ _ENDS: dict[str, Callable[[RunningSwitch], None]] = {
 
 
 @pytest.mark.parametrize("end", _ENDS.values(), ids=_ENDS)
-def test_it_ends_and_leaves_nothing(
+def test_signalled_switch_ends_and_leaves_no_interfaces(
     devices: Devices, switch: RunningSwitch, end: Callable[[RunningSwitch], None]
 ) -> None:
     assert devices.interfaces("a") == devices.interfaces("b") == {"lo", INTERFACE}
@@ -57,7 +57,7 @@ def test_it_ends_and_leaves_nothing(
     assert not switch.path.exists()
 
 
-def test_killed_it_leaves_no_interface_and_the_next_one_starts(devices: Devices, tmp_path: Path) -> None:
+def test_killed_switch_leaves_no_interface_and_can_restart(devices: Devices, tmp_path: Path) -> None:
     killed = RunningSwitch(_plan(devices), tmp_path)
     killed.kill()
     assert devices.interfaces("a") == devices.interfaces("b") == {"lo"}
@@ -73,9 +73,7 @@ def _ip(devices: Devices, name: str, command: str, *words: str) -> None:
         subprocess.run(["ip", "link", command, INTERFACE, *words], check=True)
 
 
-def test_it_sleeps_while_packets_wait_and_when_an_interface_is_deleted(
-    devices: Devices, tmp_path: Path
-) -> None:
+def test_switch_sleeps_while_packets_wait_or_interface_is_deleted(devices: Devices, tmp_path: Path) -> None:
     with RunningSwitch(_plan(devices, latency_s=30.0), tmp_path) as switch:
         with open_udp(devices, "a") as one:
             one.sendto(b"on its way", (devices.addresses["b"], 9))

@@ -36,7 +36,7 @@ _CUTS: dict[str, Cut] = {
 @pytest.mark.parametrize("name", _CUTS)
 @pytest.mark.fault("P8", "seen within 2 s, said; once packets pass the answer goes on, and is exact")
 @pytest.mark.fault("P8", "inside an all-reduce: seen within 2 s; the answer goes on, and is exact")
-def test_a_cut_inside_an_all_reduce_is_seen_said_and_mended(
+def test_cut_inside_an_all_reduce_is_reported_and_recovered(
     observed: Observed, cluster: NetworkCluster, story: str, exact, name: str
 ) -> None:
     """Another node delays the all-reduce, so that the cut node waits in it; its messages keep it from being lost."""

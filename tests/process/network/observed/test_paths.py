@@ -42,7 +42,7 @@ def check_taken_back(cluster: NetworkCluster, epoch: int, exact: Exact) -> int:
 @pytest.mark.fault(
     "P12", "a router forgets the connections, and later idle ones: seen, mended, and none is idle for long"
 )
-def test_a_router_that_forgets_connections(cluster: NetworkCluster, exact: Exact) -> None:
+def test_cluster_recovers_when_a_router_forgets_connections(cluster: NetworkCluster, exact: Exact) -> None:
     epoch = cluster.status()["epoch"]
     with cluster.namespaces.forgetting("worker1", _IDLE_S):
         epoch = check_taken_back(cluster, epoch, exact)
@@ -55,9 +55,7 @@ def test_a_router_that_forgets_connections(cluster: NetworkCluster, exact: Exact
 
 @pytest.mark.fault("P11", "the loss is said with the node; once they pass, the answer goes on and is exact")
 @pytest.mark.fault("P11", "where they vanish between a worker and the master, the worker says so")
-def test_large_packets_that_vanish_are_seen_and_the_answer_comes_once_they_pass(
-    cluster: NetworkCluster, exact: Exact
-) -> None:
+def test_lost_large_packets_are_reported_and_survived(cluster: NetworkCluster, exact: Exact) -> None:
     """Heartbeats still pass."""
     before, worker = len(cluster.master.log), cluster.workers["worker1"]
     unsaid = worker.log.count(SMALL_MTU)
@@ -74,7 +72,7 @@ def test_large_packets_that_vanish_are_seen_and_the_answer_comes_once_they_pass(
 
 
 @pytest.mark.fault("P11", "`tpiedge doctor --connect` finds it, and says MTU")
-def test_the_doctor_finds_where_large_packets_vanish(cluster: NetworkCluster) -> None:
+def test_doctor_detects_lost_large_packets(cluster: NetworkCluster) -> None:
     before = cluster.master.log
     with cluster.namespaces.inside("worker1"):
         well = run_command("doctor", "--connect", cluster.address)

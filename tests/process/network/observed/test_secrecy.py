@@ -25,14 +25,12 @@ def test_three_machines_answer_exactly(observed: Observed, expected: str) -> Non
     assert observed.answer == expected
 
 
-def test_the_eavesdropper_hears_what_is_said_in_the_open(observed: Observed) -> None:
+def test_packet_recording_finds_unencrypted_text(observed: Observed) -> None:
     """Proves that the search would find plain text. The marker crosses the border of two packets."""
     assert len(observed.recording.find(MARKER)) == 1
 
 
-def test_the_eavesdropper_was_there_when_weights_were_shipped(
-    observed: Observed, cluster: NetworkCluster
-) -> None:
+def test_packet_recording_covers_the_shipped_weights(observed: Observed, cluster: NetworkCluster) -> None:
     shipped = sum(node["weight_bytes"] for node in cluster.status()["nodes"] if node["name"] != "master")
     assert shipped > 1 << 20
     assert observed.recording.sent_from(cluster.port + FILES_OFFSET) >= shipped
@@ -56,7 +54,7 @@ def test_no_token_ids_are_on_the_wire(observed: Observed) -> None:
         assert [observed.recording.find(form) for form in packed] == [[]] * len(packed)
 
 
-def test_the_secret_of_the_token_is_not_on_the_wire(observed: Observed) -> None:
+def test_join_token_secret_is_not_on_the_wire(observed: Observed) -> None:
     secret = parse_token(observed.token).secret
     raw = _unbase32(secret)
     assert len(raw) == 16

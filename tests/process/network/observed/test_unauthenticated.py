@@ -59,7 +59,7 @@ def _payloads() -> list[bytes]:
 
 @pytest.mark.fault("W1", "connections are closed within seconds, and the answer under way goes on")
 @pytest.mark.fault("W7", "a hundred of them on every port are closed within seconds, and members are served")
-def test_garbage_is_thrown_out(
+def test_garbage_connections_are_closed(
     observed: Observed, cluster: NetworkCluster, namespaces: Namespaces, story: str, exact
 ) -> None:
     """The answer is under way until all callers are there."""
@@ -154,7 +154,7 @@ def proxy(observed: Observed, namespaces: Namespaces) -> Iterator[Proxy]:
 
 
 @pytest.mark.fault("W5", "recorded connections that are played again are cut; nothing changes")
-def test_what_was_recorded_is_worth_nothing(
+def test_replayed_connections_are_closed_and_change_nothing(
     proxy: Proxy, cluster: NetworkCluster, namespaces: Namespaces, exact
 ) -> None:
     exact(cluster)
@@ -176,7 +176,7 @@ def test_what_was_recorded_is_worth_nothing(
 
 @pytest.mark.parametrize(("offset", "to_worker"), [(0, False), (DATA_OFFSET, True)])
 @pytest.mark.fault("W5", "on the connection itself: it breaks and is made anew; the answer is exact")
-def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
+def test_duplicated_data_breaks_only_its_link(
     proxy: Proxy, cluster: NetworkCluster, expected: str, exact, offset: int, to_worker: bool
 ) -> None:
     check_broken_link(proxy, cluster, expected, exact, offset, lambda port: proxy.repeat(port, to_worker))

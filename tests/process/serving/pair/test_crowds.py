@@ -46,7 +46,7 @@ def joins(cluster: Serving) -> None:
 
 @pytest.mark.alone
 @pytest.mark.fault("W7", "of five thousand few are kept at a time, and none for long; members are served")
-def test_five_thousand_silent_connections(cluster: Serving, sockets):
+def test_master_survives_five_thousand_silent_connections(cluster: Serving, sockets):
     """The master ends them as they come: libzmq alone would have each for three seconds."""
     place, deadline = (cluster.address.host, cluster.port), time.monotonic() + ALL_S
     with ExitStack() as stack:

@@ -38,7 +38,7 @@ def another_torch(tmp_path: Path) -> str:
 
 
 @pytest.mark.fault("W9", "refused before it joins, with both versions and what to type")
-def test_a_newcomer_with_another_torch(cluster: Serving, another_torch: str, tmp_path: Path):
+def test_worker_with_another_torch_version_is_refused(cluster: Serving, another_torch: str, tmp_path: Path):
     """Refused before it is let in; its token stays good."""
     token, own = cluster.token(), introduction("").torch
     folders = ("--state", tmp_path / "state", "--cache", tmp_path / "cache")
@@ -54,9 +54,7 @@ def test_a_newcomer_with_another_torch(cluster: Serving, another_torch: str, tmp
 
 
 @pytest.mark.fault("W9", "other weights are fetched, never mixed")
-def test_weights_of_another_model_of_the_same_name_and_shape_are_never_used(
-    cluster: Serving, exact, tmp_path: Path
-):
+def test_same_named_weights_of_another_model_are_never_used(cluster: Serving, exact, tmp_path: Path):
     """Neither from a folder that the user names, nor from what is kept in the cache, be it under the right name."""
     ann = cluster.workers["ann"]
     assert ann.process.end() == 0

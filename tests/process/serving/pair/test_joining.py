@@ -29,7 +29,7 @@ def undisturbed(cluster: Serving, serving_on):
 
 
 @pytest.mark.fault("W10", "the second is told; the first one is undisturbed")
-def test_a_second_worker_with_the_same_identity(cluster: Serving, undisturbed, tmp_path: Path):
+def test_second_worker_with_the_same_identity_is_refused(cluster: Serving, undisturbed, tmp_path: Path):
     """A copied disk."""
     copy = tmp_path / "copied"
     shutil.copytree(cluster.workers["ann"].state, copy)

@@ -48,7 +48,7 @@ def told(cluster: Serving) -> None:
     wait_for(lambda: {("node_steps_total", rank) for rank in "01"} <= look(cluster).keys(), START_S)
 
 
-def test_every_node_tells_what_it_did(cluster: Serving) -> None:
+def test_metrics_of_every_node_grow_with_its_work(cluster: Serving) -> None:
     told(cluster)
     before = look(cluster)
     assert (before["ready", ""], before["nodes", "ready"]) == (1.0, 2.0)
@@ -79,7 +79,7 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
         assert after[f"vllm:{name}", ""] == before[f"vllm:{name}", ""] + more
 
 
-def test_all_that_the_board_asks_for_is_there(cluster: Serving) -> None:
+def test_metrics_include_all_that_the_grafana_board_queries(cluster: Serving) -> None:
     """Every metric by its name, and every label by which the board selects or groups it."""
     told(cluster)
     labels: dict[str, set[str]] = {}

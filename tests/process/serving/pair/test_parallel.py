@@ -23,7 +23,7 @@ def ask(cluster: Serving, prompt: str, tokens: int) -> tuple[str, dict]:
 
 
 @pytest.mark.fault("P1", "every answer that is under way pauses, goes on and is exact, and says so")
-def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Serving) -> None:
+def test_running_and_queued_requests_continue_after_a_loss(cluster: Serving) -> None:
     undisturbed = [ask(cluster, prompt, LONG)[0] for prompt in PROMPTS]
     with ThreadPoolExecutor(PARALLEL + 1) as threads:
         node = cluster.workers["ann"].node

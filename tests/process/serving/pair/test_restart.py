@@ -44,7 +44,7 @@ def stream(client: openai.OpenAI, tokens: int):
 @pytest.mark.fault(
     "P7", "the client's connection breaks; the next master adopts the workers, and nothing is shipped again"
 )
-def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
+def test_workers_are_adopted_after_master_is_killed_mid_answer(cluster: Serving, adopted):
     with cluster.client() as client, cluster.crawling():
         answer = stream(client, LONG)
         for _ in range(10):
@@ -60,7 +60,7 @@ def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
 
 
 @pytest.mark.fault("P7", "the answer is finished; exit status 0")
-def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
+def test_terminated_master_finishes_its_answer_first(cluster: Serving, adopted):
     with cluster.client() as client:
         with cluster.crawling():  # or nothing may be under way any more
             answer = stream(client, LONG)

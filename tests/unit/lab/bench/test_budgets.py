@@ -6,7 +6,7 @@ from tpiedge.units import MIB
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
-def test_the_least_whole_mib_that_works(needed: int, more: int) -> None:
+def test_smallest_working_budget_is_found_to_a_mib(needed: int, more: int) -> None:
     tried: list[int] = []
 
     def works(nbytes: int) -> bool:

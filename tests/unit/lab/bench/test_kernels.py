@@ -25,7 +25,7 @@ def cases(kernel: str, precision: str, tokens: int) -> list[Case]:
     ]
 
 
-def test_shapes() -> None:
+def test_shapes_flag_is_parsed() -> None:
     assert _shapes("4096x11008, 64x32") == [(4096, 11008), (64, 32)]
     for text in ("", "4096", "x", "16x64", "65x64", "99999x99999", "1x2x3", "-64x64"):
         with pytest.raises(UserError, match="--shapes"):
@@ -34,7 +34,7 @@ def test_shapes() -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("kernel", _KERNELS)
-def test_every_case_runs_natively_and_with_torch_alike(kernel: str, precision: str) -> None:
+def test_bench_cases_give_equal_results_natively_and_in_torch(kernel: str, precision: str) -> None:
     (case,) = cases(kernel, precision, 3)
     assert case.precision == ("f32" if kernel in ("rms_norm", "rope", "swiglu") else precision)
     assert not case.quantised
@@ -48,7 +48,7 @@ def test_every_case_runs_natively_and_with_torch_alike(kernel: str, precision: s
             torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
-def test_what_does_not_fit_is_one_line() -> None:
+def test_too_large_bench_case_gives_a_one_line_error() -> None:
     wanted = (["ffn"], [(16384, 16384)], ["f32"], [8], Rotation(128 << 20))
     with pytest.raises(OutOfMemory) as caught:
         check_room(*wanted, 1 << 30)
@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_one_line() -> None:
     check_room(*wanted, 8 << 30)
 
 
-def test_bytes_and_operations() -> None:
+def test_bytes_and_operations_of_cases_are_counted() -> None:
     hidden, columns = SHAPE
     (case,) = cases("project", "bf16", 5)
     assert case.operations == 2 * 5 * hidden * columns
@@ -70,7 +70,7 @@ def test_bytes_and_operations() -> None:
     assert seen.operations == 4 * (2048 + 2047) * hidden
 
 
-def test_a_report() -> None:
+def test_bench_report_has_all_figures() -> None:
     said: list[str] = []
     bench = Bench(library, BUFFER_BYTES, said.append)
     results = [

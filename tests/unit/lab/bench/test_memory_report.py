@@ -52,12 +52,12 @@ def test_the_bound_is_the_slower_of_disk_and_processor() -> None:
     assert found["settings"]["all"]["bound_reached"]["median"] == 1.0
 
 
-def test_where_nothing_fits_computing_is_what_is_left_without_waits() -> None:
+def test_compute_time_without_full_memory_excludes_stalls() -> None:
     found = figures(window=[run(sample(2.5, 200, stall_s=1.75))], more=[run(sample(2.0, 150, stall_s=1.0))])
     assert (found["compute_s_per_token"], found["compute_from"]) == (0.75, "streaming without waits")
 
 
-def test_a_setting_that_failed_is_told_and_the_others_stay(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_setting_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     killed = SettingRun(
         None, "status 4: tpiedge: node 0 ran out of memory", GroupPeak(400, 400, 1), (100.0, 100.0)
     )

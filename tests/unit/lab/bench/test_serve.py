@@ -43,7 +43,7 @@ END = b"0\r\n\r\n"
 
 
 @given(st.lists(st.integers(1, 400), max_size=12))
-def test_how_the_bytes_are_cut_changes_nothing_but_times(cuts: list[int]) -> None:
+def test_network_fragmentation_changes_only_arrival_times(cuts: list[int]) -> None:
     events = [text("a"), b": ping\n\n", text("b"), text("", [4, 5]), usage(11, 4), DONE]
     data = HEAD + b"".join(map(chunk, events)) + END
     bounds = [0, *sorted({min(cut, len(data)) for cut in cuts}), len(data)]
@@ -53,12 +53,12 @@ def test_how_the_bytes_are_cut_changes_nothing_but_times(cuts: list[int]) -> Non
     assert list(found.token_s) == sorted(found.token_s)
 
 
-def test_an_answer_without_chunks() -> None:
+def test_answer_without_chunked_encoding_is_read() -> None:
     found = read_answer(0.0, [(1.0, PLAIN + text("a") + DONE)], 2.0, 8)
     assert (found.token_s, found.error) == ((1.0,), "")
 
 
-def test_tokens_that_had_no_text_came_with_the_last_that_had() -> None:
+def test_tokens_without_text_are_timed_with_the_last_text() -> None:
     pieces = [(1.0, PLAIN + text("a")), (2.0, text("b") + text("")), (3.0, usage(8, 5) + DONE)]
     assert read_answer(0.0, pieces, 3.0, 8).token_s == (1.0, 2.0, 2.0, 2.0, 2.0)
 
@@ -87,7 +87,7 @@ def refusal(status: int, body: object) -> list[Arrival]:
         ([], "the server closed the connection without an answer"),
     ],
 )
-def test_what_is_no_whole_answer_says_why(pieces: list[Arrival], words: str) -> None:
+def test_incomplete_answer_says_why(pieces: list[Arrival], words: str) -> None:
     assert read_answer(0.0, pieces, 2.0, 8).error == words
     assert read_answer(0.0, pieces, 2.0, 8, "no server answers").error == "no server answers"
 
@@ -105,14 +105,14 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert distribution([2.0, 1.0]) == {"p50": 1, "p90": 2, "p99": 2, "max": 2}
 
 
-def test_gaps_that_have_a_part_of_some_time() -> None:
+def test_token_gaps_overlapping_a_time_window_are_found() -> None:
     answers = [answer(0, 1, 2, 4, 8), answer(0, 5)]
     assert gaps_within(answers, 2, 4) == [2]
     assert gaps_within(answers, 3, 5) == [2, 4]
     assert gaps_within(answers, 8, 9) == []
 
 
-def test_the_rate_while_all_answer_counts_no_prompt_and_no_missing_client() -> None:
+def test_rate_while_all_answer_needs_every_client_decoding() -> None:
     # Both answer from 2 to 4 alone; in it there are four tokens, after those at 2.
     both = [answer(0, 1, 2, 3, 4), answer(0, 2, 3, 4, 5)]
     assert rate_while_all_answer(both, 2) == 2
@@ -123,7 +123,7 @@ def test_the_rate_while_all_answer_counts_no_prompt_and_no_missing_client() -> N
     assert rate_while_all_answer(one_after_the_other, 2) is None
 
 
-def test_a_round() -> None:
+def test_round_figures_are_computed_from_answers() -> None:
     answers = [answer(0, 1, 2, 3), answer(0, 1, 2, 3), answer(1, ended_s=4, error="broke")]
     found = RoundFigures.of(answers, 2)
     assert (found.requests, found.errors, found.error, found.seconds) == (3, 1, "broke", 4)
@@ -136,7 +136,7 @@ def test_a_round() -> None:
     assert nothing.answering_tokens_per_s is None
 
 
-def test_prompts_have_nothing_in_common_but_what_they_share() -> None:
+def test_random_prompts_share_only_the_requested_prefix() -> None:
     random = RandomPrompts(2000, shared=16, seed=1)
     prompts = [random.of(48) for _ in range(50)]
     assert {len(prompt) for prompt in prompts} == {48}
@@ -160,7 +160,7 @@ def test_arrivals_are_a_poisson_process() -> None:
     assert times[:9] != list(itertools.islice(arrivals(4.0, 8), 9))
 
 
-def test_a_file_of_prompts() -> None:
+def test_prompt_file_is_parsed() -> None:
     lines = ['"two\\nlines"', "plain text", "", "[1, 2, 3]", "[1, -2]", "17", '{"a": 1}', '""']
     assert parse_prompts("\n".join(lines), "file") == [
         *("two\nlines", "plain text", (1, 2, 3)),

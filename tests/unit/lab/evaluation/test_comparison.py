@@ -14,7 +14,7 @@ def logits(*rows: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(rows).log() + 3.5
 
 
-def test_known_probabilities() -> None:
+def test_comparison_of_known_probabilities_is_exact() -> None:
     found = Comparison()
     reference = logits((0.5, 0.25, 0.25), (0.2, 0.7, 0.1))
     model = logits((0.25, 0.5, 0.25), (0.2, 0.7, 0.1))
@@ -28,7 +28,7 @@ def test_known_probabilities() -> None:
     assert described["perplexity"] == pytest.approx((0.25 * 0.1) ** -0.5)
 
 
-def test_what_is_no_number() -> None:
+def test_nan_logits_are_refused() -> None:
     with pytest.raises(UserError, match="not numbers"):
         Comparison().add(logits((0.5, 0.5)), torch.tensor([[math.nan, 0.0]]), (0,))
 
@@ -50,7 +50,7 @@ def test_an_infinite_divergence_is_null() -> None:
 
 @pytest.mark.parametrize("impossible", [1e4, math.inf])
 @pytest.mark.parametrize("who", ["model", "reference"])
-def test_a_perplexity_beyond_any_number_is_null(impossible: float, who: str) -> None:
+def test_overflowing_perplexity_is_null(impossible: float, who: str) -> None:
     good, bad = torch.tensor([[0.0, 0.0]]), torch.tensor([[-impossible, 0.0]])
     found = Comparison()
     found.add(*((good, bad) if who == "model" else (bad, good)), (0,))
@@ -82,7 +82,7 @@ class Pieces:
 
 
 @pytest.mark.parametrize("sizes", [(9,), (4, 5), (1, 3, 5)])
-def test_a_window_is_compared_the_same_however_models_cut_it(sizes: tuple[int, ...]) -> None:
+def test_window_comparison_does_not_depend_on_logit_chunks(sizes: tuple[int, ...]) -> None:
     torch.manual_seed(2)
     reference, model = torch.randn(9, 12), torch.randn(9, 12)
     window = Window((3, 1, 4, 1, 5, 9, 2, 6, 5), first=3)

@@ -68,7 +68,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_documents_are_read_by_themselves(tmp_path: Path) -> None:
+def test_documents_are_windowed_separately(tmp_path: Path) -> None:
     path = write(tmp_path, "abc\n\f  \f\fdéfg")
     found = read_text(model(), path, None, None)
     assert [window.ids for window in found.windows] == [tuple(map(ord, "abc\n")), tuple(map(ord, "défg"))]
@@ -88,7 +88,7 @@ def test_documents_are_read_by_themselves(tmp_path: Path) -> None:
         ("a\x00€", "outside the vocab"),
     ],
 )
-def test_texts_that_cannot_be_measured(tmp_path: Path, text: str, complaint: str) -> None:
+def test_unmeasurable_texts_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         read_text(model(), write(tmp_path, text), None, None)
 
@@ -102,6 +102,8 @@ def test_texts_that_cannot_be_measured(tmp_path: Path, text: str, complaint: str
         (8, 0, "1 to 7"),
     ],
 )
-def test_windows_out_of_range(tmp_path: Path, context: int, stride: int | None, complaint: str) -> None:
+def test_context_and_stride_out_of_range_are_refused(
+    tmp_path: Path, context: int, stride: int | None, complaint: str
+) -> None:
     with pytest.raises(UserError, match=complaint):
         read_text(model(), write(tmp_path, "abc"), context, stride)

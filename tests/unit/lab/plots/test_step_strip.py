@@ -48,7 +48,7 @@ def heights(axes: "Axes") -> list[dict[int, float]]:
     ]
 
 
-def test_a_prompt_leaves_height_for_the_others_and_is_named() -> None:
+def test_prefill_bar_is_clipped_and_labelled() -> None:
     _, axes = strip_of([0.5, *[0.01] * 9], marked=(2, 3, 4))
     assert axes.get_ylim() == (0, pytest.approx(30))
     assert heights(axes)[0][1] == pytest.approx(30)
@@ -61,7 +61,7 @@ def legend(axes: "Axes") -> list[str]:
     return [text.get_text() for text in found.get_texts()]
 
 
-def test_the_legend_names_the_steps_that_are_drawn_and_the_median_without_the_prompt() -> None:
+def test_legend_names_marked_steps_and_the_decode_median() -> None:
     assert legend(strip_of([0.5, 0.01, 0.02, 0.03, 0.04], marked=(3, 4))[1]) == [
         "drawn below: 3 to 4", "other steps", "median 25 ms",
     ]  # fmt: skip

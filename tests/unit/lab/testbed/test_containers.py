@@ -113,7 +113,7 @@ def up(engine: Remembering, said: list[str]) -> Containers:
     return found
 
 
-def test_from_up_to_down(said) -> None:
+def test_up_creates_containers_and_down_removes_them(said) -> None:
     """The switch is made first, and started last, with a plan that enters the devices by their processes."""
     engine = Remembering()
     found = up(engine, said)
@@ -130,7 +130,7 @@ def test_from_up_to_down(said) -> None:
     assert (engine.there, beds(engine).find("home"), beds(engine).down("home")) == ({}, None, False)
 
 
-def test_a_second_one_is_refused_and_harms_nothing(said) -> None:
+def test_second_up_is_refused_and_changes_nothing(said) -> None:
     engine = Remembering()
     before = up(engine, said)
     with pytest.raises(UserError, match="is up already"):
@@ -147,7 +147,7 @@ def test_a_second_one_is_refused_and_harms_nothing(said) -> None:
         [(SWITCH, "exited"), ("device1", "exited")],
     ],
 )
-def test_what_a_killed_command_left_is_cleared(left, said) -> None:
+def test_containers_of_a_killed_command_are_removed(left, said) -> None:
     engine = Remembering()
     for member, status in left:
         engine.leave(member, status)
@@ -158,7 +158,7 @@ def test_what_a_killed_command_left_is_cleared(left, said) -> None:
     assert "removed what an earlier command left of home" in said
 
 
-def test_a_switch_that_ended_is_noticed(said) -> None:
+def test_ended_switch_makes_the_testbed_broken(said) -> None:
     engine = Remembering()
     up(engine, said)
     engine.there["tpiedge.home.SWITCH"] = replace(engine.there["tpiedge.home.SWITCH"], status="exited", pid=0)
@@ -171,7 +171,7 @@ def test_a_switch_that_ended_is_noticed(said) -> None:
         up(engine, said)
 
 
-def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
+def test_link_change_is_sent_to_the_switch_and_kept(said) -> None:
     earlier = {"device1": [{"latency_s": 0.5}, {"latency_s": 0.25}]}
     engine = Remembering(answers=({"links": earlier}, {}))
     up(engine, said)
@@ -191,7 +191,7 @@ def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
     assert (up_link, down_link) == (Link(latency_s=0.5, loss=0.1), Link(latency_s=0.25))
 
 
-def test_devices_have_the_limits_of_the_file() -> None:
+def test_device_limits_become_docker_flags() -> None:
     """Short periods, as namespaces have; memory and swap are counted together. More processors than the engine has are
     no limit."""
     limits = {"cpus": 0.25, "memory_bytes": 64 << 20, "swap_bytes": 1 << 20}
@@ -230,7 +230,7 @@ RUN = "import sys; from tpiedge.lab.testbed.docker_engine import run_here; sys.e
 @pytest.mark.slow
 @pytest.mark.usefixtures("docker")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_has_its_input_output_status_and_signals(number: signal.Signals) -> None:
+def test_exec_forwards_stdio_exit_status_and_signals(number: signal.Signals) -> None:
     waits = 'trap "echo ended; exit 3" TERM INT; read word; echo $word; while :; do sleep 0.05; done'
     command = [sys.executable, "-c", RUN, "sh", "-c", waits]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -244,14 +244,14 @@ def test_a_command_has_its_input_output_status_and_signals(number: signal.Signal
 
 
 @pytest.mark.usefixtures("docker")
-def test_where_no_engine_answers_one_is_told_to_start_it() -> None:
+def test_unreachable_docker_error_says_to_start_it() -> None:
     with pytest.raises(
         UserError, match="no docker engine answers: start it, or say in DOCKER_HOST where it is"
     ):
         ContainerEngine()
 
 
-def test_without_docker_one_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_docker_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="need docker, which is not installed"):
         ContainerEngine()

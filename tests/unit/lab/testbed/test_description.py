@@ -47,7 +47,7 @@ jitter = "0.5 ms"
 """
 
 
-def test_the_whole_language() -> None:
+def test_full_description_is_parsed() -> None:
     megabyte = 1e6
     assert parse_description(WHOLE, "f") == Description(
         "a home",
@@ -131,7 +131,7 @@ ONE = f'{CORE}[[device]]\nname = "a"\nuplink = "core"\n'
     ],
     ids=lambda value: value[-40:].strip(),
 )
-def test_what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
+def test_description_errors_are_one_line(text: str, said: str) -> None:
     with pytest.raises(UserError) as error:
         parse_description(text, "home.toml")
     assert str(error.value).startswith("home.toml")
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
     assert len(str(error.value)) < 300
 
 
-def test_quantities_there_and_back() -> None:
+def test_quantities_are_parsed_and_formatted() -> None:
     assert parse_time("0.25 ms") == parse_time("250us") == parse_time("250 µs") == 0.00025
     assert [format_time(value) for value in (0.00025, 0.0, 0.007, 2.0)] == ["0.25 ms", "0 ms", "7 ms", "2 s"]
     assert parse_rate("300 Mbit/s") == 37_500_000.0
@@ -155,7 +155,7 @@ def test_quantities_there_and_back() -> None:
     assert format_part(0.015) == "1.5 %"
 
 
-def test_the_scenarios_that_come_along() -> None:
+def test_shipped_scenarios_load() -> None:
     shipped = shipped_scenarios()
     assert list(shipped) == [
         "delay-8",
@@ -174,7 +174,7 @@ def test_the_scenarios_that_come_along() -> None:
         assert scenario.description.about
 
 
-def test_a_file_and_its_name(tmp_path: Path) -> None:
+def test_scenario_name_comes_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "My Home (2).toml"
     path.write_text(ONE)
     assert load_scenario(str(path)).name == "my-home-2"
@@ -193,6 +193,6 @@ def test_a_file_and_its_name(tmp_path: Path) -> None:
         ("a/\0b", "cannot read the testbed's file"),
     ],
 )
-def test_a_file_that_is_not_there(named: str, said: str) -> None:
+def test_missing_scenario_file_is_an_error(named: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_scenario(named)

@@ -10,7 +10,7 @@ def computer(root: Path, groups: str, mounts: str) -> Controllers:
     return Controllers.here(root)
 
 
-def test_version_2(tmp_path: Path) -> None:
+def test_cgroup_v2_limits_are_set_and_use_is_read(tmp_path: Path) -> None:
     top = tmp_path / "sys/fs"
     top.mkdir(parents=True)
     (top / "cgroup.controllers").write_text("cpuset cpu io memory\n")

@@ -30,7 +30,7 @@ def made(**changes: object) -> TestbedState:
 @pytest.mark.parametrize(
     "content", [None, "", "{", "[]", "{}", '{"maker": 1}', '{"maker": {"pid": 1}}', "null"]
 )
-def test_a_state_that_says_nothing(content: str | None) -> None:
+def test_unreadable_state_is_ignored_but_listed(content: str | None) -> None:
     made().write()
     path = folder_of("x") / "state.json"
     path.unlink() if content is None else path.write_text(content)
@@ -53,17 +53,17 @@ def test_a_state_that_says_nothing(content: str | None) -> None:
         pytest.param({"boot": "before"}, True, id="made before a restart"),
     ],
 )
-def test_when_only_its_removal_is_left(changes: dict[str, object], abandoned: bool) -> None:
+def test_testbed_is_abandoned_when_its_owner_is_gone(changes: dict[str, object], abandoned: bool) -> None:
     assert made(**changes).abandoned is abandoned
 
 
-def test_elsewhere_than_on_linux_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_testbed_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UserError, match="needs Linux"), locked():
         pytest.fail("no namespaces there")
 
 
-def test_one_at_a_time() -> None:
+def test_testbed_lock_is_exclusive() -> None:
     with locked(), pytest.raises(ResourceError, match="another command works on a testbed"), locked(0.1):
         pytest.fail("two at a time")
     with locked():

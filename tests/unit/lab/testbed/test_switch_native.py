@@ -115,7 +115,9 @@ def test_shared_links_that_change_agree_with_the_model(exercise: Exercise) -> No
 @pytest.mark.parametrize(
     "rates", [(37.5e6, 37.5e6), (37.5e6, 125e6, 37.5e6), (125e6, 6.25e6), (None, 37.5e6)]
 )
-def test_a_burst_arrives_as_its_packets_would(exercise: Exercise, rates: tuple[float | None, ...]) -> None:
+def test_burst_arrival_matches_its_single_packets(
+    exercise: Exercise, rates: tuple[float | None, ...]
+) -> None:
     packets, packet_bytes, last_bytes = 44, 1500, 700
     links = [LinkSettings(latency_s=0.001, bytes_per_s=rate) for rate in rates]
     models = [LinkModel(settings) for settings in links]
@@ -136,7 +138,7 @@ def test_a_burst_arrives_as_its_packets_would(exercise: Exercise, rates: tuple[f
     assert [head, tail] == pytest.approx([arrivals[0], arrivals[-1]], abs=2 * packets)
 
 
-def test_the_queue_gives_the_earliest_first_and_equals_in_order(exercise: Exercise) -> None:
+def test_queue_pops_earliest_first_and_ties_in_order(exercise: Exercise) -> None:
     chance, numbers = random.Random(2), count()
     heap: list[tuple[int, int]] = []
     lines, expected = [], []
@@ -159,7 +161,7 @@ def _tcp_frame(payload_bytes: int, segment_bytes: int, kind: int = _TCP_SEGMENTS
     return vnet + _ETHERNET + ip + tcp + bytes(payload_bytes)
 
 
-def test_no_frame_is_read_beyond_its_end(exercise: Exercise) -> None:
+def test_frames_are_never_read_beyond_their_end(exercise: Exercise) -> None:
     chance = random.Random(9)
     frames = []
     for _ in range(2000):

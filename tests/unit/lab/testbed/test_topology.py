@@ -50,7 +50,7 @@ def descriptions(draw: st.DrawFn) -> Description:
         ("wifi-home", "desktop", "laptop", 1.7, 200),
     ],
 )
-def test_what_the_scenarios_say(
+def test_scenario_paths_have_the_expected_latency_and_rate(
     name: str, source: str, target: str, latency_ms: float, megabits: float | None
 ) -> None:
     found = Topology(load_scenario(name).description).expected(source, target)
@@ -59,7 +59,7 @@ def test_what_the_scenarios_say(
 
 
 @given(descriptions())
-def test_every_way_is_the_shortest_one(description: Description) -> None:
+def test_every_path_is_the_shortest(description: Description) -> None:
     topology = Topology(description)
     for (source, target), found in topology.expected_pairs().items():
         path = topology.path(source, target)
@@ -77,7 +77,7 @@ def test_every_way_is_the_shortest_one(description: Description) -> None:
 
 
 @given(descriptions())
-def test_the_switch_is_told_all_of_it(description: Description) -> None:
+def test_switch_plan_describes_the_whole_topology(description: Description) -> None:
     topology = Topology(description)
     namespaces = {device.name: Path("/run/netns") / device.name for device in description.devices}
     plan = topology.switch_plan(namespaces)
@@ -94,7 +94,7 @@ def test_the_switch_is_told_all_of_it(description: Description) -> None:
 
 
 @pytest.mark.fault("P10", "slow and lossy links are given more time before a node counts as lost")
-def test_a_long_way_and_losses_are_given_time() -> None:
+def test_slow_and_lossy_paths_get_longer_timeouts() -> None:
     assert timing_over(0.02, 0.01) == Timing()
     assert Timing().timeout_s + Timing().heartbeat_s < 2, "links of a room keep the promise of two seconds"
     assert timing_over(0.4, 0.0).timeout_s == 8 * 0.4

@@ -23,7 +23,7 @@ def refusal(code: str) -> bytes:
     return json.dumps({"error": {"message": "try again later", "code": code}}).encode()
 
 
-def test_id_time_and_signs_of_life_are_no_difference() -> None:
+def test_comparison_ignores_ids_times_and_pings() -> None:
     assert stream(2) != stream(3)
     body = b": ping\n" + stream(1) + b": node 1 was lost\n" + stream(2)[len(stream(1)) :]
     assert classify(Heard(200, body, True), canonical(stream(3))) == ("exact", "")

@@ -34,7 +34,7 @@ def compare(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
 
 
-def test_ratios_are_those_of_neighbours():
+def test_ratios_pair_adjacent_measurements():
     found = report(8, 4, "mesh", 0.001, theirs=[0.016, 0.020, 0.024], ours=[0.002, 0.004, 0.002])
     assert found == {
         "nodes": 8,
@@ -51,7 +51,7 @@ def test_ratios_are_those_of_neighbours():
     }
 
 
-def test_gloo_sums_among_processes_and_leaves_none():
+def test_gloo_group_measures_and_ends_its_processes():
     with GlooGroup([Place()] * 3) as group:
         seconds = group.measure(4096, warm_up=1, rounds=7)
         again = group.measure(4, warm_up=0, rounds=3)
@@ -62,7 +62,7 @@ def test_gloo_sums_among_processes_and_leaves_none():
 
 
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
-def test_both_go_over_the_links_of_a_testbed_which_is_taken_down(tmp_path):
+def test_comparison_uses_testbed_links_and_removes_testbed(tmp_path):
     with removed(bed_name()) as bed:
         file = written(tmp_path, bed, PAIR)
         ended = compare("--testbed", file, "--nodes", "2", "--repeats", "1", "--rounds", "10")

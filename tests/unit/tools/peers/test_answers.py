@@ -22,19 +22,19 @@ def failed(words: str) -> Run:
     return Run(None, words, USE, 150.0)
 
 
-def test_llama_bench_counts_nanoseconds_of_the_whole_test():
+def test_llama_bench_nanoseconds_become_seconds_per_token():
     test = {"avg_ns": 4_000_000_000, "n_gen": 8, "build_commit": "abc", "model_type": "llama 1B BF16"}
     assert read_llama_bench(json.dumps([test])).s_per_token == 0.5
 
 
-def test_tpiedge_tells_what_it_read():
+def test_tpiedge_record_is_read_with_details():
     names = ("peak_rss_bytes", "weight_bytes", "disk_read_bytes", "weight_wait_s", "compute_s", "more")
     record = {"s_per_token": 0.4, "token_ids": [7, 8], "nodes": [dict.fromkeys(names, 1)]}
     detail = {"token_ids": [7, 8]} | dict.fromkeys(names[:-1], 1)
     assert read_tpiedge(json.dumps(record)) == Answer(0.4, detail)
 
 
-def test_ratios_are_of_rounds_and_compared_with_what_is_required():
+def test_limit_report_compares_round_ratios_with_requirement():
     runs = {
         "tpiedge": [answered(1.0), answered(2.0), answered(1.0)],
         "llama.cpp": [answered(2.0), answered(2.0), answered(1.2)],
@@ -55,14 +55,14 @@ def test_ratios_are_of_rounds_and_compared_with_what_is_required():
     assert (second["s_per_token"], second["failure"]) == (None, "no answer in 150 s")
 
 
-def test_what_llama_bench_says() -> None:
+def test_llama_bench_speeds_are_read() -> None:
     tests = [{"n_prompt": 512, "n_gen": 0, "avg_ts": 120.5}, {"n_prompt": 0, "n_gen": 64, "avg_ts": 48.25}]
     assert read_speed(json.dumps(tests)) == Speed(120.5, 48.25)
     with pytest.raises(ValueError):
         read_speed(json.dumps(tests[:1]))
 
 
-def test_ratios_are_of_pairs() -> None:
+def test_setting_report_compares_pair_ratios_with_requirement() -> None:
     peer = [Speed(100, 10), Speed(50, 20), Speed(100, 40)]
     own = [Speed(210, 10), Speed(100, 18), Speed(190, 40)]
     report = report_of_setting(peer, own)
@@ -84,7 +84,7 @@ def figures(streams: int, step_s: float) -> RoundFigures:
     return RoundFigures.of([TimedAnswer(0.0, token_s, token_s[-1], 8)] * streams, streams)
 
 
-def test_what_both_come_to() -> None:
+def test_streams_report_compares_both_servers() -> None:
     rounds = [
         ServeRound(figures(16, 0.5), figures(16, step_s), peer_prefill=50, own_prefill=100)
         for step_s in (0.25, 0.125, 0.25)

@@ -30,13 +30,13 @@ def run(code: str, deadline_s: float = DEADLINE_S) -> Ended:
     return run_confined([sys.executable, "-c", code], LIMIT, deadline_s, os.environ)
 
 
-def test_output_and_peak(groups):
+def test_confined_run_reports_output_and_peak_memory(groups):
     ended = run("held = bytearray(b'x' * 30_000_000); print('fine')")
     assert (ended.status, ended.out, ended.failure) == (0, "fine\n", None)
     assert 30_000_000 < ended.use.peak_bytes <= LIMIT
 
 
-def test_too_much_memory_is_called_that(groups):
+def test_oom_kill_is_reported_as_out_of_memory(groups):
     ended = run("held = bytearray(b'x' * 200_000_000)")
     assert ended.use.oom_kills == 1
     assert ended.failure == "out of memory: the kernel killed 1 of its processes"

@@ -100,7 +100,7 @@ def test_matrices_keep_their_bits(checkpoint, written, source, name):
 
 
 @pytest.mark.parametrize(("part", "heads"), [("q", HEADS), ("k", KV_HEADS)])
-def test_rotating_neighbours_of_the_new_rows_is_rotating_halves_of_the_old(checkpoint, written, part, heads):
+def test_query_and_key_rows_are_permuted_for_rope(checkpoint, written, part, heads):
     source = tensor(checkpoint, f"model.layers.0.self_attn.{part}_proj.weight").astype(np.int64)
     stored = written[1][f"blk.0.attn_{part}.weight"][1].astype(np.int64)
     old = source.reshape(heads, HEAD_DIM, HIDDEN)
