@@ -173,7 +173,7 @@ def test_killed_worker_rejoins_after_restart(laptops):
     with laptops.engine.client() as client:
         worker = client.containers.get(laptops.container("dell-1"))
         worker.kill()
-        wait_for(lambda: "waiting for 1 more" in laptops.log("master")[-1], LOST_S)
+        wait_for(lambda: "1 more worker needed" in laptops.log("master")[-1], LOST_S)
         worker.start()
     wait_for(lambda: laptops.ready, READY_S)
     assert laptops.answer() == before

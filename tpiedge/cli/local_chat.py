@@ -82,11 +82,11 @@ def answer_json(
 
 def tell_summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
     drawn = f", --seed {sampling.seed}" if sampling.temperature else ""
-    speed = f", {answer.s_per_token:.3f} s/token" if answer.s_per_token is not None else ""
+    speed = f", {1 / answer.s_per_token:.1f} tokens/s" if answer.s_per_token else ""
     if answer.tokens_per_step is not None and answer.tokens_per_step != 1:
-        speed += f", {answer.tokens_per_step:.2f} tokens/step"
+        speed += f", {answer.tokens_per_step:.2f} tokens per step"
     peak = format_bytes(max(node.peak_rss_bytes for node in stats))
-    memory = f"{len(stats)} nodes, at most {peak} each" if len(stats) > 1 else peak
+    memory = f"memory at most {peak} on each of {len(stats)} nodes" if len(stats) > 1 else f"memory {peak}"
     first = f"first after {answer.ttft_s:.2f} s"
     click.echo(
         f"{len(answer.token_ids)} tokens ({answer.finish_reason}{drawn}), {first}{speed}; {memory}", err=True

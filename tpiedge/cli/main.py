@@ -21,7 +21,7 @@ from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 from tpiedge.host.process import LEAST, check_address_space, raise_limits
 
 VERBS = {
-    "run": ("cli.run:run", "Answer a prompt with a cluster of local processes."),
+    "run": ("cli.run:run", "Chat with a model on this computer, or answer one prompt."),
     "demo": ("cli.run:demo", "Watch three nodes with different shares answer with the bundled model."),
     "pack": ("cli.pack:pack", "Convert MODEL (or random weights) to a pack, the format that nodes read."),
     "unpack": (

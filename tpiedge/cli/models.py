@@ -155,7 +155,7 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
         used = format_age(time.time() - pack.used_s)
         rows.append([pack.name, pack.precision or "", size, sanitised_line(pack.source), used])
     rows += [[str(one.name), "checkpoint", format_bytes(one.nbytes), "the hub", ""] for one in pulled]
-    rows += [[one.name, "alias", "", one.repo + (", gated" if one.gated else ""), ""] for one in offered]
+    rows += [[one.name, "", "", one.repo + (", gated" if one.gated else ""), ""] for one in offered]
     if rows:
         print_table(["name", "precision", "size", "source", "last use"], rows)
     else:

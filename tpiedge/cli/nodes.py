@@ -177,8 +177,8 @@ def _print(status: dict[str, Any], away: int) -> None:
         click.echo(f"all-reduce: {ways}{why}")
     if status["ready"]:
         shows = sanitised(status["split_shows"])
-        other = f"last bits may depend on the split, because of {shows}"
-        click.echo(f"answers: {other if shows else 'bit-identical for any split'}")
+        other = f"the last bits may change with the machines' shares, because of {shows}"
+        click.echo(f"answers: {other if shows else 'bit-identical for any shares'}")
     click.echo(f"{status['running']} running, {status['queued']} queued")
     for line in waiting_lines(status["pending"]):
         click.echo(line)
@@ -188,7 +188,7 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
     return (
         title(node),
         "-" if node["rank"] is None else str(node["rank"]),
-        sanitised(node["state"]),
+        "serving" if node["state"] == "ready" else sanitised(node["state"]),
         format_range(*node["attention"]),
         format_range(*node["ffn"]),
         str(node["threads"]),

@@ -215,7 +215,7 @@ own_memory_option = option(
 keeping_options = together(
     option(
         "--window",
-        "Buffer for streamed weights: 4 (blocks) or 500MB.  [default: two blocks]",
+        "Buffer for streamed weights: 4 (blocks; two make a layer) or 500MB.  [default: two blocks]",
         Parsed("BLOCKS|SIZE", _window),
     ),
     option(

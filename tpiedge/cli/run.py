@@ -41,12 +41,14 @@ _testbed_option = option(
 @click.command()
 @model_option
 @click.option(
-    "--nodes", type=int, default=1, help="Number of processes.  [default: 1; all devices of the testbed]"
+    "--nodes", type=int, default=1, help="Number of processes.  [default: 1, or all devices of --testbed]"
 )
 @_testbed_option
 @options.collective_option
 @options.wire_option
-@option("--shares", "Relative shares, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
+@option(
+    "--shares", "Relative shares, one per node: 3,1,2; A:F gives attention and FFN apart.  [default: even]"
+)
 @option("--threads", "Threads per node.  [default: the cores divided by the nodes]", int)
 @options.arithmetic_options
 @options.kv_option

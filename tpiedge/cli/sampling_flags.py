@@ -23,11 +23,11 @@ def _logit_bias(text: str) -> tuple[int, float]:
         raise UserError(f"{text!r} is not a token id and a bias, like 123:-5") from None
 
 
-def _sampling(name: str, kind: type, says: str | None = None) -> Decorator[Any]:
+def _sampling(name: str, kind: type, says: str = "") -> Decorator[Any]:
     default = getattr(Sampling(), name)
-    shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else True
+    shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else default
     flag = f"--{name.replace('_', '-')}"
-    return click.option(flag, type=kind, default=default, show_default=shown, help=says)
+    return click.option(flag, type=kind, default=default, help=f"{says}  [default: {shown}]".strip())
 
 
 sampling_options = together(

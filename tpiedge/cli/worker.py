@@ -42,7 +42,7 @@ from tpiedge.worker.masters import TrustedMasters, probe_path
 
 _RETRY_S = 1.0
 _BEFORE = "this machine has not joined: the same command tries again (with a new code, if it showed one)"
-_MEMBER = "stopped; fetched weights are kept: start it again with --connect, without a token"
+_MEMBER = "stopped; fetched weights are kept: 'tpiedge worker' joins again, without a token"
 
 
 @dataclass(frozen=True)
@@ -164,15 +164,15 @@ class _Joining:
                 raise (PeerError(str(error)) if master.found else error) from None
             enrolled = enrol(spoke, self._host, master.secret)
             stack.push(attempt.pop_all())
-        self._say(f"joined {enrolled.cluster} as {enrolled.name}")
+        self._say(f"joined {enrolled.cluster} as {self._host} ({enrolled.name})")
         return spoke, key, parse_address(spoke.address.removeprefix("tcp://"))
 
 
 @click.command()
 @option(
     "--connect",
-    f"The master's HOST or HOST:PORT. Without it and a token: the last one joined, or an announced one.  "
-    f"[default port: {CONTROL_PORT}]",
+    "The master's HOST or HOST:PORT. Without --connect and --token: the master joined last, or one that announces "
+    f"itself.  [default port: {CONTROL_PORT}]",
 )
 @option("--token", "The token that the master printed. Without one, a code is shown to approve there.")
 @option("--token-file", "File with the token; --wait waits for it.", Location(dir_okay=False))

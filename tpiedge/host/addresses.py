@@ -196,7 +196,7 @@ def holder(port: int) -> str:
         if pids:
             process = psutil.Process(min(pids))
             found = f"{process.name()}, pid {process.pid}"
-            for one in filter(None, (process, process.parent())):  # a node is the child of its verb
+            for one in (process, *process.parents()):  # a node is a descendant of its verb
                 for word, verb in pairwise(one.cmdline()):
                     if os.path.basename(word) == "tpiedge" and verb.isalpha():
                         return f"another tpiedge {verb}, pid {one.pid}"

@@ -93,7 +93,8 @@ class MemberTable:
         if not found:
             raise _unknown(name)
         if len(found) > 1:
-            raise UserError(f"{len(found)} workers are called {name[:80]!r}: say which of {', '.join(found)}")
+            known = ", ".join(one if one in hosts else f"{one} (away)" for one in found)
+            raise UserError(f"{len(found)} workers are called {name[:80]!r}: say which of {known}")
         if found[0] not in hosts:
             raise UserError(
                 f"the worker {name[:80]!r} is away: if it is the one that you mean, say {found[0]}"

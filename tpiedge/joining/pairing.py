@@ -97,7 +97,7 @@ class PairingMaster:
         self._wrong.append(now)
         raise UserError(
             "no waiting worker shows this code: compare it with the worker's screen; codes are valid for ten minutes; "
-            "a correct code that is unknown here means that somebody is between the two machines"
+            "if yours is right and newer, the connection may be intercepted: stop the worker"
         )
 
     def _reason_against(self, name: str, address: str, request: PairingRequest) -> str:

@@ -108,8 +108,8 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
     if quality is not None and quality.total.noise:
         part = 100 * 10 ** (-quality.total.sqnr_db / 20)
         yield (
-            f"rounding changes the weights by {part:.1g} % ({quality.total.sqnr_db:.0f} dB): q8 and q4 have one scale "
-            "for 32 weights, the file's types say more of each block"
+            f"rounding changes the weights by {part:.1g} % ({quality.total.sqnr_db:.0f} dB), because q8 and q4 store "
+            "one scale for 32 weights and the file stores more"
         )
     whole = sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * 4
     yield (

@@ -20,7 +20,7 @@ GONE: Final = 64
 SLOWED_S: Final = 600.0
 
 _PRESENT: Final = Standing(WorkerState.PRESENT)
-STOPPED: Final = "it was stopped there"  # the cause of a loss that the machine announced
+STOPPED: Final = "its user stopped it"  # the cause of a loss that the machine announced
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     for file in sorted(folder.glob("*")) if is_folder else ():
         if is_gguf(file.name):
             refuse_gguf(file)
-    if hub_name is not None and not is_gguf(name):
+    if is_gguf(name) and not os.path.exists(name):
+        raise UserError(f"no file {quote(name, 400)}")
+    if hub_name is not None:
         raise UserError(
             f"{name} is not on this computer yet, and no folder here; to fetch it from the hub: tpiedge pull {name}"
         )

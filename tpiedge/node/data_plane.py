@@ -37,7 +37,9 @@ def route(
     """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32. Returns the route and the
     reason. `facts` is None unless all nodes had to link."""
     if wanted == "auto" and size == 2:
-        return Route("mesh", "mesh", 0, wire), "two nodes exchange their parts: one latency"
+        return Route(
+            "mesh", "mesh", 0, wire
+        ), "two nodes send each other their parts, which takes one network delay"
     if wanted == "auto" and facts is not None:
         small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)
         bulk = choose(wire_bytes(wire, 1, chunk_bytes // 4), facts)

@@ -94,7 +94,7 @@ export const texts = {
     removeWhy: (title) => `“${title}” will be deleted for good.`,
     removeDo: "Delete",
     cancel: "Cancel",
-    notKept: "Not saved: delete conversations, or let this page store more data.",
+    notKept: "Not saved: this browser gives the page no more storage. Delete conversations.",
     keepsNothing: "This browser stores nothing: conversations are lost when you close this tab.",
 
     welcome: "What would you like to know?",
@@ -124,7 +124,7 @@ export const texts = {
     thinking: "Thinking …",
 
     isAnswering: "Answering",
-    unready: (why) => `Not ready: ${why}. Messages wait meanwhile, or are refused.`,
+    unready: (why) => `Not ready: ${why}. New messages may be refused.`,
     sent: "Waiting for the server …",
     opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
     reading: ({ done, of, left_s }) =>
@@ -136,7 +136,7 @@ export const texts = {
     answered: (text) => `Answer: ${text}`,
     stopped: "Stopped.",
     interrupted: "Interrupted when the page was closed.",
-    elsewhere: "In progress in another tab, unless that was closed.",
+    elsewhere: "In progress in another tab. If you closed that tab, regenerate the answer.",
     unread: (why) => `This answer is incomplete: ${why}`,
     goOn: "Continue",
     failed: (why) => `No answer: ${why}`,
@@ -162,9 +162,9 @@ export const texts = {
     temperature: "Temperature",
     temperatureWhy: "0: always the likeliest token. Higher: more random.",
     top_p: "Top P",
-    top_pWhy: "Only the likeliest tokens up to this probability, 0 to 1.",
+    top_pWhy: "Choose among the likeliest tokens whose probabilities add up to this, 0 to 1.",
     max_tokens: "Max tokens",
-    max_tokensWhy: "Of an answer, as far as they fit.",
+    max_tokensWhy: "The longest answer, in tokens; shorter if the context is full.",
     seed: "Seed",
     seedWhy: "The same seed gives the same answer.",
     done: "Done",
@@ -277,6 +277,8 @@ export const texts = {
       ["all-reduce", "Twice a layer the machines add up their partial results. Star: all go to the master and back; " +
         "mesh: from each to each; two-shot: each machine adds up one slice and sends it to all."],
       ["drafts accepted", "Tokens are drafted ahead and checked together. Each accepted one saves a step."],
+      ["spare", "A machine without a part, because answers would be slower with it. It takes over when one is lost."],
+      ["failover-ready", "The disk holds the weights that this machine needs when another one is lost."],
       ["GB/s of weights", "How fast a machine reads its weights while it computes: the more, the faster."],
     ],
 

@@ -51,9 +51,7 @@ def allocate(
     """Finds the fastest set of at least `min_workers` that holds the model, or takes that of `weights` (--shares)."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
-        return Infeasible(
-            f"{len(machines) - 1} of {counted(min_workers, 'worker')} here: waiting for {missing} more"
-        )
+        return Infeasible(f"{counted(missing, 'more worker')} needed (--min-workers {min_workers})")
     filled = measured(machines)
     if weights is None:
         return _fastest(model, machines, filled, min_workers)
@@ -168,7 +166,7 @@ class _Candidates:
         if need.streamed_bytes:
             limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
         fraction = layer_bytes(self.model, plan.shares[rank]) / total
-        return f"{format_bytes(node.speed)}/s of weights{guess}, {fraction:.0%} of the cluster{limit}"
+        return f"{format_bytes(node.speed)}/s of weights{guess}; computes {fraction:.0%} of the layers{limit}"
 
     def why_out(self, index: int, seconds: tuple[float, float], workers: int) -> SpareReason:
         """Explains why a machine has no part. `seconds` per token are (least with it, without it)."""
@@ -182,7 +180,7 @@ class _Candidates:
             return SpareReason("no room", why)
         least_s, without_s = seconds
         trip = format_seconds(machine.round_trip_s)
-        because = f"{2 * model.num_layers} exchanges a token; its link's round trip takes {trip}"
+        because = f"{2 * model.num_layers} exchanges per token; a round trip to it takes {trip}"
         with_s = max(least_s, without_s)  # with whole units it is no faster
         return slower(with_s, without_s, because, workers)
 
@@ -200,7 +198,7 @@ def slower(with_s: float, without_s: float, because: str, workers: int) -> Spare
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
-        f"({because}); the master's --min-workers {workers} takes it in",
+        f"({because}); tpiedge master --min-workers {workers} would use it",
     )
 
 

@@ -49,7 +49,7 @@ def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, ex
     kitchen = terminal("kitchen", *copied)
     bedroom = terminal("bedroom", "worker", "--token", made.out.strip())
     for worker in (kitchen, bedroom):
-        worker.expect(r"joined cluster \w+ as w-\w+")
+        worker.expect(r"joined cluster \w+ as \S+ \(w-\w+\)")
     desk.expect(r"ready: 3 nodes \(master, .*\)")
 
     with openai.OpenAI(

@@ -54,11 +54,11 @@ def test_reason_for_an_unused_machine_is_printed_once(changes: dict[str, object]
     [
         (
             {},
-            "all-reduce: mesh (prompts: two-shot)\nanswers: bit-identical for any split",
+            "all-reduce: mesh (prompts: two-shot)\nanswers: bit-identical for any shares",
             "?",
         ),
         (STAR | {"collective_why": "nodes 1 and 2 \x07"}, "all-reduce: star: nodes 1 and 2 ", "\x07"),
-        ({"split_shows": "bf16 \x07"}, "may depend on the split, because of bf16 ", "\x07"),
+        ({"split_shows": "bf16 \x07"}, "because of bf16 ", "\x07"),
         ({"ready": False}, "not ready", "answers:"),
         ({"collective": "", "bulk_collective": ""}, "ready", "all-reduce"),  # a node alone
     ],

@@ -126,7 +126,8 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     print(server.getsockname()[1], flush=True)
     sys.stdin.read()
 """
-STARTS = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[-1]])"
+FORKS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LISTENS!r}])"
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {FORKS!r}])"
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def listening(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, int]]]:
 
     def start(program: str) -> tuple[int, int]:
         script.write_text(program)
-        command = [sys.executable, script, "master", LISTENS]
+        command = [sys.executable, script, "master"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None

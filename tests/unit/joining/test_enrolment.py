@@ -153,7 +153,7 @@ def test_pairing_fails_for_a_man_in_the_middle() -> None:
     assert isinstance(challenge, Challenge)
     reveal = worker.prove(Challenge(OTHER, challenge.nonce))
     assert pairing.reveal("w-m", reveal, 0.0) is None
-    with pytest.raises(UserError, match="somebody is between"):
+    with pytest.raises(UserError, match="may be intercepted"):
         pairing.approve(worker.code, 1.0)
     for proof in (reveal.proof, bytes(32)):
         with pytest.raises(UserError, match="cannot prove it"):

@@ -48,7 +48,7 @@ def test_machine_that_announced_leaving_counts_as_stopped(story: Story) -> None:
     agent.frozen = True
     agent.spoke.close()
     story.wait(0.8)
-    assert story.worker().why == "it was stopped there"
+    assert story.worker().why == "its user stopped it"
 
 
 @pytest.mark.parametrize("sender", ["w-1", "node-1.{}", "node-0.{}"])

@@ -36,7 +36,7 @@ def test_roster_keeps_only_latest_absent_machines() -> None:
     roster.offered("w-1", offer(), 0.0)
     for number in range(10 * GONE):
         roster.offered(f"x-{number}", offer(), float(number))
-        roster.mark_away(f"x-{number}", "it was stopped there", 0.0)
+        roster.mark_away(f"x-{number}", "its user stopped it", 0.0)
     roster.offered("w-2", offer(), 1.0)
     gone = [machine.name for machine in roster.machines if not machine.present]
     assert gone == [f"x-{number}" for number in range(9 * GONE, 10 * GONE)]

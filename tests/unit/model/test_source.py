@@ -28,7 +28,7 @@ from tpiedge.model.source import HubName, parse_hub_name
         ("org/name", "tpiedge pull org/name"),
         ("org/name@v2", "tpiedge pull org/name@v2"),
         ("llama3.2-1b", r"tpiedge pull llama3\.2-1b"),
-        ("models/missing.GGUF", "no model 'models/missing.GGUF': give"),
+        ("models/missing.GGUF", "no file 'models/missing.GGUF'"),
     ],
 )
 def test_unknown_model_name_is_refused_in_one_line(name: str, named: str) -> None:

@@ -78,16 +78,16 @@ def test_worker_that_slows_the_plan_is_left_out(round_trip_s, takes_part):
 def test_spare_reason_gives_predicted_times():
     machines = [MASTER, worker("pi", GIB, 0.020)]
     assert reasons(machines)["pi"] == (
-        "a token takes about 1.4 s with it and 1.0 s without it (64 exchanges a token; its link's round trip takes "
-        "20 ms); the master's --min-workers 1 takes it in"
+        "a token takes about 1.4 s with it and 1.0 s without it (64 exchanges per token; a round trip to it takes "
+        "20 ms); tpiedge master --min-workers 1 would use it"
     )
     assert kinds(allocate(MODEL, machines)) == ["slower"]
-    assert reasons(machines)["laptop"] == "3.2 GB/s of weights, 100% of the cluster"
+    assert reasons(machines)["laptop"] == "3.2 GB/s of weights; computes 100% of the layers"
 
 
 def test_min_workers_are_waited_for():
     found = allocate(MODEL, [MASTER, worker("pi", GIB)], min_workers=2)
-    assert found == Infeasible("1 of 2 workers here: waiting for 1 more")
+    assert found == Infeasible("1 more worker needed (--min-workers 2)")
 
 
 def test_a_model_larger_than_all_memories_streams():
@@ -136,8 +136,8 @@ def test_minimum_memory_named_to_worker_is_exact(keeping, resident_bytes):
 def test_a_worker_too_slow_for_one_unit_is_left_out():
     machines = [MASTER, worker("clock", 1e6)]
     assert reasons(machines)["clock"] == (
-        "a token takes about 1.0 s with it and 1.0 s without it (64 exchanges a token; its link's round trip takes "
-        "0 ms); the master's --min-workers 1 takes it in"
+        "a token takes about 1.0 s with it and 1.0 s without it (64 exchanges per token; a round trip to it takes "
+        "0 ms); tpiedge master --min-workers 1 would use it"
     )
     assert kinds(allocate(MODEL, machines)) == ["slower"]
 
@@ -159,7 +159,7 @@ def test_given_shares_override_the_measurement():
 def test_unmeasured_speed_is_assumed():
     assert (
         reasons([MASTER, worker("new", 0.0)])["new"]
-        == "3.2 GB/s of weights (assumed, not measured), 50% of the cluster"
+        == "3.2 GB/s of weights (assumed, not measured); computes 50% of the layers"
     )
     nobody = allocated(allocate(MODEL, [worker("a", 0.0), worker("b", 0.0)]))
     assert [len(share.ffn) for share in nobody.plan.shares] == [32, 32]
