@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds from an arbitrary origin that never run backwards."""
+    """Seconds that never run backwards, from an arbitrary origin."""
 
     def now(self) -> float: ...
 

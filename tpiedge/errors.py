@@ -36,7 +36,7 @@ class UserError(TpiedgeError):
 
 
 class GrammarRefused(UserError):
-    """A grammar that is wrong, too large, or not supported here."""
+    """A grammar that is wrong, too large, or not supported."""
 
 
 class ContextFull(UserError):
@@ -93,7 +93,7 @@ class DiskFull(ResourceError):
 
     @classmethod
     def at(cls, path: Path) -> "DiskFull":
-        """Returns the error if there is no space for `path`: no bytes or no inodes."""
+        """Returns the error for `path`. The message says whether bytes or inodes are lacking."""
         return cls.of_inodes(path) or cls(f"no space left for {path}: free some")
 
     @classmethod
@@ -110,7 +110,7 @@ class DiskFull(ResourceError):
 
 
 def cannot_write(path: Path, error: OSError, words: str = "") -> TpiedgeError:
-    """Returns DiskFull, or a UserError that says `words` or a default."""
+    """Returns DiskFull if space is lacking, else a UserError that says `words` or a default."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull.at(path)
     return UserError(words or f"cannot write {path}: {error.strerror}")

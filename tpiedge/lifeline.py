@@ -1,5 +1,5 @@
-"""Keeps secrets of the environment from child processes, and ends them with their parent: by the kernel's parent-death
-signal (Linux), and when their standard input ends, which the parent holds open."""
+"""Keeps secrets of the environment from child processes, and ends children with their parent: by the kernel's
+parent-death signal (Linux), and at the end of their standard input, which the parent holds open."""
 
 import ctypes
 import os
@@ -20,13 +20,13 @@ _OWN_SIGNALS: Final = (
 
 
 def die_with_parent(death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Has Linux send `death_signal` when the thread that started this process ends. Forks do not inherit this."""
+    """Has Linux send `death_signal` to this process when the thread that started it ends. Forks do not inherit this."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
 
 
 def killed_from_outside(status: int) -> bool:
-    """Whether the system (short of memory) or a person killed the process with this exit status."""
+    """Whether `status` is the exit status of a process that the system (short of memory) or a person killed."""
     return status < 0 and -status not in _OWN_SIGNALS
 
 
@@ -48,7 +48,7 @@ def guard(
 _NEEDED: Final = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TERM", "TMPDIR", "TZ", "USER"}
 )
-#: Variables of the linker, malloc, Python, sanitizers and numeric libraries begin so.
+#: Beginnings of variables of the linker, malloc, Python, sanitizers and numeric libraries.
 _PREFIXES: Final = (
     *("LC_", "LD_", "DYLD_", "GLIBC_", "MALLOC_", "PYTHON", "XDG_", "TPIEDGE_", "COVERAGE_", "COV_CORE_"),
     *("ASAN_", "LSAN_", "TSAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "RAYON_"),
@@ -58,7 +58,7 @@ _SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the part of `environment` (default: this process's) that a child gets."""
+    """Returns the part of `environment` (default: this process's environment) that a child gets."""
     own = os.environ if environment is None else environment
     return {
         name: text
@@ -68,7 +68,7 @@ def child_environment(environment: Mapping[str, str] | None = None) -> dict[str,
 
 
 def raise_oom_score(score: int) -> None:
-    """Raises the OOM killer's score of this process and later children, if Linux allows it."""
+    """Increases the OOM killer's score of this process and later children, if Linux allows it."""
     own = Path("/proc/self/oom_score_adj")
     with suppress(OSError):
         if int(own.read_text(encoding="ascii")) < score:

@@ -7,7 +7,7 @@ from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.units import format_bytes, format_seconds
 
 ProgressCallback = Callable[[int, int], None]
-"""Takes (bytes done, bytes in all)."""
+"""Takes (bytes done, bytes in total)."""
 Say = Callable[[str], object]
 """Takes a line for people."""
 
@@ -17,7 +17,7 @@ def say(line: str) -> None:
 
 
 class LiveLine:
-    """Replaces a line every 0.1 s on a terminal, else prints one every 5 s. Call `finish` last."""
+    """Replaces its line every 0.1 s on a terminal; elsewhere prints a line every 5 s. Call `finish` last."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
@@ -44,7 +44,7 @@ class LiveLine:
 
 
 class ByteProgress:
-    """Shows progress: call it with (done, total), then `finish(done)`."""
+    """Shows progress when called with (done, total). Call `finish(done)` last."""
 
     def __init__(self, label: str, clock: Clock | None = None) -> None:
         self._label = label

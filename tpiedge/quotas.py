@@ -1,6 +1,6 @@
-"""Quotas of clients: each may use part of a total. Pure. A client is named by its API key or address.
+"""Quotas: each client may use part of a total. Pure. A client is named by its API key or address.
 
-Law: no client has more than half of the total, rounded up, nor more than the others leave.
+Law: no client has more than half of the total, rounded up, nor more than the other clients leave.
 """
 
 import heapq
@@ -18,8 +18,8 @@ def within_quota(own: int, taken: int, total: int, count: int = 1) -> bool:
 
 
 def over_quota(held: Sequence[tuple[str, int]], total: int) -> Iterator[int]:
-    """Yields indexes of `held` (client, amount; oldest first) to drop until the law holds: each the oldest of the
-    client that then holds most."""
+    """Yields indexes of `held` (client, amount; oldest first) to drop until the law holds: always the oldest entry of
+    the client that then holds most."""
     of_clients: dict[str, deque[int]] = {}
     for number, (client, _) in enumerate(held):
         of_clients.setdefault(client, deque()).append(number)

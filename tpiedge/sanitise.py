@@ -11,7 +11,7 @@ WINDOW_S: Final = 60.0
 
 
 def sanitised(text: str, kept: str = "") -> str:
-    """Replaces unprintable characters that are not `kept` by blanks."""
+    """Replaces unprintable characters, except those in `kept`, by blanks."""
     return "".join(one if one.isprintable() or one in kept else " " for one in text)
 
 
@@ -23,7 +23,7 @@ def sanitised_line(text: object, limit: int = 1000) -> str:
 
 
 def sanitised_name(name: str) -> str:
-    """Returns a peer's name for itself: short, ASCII, never empty."""
+    """Returns the name that a peer gives itself: shortened, ASCII, never empty."""
     clean = "".join(one for one in name if one.isprintable() and one.isascii())
     return clean[:64].strip() or "unnamed"
 
@@ -35,7 +35,7 @@ def quote(value: object, limit: int = 60) -> str:
 
 
 class RateLimitedLog:
-    """Logs at most LINES warnings within WINDOW_S; a later warning counts the omitted ones. For any thread."""
+    """Logs at most LINES warnings within WINDOW_S; a later warning tells how many were omitted. Thread-safe."""
 
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log

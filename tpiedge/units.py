@@ -12,12 +12,12 @@ GIB = 1024 * MIB
 
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _FACTORS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
-#: Bytes that no disk holds, and seconds of over thirty years.
+#: More bytes than any disk has, and more than thirty years in seconds.
 _MOST_BYTES = 1e21
 _MOST_S = 1e9
-#: Fewer bytes mean that the user forgot the unit.
+#: The user of a number below this has forgotten the unit.
 _FEW = 1024
-#: A number without a unit was meant in GB up to this, else in MB.
+#: Up to this number, the forgotten unit is GB; above it, MB.
 _FEW_GB = 64
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
@@ -101,5 +101,5 @@ def format_age(seconds: float) -> str:
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Returns '1 node' or '3 nodes'; `plural`: if not `noun` + s."""
+    """Returns '1 node' or '3 nodes'. `plural` replaces `noun` + s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

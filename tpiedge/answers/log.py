@@ -1,13 +1,13 @@
 """The log of one answer's events.
 
 Laws:
-1. An event is recorded, while record and disk have room, before it enters the log. The log keeps all events: each
-   reader gets the whole answer. A new reader replaces the previous one.
-2. Without a reader an answer is deleted after LEFT_S, or after BRIEFLY_S if unfinished and unrecorded. If it is
-   recorded and a GET collects it whole, UNFINISHED_S and COLLECTED_WITHIN_S apply before and after its end, as for an
-   earlier master's whole answers. An earlier master's stream waits `grace_s`.
+1. While record and disk have room, an event is recorded before it enters the log. The log keeps all events: each reader
+   gets the whole answer. A new reader replaces the previous one.
+2. An answer without a reader is deleted after LEFT_S; an unfinished, unrecorded one, after BRIEFLY_S. A recorded answer
+   that a GET collects whole waits UNFINISHED_S before its end, COLLECTED_WITHIN_S after its end. So does an earlier
+   master's whole answer; an earlier master's stream waits `grace_s`.
 3. An unfinished choice's error fails all choices.
-4. A record is deleted when its answer is ended or fails while the master runs, or its client got an error.
+4. A record is deleted when its answer is ended, when it fails while the master runs, or when its client got an error.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Queue(Protocol):
         """Raises QueueFull, NotServing, or UserError."""
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts requests that the client will submit later; a negative `count` takes some back. Raises QueueFull."""
+        """Announces requests that the client will submit later; a negative `count` withdraws some. Raises QueueFull."""
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
         """Resumes a request after the parts `said`. Raises NotServing."""
@@ -129,7 +129,7 @@ class AnswerLog:
 
     @property
     def waited_s(self) -> float | None:
-        """The limit on the time without a reader if that time exceeds it; else None."""
+        """The limit on the time without a reader, if that time exceeds the limit; else None."""
         with self._lock:
             if self._reader is not None:
                 return None
@@ -335,7 +335,7 @@ class AnswerReader:
         self.log = log
         self.collects = collects  # whether a GET collects the whole answer
         self._position = 0
-        #: The number of events before the reader, which skips pauses among them that are over.
+        #: The number of events before the reader, which skips old pauses and old reports of reading.
         self._old = len(log.events)
         self._why: BaseException | None = None
         # No lock: all answers would wait while a thread that holds it gets no processor.

@@ -1,5 +1,5 @@
 """The request of an answer, and the file that records its events. Each line is one write into the page cache: a killed
-master loses nothing; a power cut loses about half a minute."""
+master loses nothing; a power cut loses the events of about half a minute."""
 
 import errno
 import json
@@ -30,8 +30,8 @@ RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An accepted request. `name` is the answer's id. `requests` has an entry for each choice; so has `stops`, or it is
-    empty. `nbytes` estimates the memory of the request. `about` is the caller's data."""
+    """An accepted request. `name` is the answer's id. `requests` has an entry for each choice; `stops`, too, unless it
+    is empty. `nbytes` estimates the memory of the request. `about` is the caller's data."""
 
     name: str
     requests: tuple[GenerationRequest, ...]
@@ -63,7 +63,7 @@ class RecordFile:
         return not self._doomed
 
     def write(self, lines: bytes) -> bool:
-        """Writes the lines that wait, then `lines`. Returns whether all lines are written."""
+        """Writes the lines that earlier writes left, then `lines`. Returns whether all lines are written."""
         with self._lock:
             if self._fd is None or self._doomed:
                 return False
@@ -128,7 +128,7 @@ class FoundAnswer:
 
 
 def event_bytes(event: AnswerEvent) -> int:
-    """Estimates the event's memory, rather too high."""
+    """Estimates the event's memory in bytes, rather too high than too low."""
     pairs = numbers = 0
     match event:
         case Token(logprobs=logprobs):
@@ -141,8 +141,8 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def event_line(choice: int, event: AnswerEvent) -> bytes:
-    """Returns the event's line. A token of choice 0 without scores is its id; other events are lists that begin with
-    the choice. Returns b"" for events that a later master ignores; it resumes cancelled choices."""
+    """Returns the event's line: only the id for a token of choice 0 without scores, else a list that begins with the
+    choice. Returns b"" for events without a line, like cancellation: later masters resume cancelled choices."""
     match event:
         case Finished(reason="cancel"):
             return b""

@@ -1,7 +1,7 @@
 """All answers, and their bounds.
 
 An answer that waits too long for a reader is cancelled (`log.py`). Waiting answers take at most LEFT_BYTES of memory,
-half of it for one client; above that the oldest answers of the largest client are cancelled. MOST_RECOVERED answers of
+one client's at most half; above that, the oldest answers of the largest client are cancelled. MOST_RECOVERED answers of
 the previous master go on: unfinished answers first, then the latest."""
 
 import logging
@@ -70,7 +70,7 @@ class AnswerShelf:
         return len(resumed)
 
     def accept(self, question: Question, client: str, make: Callable[[], RecordFile | None]) -> AnswerReader:
-        """Submits a request; `make` creates its record. Raises like Queue.submit; RuntimeError without a thread."""
+        """Submits a request; `make` creates its record. Raises like Queue.submit, and RuntimeError without a thread."""
         choices = _first(question.requests, client, self._queue)
         answer = AnswerLog(question, make(), self._now, client)
         reader = answer.read()
@@ -113,7 +113,7 @@ class AnswerShelf:
             answer.interrupt(ServerEnds())
 
     def close(self, limit_s: float = 0.0) -> None:
-        """Keeps undelivered answers recorded. Waits for the threads, `limit_s` in all. Idempotent."""
+        """Keeps undelivered answers recorded. Waits for all threads, `limit_s` in total. Idempotent."""
         for answer in self._all():
             answer.keep()
         deadline = time.monotonic() + limit_s
@@ -121,7 +121,8 @@ class AnswerShelf:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> Choices:
-        """Resumes unfinished choices, if begun or among the first `at_once`. Returns resumed and remaining ones."""
+        """Resumes unfinished choices that have begun or are the first `at_once`. Returns (resumed, remaining
+        choices)."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:
             if not isinstance(event, Finished):
@@ -142,7 +143,7 @@ class AnswerShelf:
 
 
 def _first(requests: Sequence[GenerationRequest], client: str, queue: Queue) -> Choices:
-    """Submits choices while the queue has room; returns submitted and remaining ones. Raises like Queue.submit."""
+    """Submits choices while the queue has room. Returns (submitted, remaining choices). Raises like Queue.submit."""
     generations: dict[int, PendingAnswer] = {}
     try:
         for choice, request in enumerate(requests[:AT_ONCE]):

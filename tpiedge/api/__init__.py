@@ -8,6 +8,6 @@ writes counters; `page` sends files to browsers.
 `embeddings`, `responses`, `anthropic` or `ollama`. `messages` and `tools` read parts; `answer_grammar`, `call_grammars`
 and `grammar_schema` make grammars. `parsed` has the result; `openapi` shows the tables.
 
-`answering` sends answers: `transcript` makes text of a log's events (`tpiedge/answers/`); the API's module frames it by
-`formats`. `errors` have each API's shape. `records` survive servers.
+`answering` sends answers: `transcript` makes text of a log's events (`tpiedge/answers/`); the API's module frames the
+text by `formats`. `errors` have each API's shape. `records` survive servers.
 """

@@ -34,7 +34,7 @@ _PLAN_S = 30.0
 
 
 class Admin:
-    """The routes under /admin. Only these routes use `intake`: the model's clients take none of its threads."""
+    """The routes under /admin. `intake` serves only these routes, so the model's clients take none of its threads."""
 
     def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service
@@ -82,7 +82,7 @@ class Admin:
         return JSONResponse(asdict(await _planned(asyncio.shield(work), "the prediction")))
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        """Runs `work` in a thread; at most two calls run at once, so that two threads are left for orders."""
+        """Runs `work` in a thread; at most two calls run at once, so that two threads are left to read orders."""
         return await self._intake.run("the administrator", work)
 
     async def _dismiss(self, request: Request) -> Response:
@@ -103,7 +103,8 @@ class Admin:
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str | Future[str]]) -> Route:
-        """Makes the route of an order: `field` names a worker, and the answer has the result of `act` as `answered`."""
+        """Makes the route of an order. The field `field` identifies a worker; the answer has the result of `act` as
+        `answered`."""
         table = word_body(field, "")
 
         async def endpoint(request: Request) -> Response:

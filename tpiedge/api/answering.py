@@ -3,10 +3,10 @@
 Laws:
 
 1. A stream that fails ends with an error event and an unfinished body, so that no client takes a part for the whole.
-   One choice's error fails all.
+   One choice's error fails all choices.
 2. A stream begins with its first event or, after `_OPEN_S`, with a ping; a slow whole answer begins with blank lines.
-   Failures before that have their own HTTP status.
-3. A client whose headers name its read timeout gets a byte in half that time.
+   Failures before the beginning have their own HTTP status.
+3. A client whose headers name its read timeout gets a byte within half that time.
 4. Events of a resumable answer are numbered from 1 and depend on its tokens alone. If the server ends, a recorded
    answer breaks off without an error.
 """
@@ -36,9 +36,9 @@ from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds
 
 _TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-"""Headers of OpenAI's clients for Python and JavaScript: the seconds without a byte after which they retry."""
+"""Headers of OpenAI's clients for Python and JavaScript: the seconds without a byte after which the clients retry."""
 
-#: The time until the first ping; errors within it have their own status.
+#: The time until the first ping; an error before the first byte has its own HTTP status.
 _OPEN_S = 0.25
 _NO_SNIFF = {"x-content-type-options": "nosniff"}
 _AT_ONCE = {"x-accel-buffering": "no"}
@@ -53,7 +53,7 @@ class Aborted(Exception):
 @dataclass(frozen=True, slots=True)
 class Work:
     """An accepted request and how its client gets the answer. `after` is the number of the last event that the client
-    has, or None if it does not know the answer's id yet; `ignored` names ignored fields."""
+    has, or None if the client does not know the answer's id yet; `ignored` names ignored fields."""
 
     accepted: AcceptedRequest
     form: AnswerForm
@@ -72,7 +72,8 @@ class Answering:
         self._form = work.form.write(work.accepted, service.tokenizer)
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Sends the answer. Raises ApiError before the first byte, Aborted after it, Disconnected."""
+        """Sends the answer. Raises ApiError before the first byte, Aborted after the first byte, Disconnected at any
+        time."""
         reason: DisconnectReason | None = None
         named, stream = self._work.after is not None, self._form.reply.stream
         # The client of a whole answer without a record rarely learns its id before the end.
@@ -121,8 +122,8 @@ class Answering:
         self._reader.end(why)
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
-        """Yields each piece with its choice's number. Yields None when a sign of life is due: after `quiet_s`, then
-        every `ping_s`; in a stream also when a pause begins or more of the prompt is read."""
+        """Yields (number of the choice, piece). Yields None when a sign of life is due: after `quiet_s`, then every
+        `ping_s`; in a stream also when a pause begins or more of the prompt is read."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         open_choices, stream = set(range(len(self._form.transcripts))), self._form.reply.stream

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: reads requests as chats and writes answers as messages of blocks."""
+"""Anthropic's /v1/messages: reads requests as chats and writes answers as messages of content blocks."""
 
 import json
 from collections.abc import Sequence
@@ -129,7 +129,8 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
-    """Joins a role's neighbouring messages into one, after their tool results. `begun`: the answer continues it."""
+    """Joins neighbouring messages of one role into one message, after their tool results. `begun`: the answer continues
+    that message."""
     texts: list[str] = []
     reasoning, calls, results = "", list[Json](), list[Json]()
     for message in messages:
@@ -244,7 +245,7 @@ class AnthropicFormat(AnswerFormat):
         return [typed_event("content_block_stop", index=len(self.items) - 1)] if kind else []
 
     def _ended(self) -> tuple[Json, Json]:
-        """Returns stop reason and usage, with cached tokens apart unless a stop string ended the answer."""
+        """Returns (stop reason, usage). The usage counts cached tokens apart, unless a stop string ended the answer."""
         only, tokens = self.transcripts[0], self.prompt_tokens
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": only.count, "input_tokens": tokens}
         reason = None

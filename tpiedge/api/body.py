@@ -29,8 +29,8 @@ class Disconnected(Exception):
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, reserve: Callable[[int], None]
 ) -> bytearray:
-    """Returns the body; `reserve` gets the size of each part and may raise. Raises ApiError 413 above `limit` bytes
-    (without reading if `announced` is more), ApiError 408 after `limit_s`, and Disconnected."""
+    """Returns the body; `reserve` gets the size of each part and may raise. Raises Disconnected, ApiError 408 after
+    `limit_s`, and ApiError 413 if the body, or the length in `announced`, exceeds `limit` bytes."""
     if announced is not None and int(announced) > limit:  # h11 has checked that it is a number
         raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
@@ -54,7 +54,8 @@ async def read_body(
 
 
 async def discard(receive: Receive, limit_s: float) -> None:
-    """Drops what still arrives for `limit_s`: unread bytes would reset the connection before the answer is read."""
+    """Drops what still arrives for `limit_s`, because unread bytes would reset the connection before the client reads
+    the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
@@ -77,7 +78,7 @@ def _too_large(size: str, limit: int) -> ApiError:
 
 
 class Excessive(Exception):
-    """The JSON has too many values, or is too deep, as the message says."""
+    """The JSON has too many values, or is too deep; the message says which."""
 
 
 def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
@@ -106,8 +107,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Reads JSON; also returns `before` plus the number of its commas and opening brackets, about that of its values.
-    `hooks` go to json.loads. Raises Excessive (more than `most`, or too deep), ValueError for other text."""
+    """Returns (JSON value, count): the count is `before` plus commas and opening brackets, about one for each value.
+    `hooks` go to json.loads. Raises Excessive for a count above `most` or deep nesting, ValueError for other text."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

@@ -1,5 +1,5 @@
-"""Makes grammars of tool calls: of an answer that must be calls, and of a call that the model begins by itself. A begun
-call's grammar leaves spaces to the model and, outside reasoning, holds from the opening token to the arguments' end."""
+"""Makes grammars of tool calls: of an answer that must be calls, and of a call that the model begins by itself. The
+latter leaves spaces to the model and, outside reasoning, applies from the opening token to the arguments' end."""
 
 import json
 import re
@@ -37,7 +37,7 @@ class _Style:
     free: bool = False
 
     def mark(self, text: str) -> str:
-        """Returns a literal of the text, or the token if it is special: such tokens have no text in grammars."""
+        """Returns a literal of the text, or the token if the text is a special token: it has no text in grammars."""
         token = self.tokenizer.token_id(text) if self.tokenizer is not None else None
         special = self.tokenizer is not None and token in self.tokenizer.special_ids
         return f"<[{token}]>" if special else json.dumps(text)
@@ -52,8 +52,8 @@ class _Style:
 def call_or_form_grammar(
     tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of an answer. If a call is required, the answer must be calls, and `answer` is left for a later
-    turn. Else it may be calls, or follow `answer`, the grammar from the field `param`. Raises ApiError."""
+    """Makes the grammar of an answer. If a call is required, the answer must be calls, and `answer` is not used. Else
+    the answer may be calls, or follow `answer`, the grammar from the field `param`. Raises ApiError."""
     start, rules = "start: calls", _calls(tools, form, service)
     if tools.required:
         param = tools.field
@@ -182,7 +182,7 @@ def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Ite
 
 
 def _enveloped(tools: _Tools, form: CallForm, most: int) -> dict[str, Any]:
-    """Returns the schema of a call that is a JSON object, or of a list of such calls."""
+    """Returns the schema of a call as a JSON object or, for "mistral", of a list of such calls."""
     key = "parameters" if form == "llama3" else "arguments"
     choices = []
     for name, schema in tools.items():

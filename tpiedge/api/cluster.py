@@ -1,7 +1,7 @@
 """`GET /admin/cluster` shows the cluster to `tpiedge top` and the page, computed at each look from the master's state.
 
-A machine's rates are measured between two arrivals of its counters, tokens per second between two looks. Parts of a
-step's time are means of this epoch's steps that `timeline.py` showed in the last seconds.
+A machine's rates are measured between two arrivals of its counters; tokens per second, between two looks. Parts of a
+step's time are means over the steps of this epoch that `timeline.py` showed in the last seconds.
 """
 
 import math
@@ -16,11 +16,11 @@ from tpiedge.local.service import Service
 from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
 
-#: Tokens per second are measured over at most this time and at least _SHORTEST_S; means of steps, over this time.
+#: Tokens per second are measured over at most this time and at least _SHORTEST_S. Means of steps span this time.
 _WINDOW_S: Final = 6.0
 _SHORTEST_S: Final = 0.9
 _LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
-#: States shown by their own names.
+#: States that the picture shows under the master's names.
 _SAME: Final = ("spare", "left out", "draining", "drained", "lost")
 
 _JsonObject: TypeAlias = dict[str, object]
@@ -33,9 +33,9 @@ class ClusterPicture:
         self._service = service
         self._sender = sender
         self._epoch = 0
-        #: The time of each look in this epoch, and all tokens until then.
+        #: (time, tokens since the start until that time) of each look in this epoch.
         self._looks: deque[tuple[float, int]] = deque()
-        #: This epoch's steps by their time, each with its machines by rank.
+        #: This epoch's steps, keyed by time; a step has its machines, keyed by rank.
         self._steps: dict[float, dict[int, Mapping[str, float]]] = {}
 
     def of(
@@ -181,7 +181,7 @@ def _memory(node: NodeStatus) -> _JsonObject:
 
 
 def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping[str, float] | None:
-    """Returns the parts of a step's time on the node; None if it computes no steps."""
+    """Returns the parts of a step's time on the node; None if the node computes no steps."""
     counted = node.counted
     if node.rank is None or counted is None or counted.latest.steps <= counted.first.steps:
         return None
@@ -216,7 +216,7 @@ def _totals(status: ClusterStatus, tokens_per_s: float | None) -> _JsonObject:
 
 
 def _rate(node: NodeStatus, field: str) -> float | None:
-    """Returns bytes per second, or None before there are two counts."""
+    """Returns bytes per second, or None until the node has sent two counts."""
     counted = node.counted
     if counted is None or counted.spent_s < 0.5:
         return None

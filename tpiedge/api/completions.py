@@ -85,8 +85,8 @@ class Answers:
         return Answering(work, self.service, self.intake, self.intake.client(request)).deliver
 
     async def _kept(self, form: FormatName, request: Request) -> ASGIApp:
-        """GET .../{id} sends the rest of a stream after the client's last event, else the whole answer. DELETE .../{id}
-        ends the answer."""
+        """GET .../{id} sends the rest of a stream if the client names its last event, else the whole answer. DELETE
+        .../{id} ends the answer."""
         if request.method == "HEAD":  # it would only replace the reader
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
         name, key, known = request.path_params["id"], key_of(request.headers), ANSWER_FORMS[form]
@@ -106,8 +106,8 @@ class Answers:
 
 
 def _last_event(request: Request) -> int | None:
-    """Returns the number of the client's last event, 0 before the first; None if the client wants the whole answer.
-    Raises ApiError 400."""
+    """Returns the number of the client's last event (0: none yet), or None if the client wants the whole answer. Raises
+    ApiError 400."""
     given, name, first = request.headers.get("last-event-id"), "the header Last-Event-ID", 1
     if given is None:
         if request.query_params.get("stream") != "true":
@@ -121,7 +121,7 @@ def _last_event(request: Request) -> int | None:
 
 
 def name_usual_path(scope: MutableMapping[str, Any]) -> None:
-    """Rewrites a path of Azure's OpenAI (/openai/v1/..., or older with a deployment's name) to the usual path."""
+    """Rewrites a path of Azure's OpenAI (/openai/v1/..., or an older one with a deployment) to the usual path."""
     path = scope["path"]
     if path.startswith("/openai/v1/"):
         scope["path"] = path.removeprefix("/openai")

@@ -1,9 +1,8 @@
 """Limits the connections of the HTTP port and their cost.
 
-Connections take descriptors, which workers need, too: no client has more than its quota. A connection is uvicorn's with
-deadlines for sending a request's head and for reading an answer. Each line and chunk, however short, costs microseconds
-to parse, so one piece of a client, from all its connections, is parsed per iteration of the event loop.
-"""
+Connections take descriptors, which workers need, too, so no client has more connections than its quota. A connection is
+uvicorn's with deadlines for sending a request's head and for reading an answer. Each line and chunk, however short,
+costs microseconds to parse. So the event loop parses one piece per client and iteration, not one per connection."""
 
 import asyncio
 import contextlib
@@ -35,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
-    """A listening socket for `limit` connections, with a quota per address. A further connection is closed at once,
-    after a 503 if it is `plain` HTTP. For one event loop, which must accept until BlockingIOError. Raises UserError."""
+    """A listening socket for `limit` connections, with a quota per address. A connection above a limit is closed at
+    once, after a 503 if it is `plain` HTTP. One event loop must accept until BlockingIOError. Raises UserError."""
 
     def __init__(self, at: Address, limit: int, *, plain: bool) -> None:
         self._plain = plain
@@ -129,7 +128,7 @@ class RoundRobin:
 class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
     """uvicorn's connection, closed if a request's head arrives too slowly or the client does not read."""
 
-    #: Shared by all connections. asyncio slices it for TLS, which must not copy.
+    #: A buffer that all connections share. asyncio slices it for TLS, and a slice must not be a copy.
     _piece = memoryview(bytearray(PIECE_BYTES))
 
     def __init__(self, limits: Limits, round_robin: RoundRobin, **of_uvicorn: Any) -> None:
@@ -141,7 +140,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self._parse_scheduled = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        #: Bytes that the client had to read at the last look, if the server has waited for it since.
+        #: Bytes that the client had not read at the last look; None unless the server has waited for the client since.
         self._left: int | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -175,7 +174,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def handle_events(self) -> None:
-        """Schedules parsing. uvicorn calls it after an answer, as the next request may have arrived."""
+        """Schedules parsing. uvicorn calls this method after an answer, because the next request may have arrived."""
         self._ask()
 
     def on_response_complete(self) -> None:
@@ -214,7 +213,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are no HTTP request, or too many. During an answer it only closes the connection."""
+        """Refuses bytes that are no HTTP request, or too many bytes. During an answer, only closes the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True  # the application's answer would come too late
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -238,7 +237,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
 
 class _Flow(FlowControl):
-    """Remembers whether uvicorn has paused reading; calls `resumed` when it reads again."""
+    """Remembers whether uvicorn has paused reading; calls `resumed` when uvicorn reads again."""
 
     def __init__(self, transport: asyncio.Transport, resumed: Callable[[], object]) -> None:
         super().__init__(transport)

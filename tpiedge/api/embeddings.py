@@ -76,7 +76,6 @@ class VectorFormat(AnswerFormat):
         return (b'{"object": "list", "data": [',)
 
     def entry(self, number: int, values: Sequence[float]) -> object:
-        """Returns a vector's entry in the answer's array."""
         unit = unit_vector(values)
         vector: object = unit
         if self.reply.format == "embeddings-base64":
@@ -96,7 +95,7 @@ class VectorFormat(AnswerFormat):
         return b"\n"  # JSON may have blank lines between its parts
 
     def broken(self, error: ApiError) -> bytes:
-        """Appends the error, so that the body is no JSON even for clients that ignore its early end."""
+        """Appends the error. Then the body is no JSON, even to clients that ignore its early end."""
         return b"\n" + json_bytes(self.failure(error))
 
     def closing(self) -> Sequence[bytes]:
@@ -105,7 +104,7 @@ class VectorFormat(AnswerFormat):
 
 
 def unit_vector(values: Sequence[float]) -> list[float]:
-    """Normalises a vector for clients that compare by dot products, to nine digits, enough for every f32."""
+    """Normalises a vector, because clients compare by dot products. Rounds to nine digits, enough for every f32."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
     return [float(f"{value / length:.9g}") for value in values]
 

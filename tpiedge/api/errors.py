@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 class PromptTooLong(ApiError):
     """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
-    `size` begins the message. `tokens` is a lower bound; `text` is the prompt if its tokens are not counted yet."""
+    `size` begins the message. `tokens`: a lower bound; `text`: the prompt, if its tokens are not counted yet."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         message = f"{size}: this model's maximum context length is {maximum} tokens"
@@ -80,7 +80,7 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError of any error. Clients get the type of a defect; the log gets its place. `grammar`: the
+    """Makes an ApiError from any error. Of a defect, clients get the type, the log also the place. `grammar`: the
     request's field that restricts the answer."""
     if isinstance(error, ApiError):
         return error
@@ -102,12 +102,12 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
 
 
 def is_anthropic(headers: Headers) -> bool:
-    """Whether Anthropic's client sent the headers. Some paths are in both APIs."""
+    """Whether an Anthropic client sent the headers: some paths belong to two APIs."""
     return "anthropic-version" in headers
 
 
 def error_body(error: ApiError, path: str, headers: Headers) -> dict[str, object]:
-    """Returns the error in the shape of the API of `path`."""
+    """Returns the error in the shape of the API that the request belongs to."""
     if f"{path}/".startswith("/v1/messages/") or is_anthropic(headers):
         return anthropic_error(error)
     return ollama_error(error) if path.startswith("/api/") else error.body()

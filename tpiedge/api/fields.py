@@ -1,7 +1,7 @@
-"""Reads clients' JSON objects by tables in JSON Schema, which `openapi` shows. Modules with tables import it as `t`.
+"""Reads clients' JSON objects by tables in JSON Schema, which `openapi` shows. Other modules import this one as `t`.
 
-A null field counts as missing. Unknown fields are reported as ignored, as other servers know more. A name one edit away
-from a known field is refused, as a misspelt limit must not be ignored.
+A null field counts as missing. Unknown fields are reported as ignored, because other servers know more fields. A name
+one edit away from a known field is refused, because a misspelt limit must not be ignored.
 """
 
 import re
@@ -18,7 +18,7 @@ IGNORED: Final = "x-ignored-fields"
 """The header that lists the request's ignored fields."""
 MAX_ENTRIES: Final = 4096
 MAX_TEXT_VALUES: Final = 65_536
-"""The limit of JSON values in all text fields of one request that hold JSON."""
+"""The limit of JSON values in a request's text fields that contain JSON, all taken together."""
 TEXT: Final[JsonSchema] = {"type": "string"}
 OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 
@@ -46,7 +46,7 @@ def unsupported(*harmless: object, why: str = "") -> Unsupported:
 
 
 def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
-    """Makes the schema of an object. Fields whose schema is TEXT are required, like `needed`."""
+    """Makes the schema of an object. The fields `needed` and those whose schema is TEXT are required."""
     texts = [name for name, schema in fields.items() if schema is TEXT and name not in needed]
     return {"type": "object", "properties": fields, "required": [*needed, *texts]}
 
@@ -56,7 +56,7 @@ def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
-    """Makes tables of the objects that one place accepts, by the value of their field `tag`."""
+    """Makes tables of the objects that one place accepts, keyed by the value of their field `tag`."""
     return {
         name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
@@ -102,14 +102,14 @@ class BodyFields:
     def __init__(
         self, values: Mapping[str, object], form: JsonSchema, where: str = "", outer: Self | None = None
     ) -> None:
-        """Checks `values`. `where` begins fields' names in errors; `outer`: the object around it. Raises ApiError."""
+        """Checks `values`. `where` begins fields' names in errors; `outer`: the object around this. Raises ApiError."""
         self.values = values
         self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
         self._whole: BodyFields = self if outer is None else outer._whole
         self._read: dict[str, Any] = {}
         self._nested: dict[str, BodyFields] = {}
-        #: These two are used in the outermost object only.
+        #: `_ignored` and `_text_values` are used in the outermost object only.
         self._ignored: dict[str, None] = {}
         self._text_values = 0
         for key, value in values.items():
@@ -130,7 +130,7 @@ class BodyFields:
         return f"{self._where}{key}"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns the value, of the table's type, or `default`."""
+        """Returns the field's value, of the table's type, or `default`."""
         self._table[key]  # raises KeyError for a field that is not in the table
         return self._read.get(key, default)
 
@@ -141,7 +141,7 @@ class BodyFields:
         return value
 
     def parsed(self, key: str) -> object:
-        """Parses the field if it is a text of JSON, else returns it as it is. Raises ApiError above MAX_TEXT_VALUES."""
+        """Parses a text that is JSON; returns any other field unchanged. Raises ApiError above MAX_TEXT_VALUES."""
         value, whole = self.get(key), self._whole
         if not isinstance(value, str):
             return value
@@ -155,7 +155,7 @@ class BodyFields:
         return found
 
     def nested(self, key: str) -> "BodyFields":
-        """Returns the object in a field whose schema has properties; an empty one if the field is missing."""
+        """Returns the object in a field whose schema has properties, or an empty object if the field is missing."""
         empty = {"properties": self._table[key]["properties"], "required": ()}
         return self._nested.get(key) or BodyFields({}, empty, f"{self.name(key)}.", self)
 
@@ -173,7 +173,8 @@ class BodyFields:
     def kind(
         self, value: object, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
     ) -> "tuple[str, BodyFields]":
-        """Reads an object whose field `tag` names its form. Returns the form's name and the fields. Raises ApiError."""
+        """Reads an object whose field `tag` (default: `usual`) names its form. Returns (form, fields). Raises
+        ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
         found = value.get(tag) or usual
@@ -189,7 +190,6 @@ class BodyFields:
         return [self.kind(item, where, forms, tag) for where, item in self.entries(key)]
 
     def ignore_within(self, key: str, place: str) -> None:
-        """Reports a place within the field as ignored."""
         room = _SHOWN - len(f"{self.name(key)}..")
         if len(place) >= room:
             place = f"..{place[max(0, len(place) - room + 1) :].partition('.')[2]}"
@@ -217,7 +217,7 @@ class BodyFields:
         return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
     def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
-        """Checks type and limits, but no items. Returns the value, numbers in the schema's type. Raises ApiError."""
+        """Checks type and limits, but no items. Returns the value; a number has the schema's type. Raises ApiError."""
         if "enum" in schema and value not in schema["enum"]:
             if not isinstance(schema, Unsupported):
                 raise self.wrong(key, f"must be {_listed(one for one in schema['enum'] if one is not None)}")

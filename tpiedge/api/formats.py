@@ -77,8 +77,8 @@ class AnswerFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A kind of request and answer. `path` and `about` are its route's path and summary; `prefix` begins the answers'
-    ids; `read` parses requests by `table`; `kind` is the API's name of its answers if they can be resumed, else ""."""
+    """A kind of request and answer. `path`, `about`: path and summary of its route. `prefix` begins the answers' ids.
+    `read` parses requests by `table`. `kind`: the API's name of its answers if clients can resume them, else ""."""
 
     path: str
     about: str
@@ -101,8 +101,8 @@ def json_bytes(value: object) -> bytes:
 
 
 def long_json(value: object) -> bytes:
-    """Encodes like `json_bytes`, but in short steps, between which other threads run. They also run while `join` copies
-    long bytes, but not while `+` copies them."""
+    """Encodes like `json_bytes`, but in short steps, between which other threads run. Other threads also run while
+    `join` copies long bytes, but not while `+` copies them."""
     if isinstance(value, dict):
         inner = [(b", ", json_bytes(key), b": ", long_json(one)) for key, one in value.items()]
         return b"".join([b"{", *[part for parts in inner for part in parts][1:], b"}"])
@@ -127,6 +127,6 @@ def typed_event(kind: str, **fields: object) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Returns a comment of a stream. No empty line follows: OpenAI's client for Python would read it as an event, and
+    """Returns a comment of a stream. No empty line follows: OpenAI's client for Python would read an event there, and
     fail."""
     return f": {sanitised_line(text)}\n".encode()

@@ -1,9 +1,9 @@
-"""Rewrites a client's JSON schema into one that a grammar can hold. Pure.
+"""Rewrites a client's JSON schema into a schema that a grammar can enforce. Pure.
 
 An object has only declared properties, unless its schema allows others. All parts that apply to one object (`allOf`,
-references, conditions) declare properties together; each part of a choice adds its own. Keywords that a grammar cannot
-hold are left out and reported; annotations and unknown formats are left out. `oneOf` is read as `anyOf`: types and tags
-nearly always exclude each other.
+references, conditions) declare properties together; each alternative of a choice adds properties. Keywords that a
+grammar cannot enforce are left out and reported; annotations and unknown formats are left out. `oneOf` is read as
+`anyOf`, because types or tags nearly always make the alternatives exclusive.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 _MAX_PARTS: Final = 20_000
-#: Long places and patterns cost work, which the number of parts does not show.
+#: Limits of long places and patterns, whose cost the number of parts does not show.
 _MAX_PLACE: Final = 256
 _CHARACTERS_OF_PART: Final = 100
 _TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -28,7 +28,7 @@ _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _UNHELD: Final = (
     "uniqueItems", "contains", "not", "if", "dependentRequired", "dependentSchemas", "dependencies",
 )  # fmt: skip
-#: The end of exact integers in doubles, and the largest double that fits a signed integer of 64 bits.
+#: Doubles have all integers up to the first; the second is the largest double within a signed integer of 64 bits.
 _EXACT, _LARGEST = 1 << 53, (1 << 63) - (1 << 10)
 _CHOICES: Final = ("anyOf", "oneOf")
 _OWN: Final = ("properties", "patternProperties")
@@ -41,7 +41,7 @@ _OF_OBJECTS: Final = (
 )  # fmt: skip
 _ESCAPE: Final = r"\\(?:[pP]\{[^}]{0,64}\}|(?!u[dD][89a-fA-F])[aftnrvxuUdDsSwWAzpP]|(?![\w<>])[ -~])"
 _CLASS: Final = rf"\[\^?+\]?+(?:{_ESCAPE}|\[:\^?\w+:\]|[^\\\[\]])*+\]"
-#: Names that parts of one object declare, by keyword; None if a part allows other names.
+#: Names that the parts of one object declare, keyed by keyword; None if a part allows undeclared names.
 _Declared = dict[str, dict[str, bool]] | None
 _NOTHING: Final[_Declared] = {}
 #: A pattern in Rust's syntax without look-around; anchors stand only at the ends of an alternative.
@@ -61,7 +61,7 @@ def is_held(pattern: str) -> bool:
 
 class GrammarSchema:
     """A client's schema, rewritten to `schema`, which refers only to its `$defs`. `left_out` has the places of keywords
-    that were left out. In methods, `around` is what other parts of the same object declare; None allows all names."""
+    that were left out. In methods, `around` has what other parts of the same object declare; None allows all names."""
 
     def __init__(self, root: dict[str, Any], prefix: str = "") -> None:
         """`prefix` begins the names of all definitions. Raises SchemaTooLarge."""
@@ -94,7 +94,7 @@ class GrammarSchema:
             self._leave_out(path, word)
 
     def _declared(self, schema: object, words: Sequence[str], around: _Declared) -> _Declared:
-        """Returns `around` plus the names that a schema, its references and the parts under its `words` declare."""
+        """Returns `around` plus the names that a schema, its references and the parts under `words` declare."""
         if around is None:
             return None
         found, left = {word: {**names} for word, names in around.items()}, [(schema, self._root)]
@@ -269,7 +269,7 @@ def _is_exact(value: object) -> bool:
 
 
 def _within(bound: object, word: str, whole: bool) -> object:
-    """Moves a bound inwards to a double, which llguidance uses; a bound of `whole` numbers also into 64 bits."""
+    """Moves a bound inwards to a double, as llguidance needs; a bound of `whole` numbers also into 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
     upwards = word in ("minimum", "exclusiveMinimum")
@@ -306,7 +306,7 @@ def _target(reference: object, root: object) -> object:
 
 
 def _inner(path: str, *keys: str) -> str:
-    """Returns the place of a part, with only the end of a long path."""
+    """Returns the place of a part. Of a long path, only the end is kept."""
     *outer, last = (path, *keys) if path else keys
     return ".".join((*filter(None, (".".join(outer)[-_MAX_PLACE:],)), last))
 

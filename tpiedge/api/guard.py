@@ -1,11 +1,11 @@
-"""Admits requests and tells whose they are. Only /health, /ready and the page's files are open to all.
+"""Admits requests and identifies their clients. Only /health, /ready and the page's files are open to all.
 
-Without API keys all who reach the port may use the model. So it must be a loopback port unless the user insists, and
-web pages are refused. The Host header must be an IP address, localhost or an own name: a page whose name resolves to
-this machine has another Host. Origin and Sec-Fetch-Site show other pages. Pages that the user named pass.
+Without API keys all who reach the port may use the model. So the port must be a loopback port unless the user insists,
+and web pages are refused. The Host header must be an IP address, localhost or a name of this server: a page whose name
+resolves to this machine has another Host. Origin and Sec-Fetch-Site show other pages. Pages that the user named pass.
 
-A request belongs to its API key or, without keys, to its address. X-Forwarded-For counts only on connections of named
-proxies: the client is its last address that is no named proxy's.
+A client is known by its API key or, without keys, by its address. X-Forwarded-For counts only on connections of proxies
+that the user named: the client has the last address that is no such proxy's.
 """
 
 import hashlib
@@ -87,9 +87,9 @@ def is_admin(path: str) -> bool:
 
 class Guard:
     """Checks the head of every request before all else. Without keys, Host headers may have `public_names` and, if
-    others reach this machine, its own names. Pages of `origins` may use the API. `share_prefixes` gives all clients one
-    scope. Raises UserError if a network (unless `insecure`) or all web pages would be served without a key, for
-    malformed text, and for an admin secret that is empty or equals an API key."""
+    other machines reach this one, its own names. Pages of `origins` may use the API. `share_prefixes` gives all clients
+    one scope. Raises UserError for malformed text, for an admin secret that is empty or equals an API key, and if all
+    web pages or (unless `insecure`) a network would be served without a key."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Guard:
         self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
 
     def permits(self, headers: Headers) -> bool:
-        """Whether a page that the user named sent the request."""
+        """Whether the request comes from a web page whose origin the user allowed."""
         origin = _only_value(headers, "origin").lower()
         return bool(origin) and not self._origins.isdisjoint((origin, "*"))
 
@@ -158,7 +158,7 @@ class Guard:
         return key_of(request.headers) if self._keys.needed else b""
 
     def client(self, request: Request) -> str:
-        """Names the client: the digest of its API key, else its address, or the proxy's if that is unknown."""
+        """Names the client by the digest of its API key; without keys by its address or, if unknown, the proxy's."""
         if self._keys.needed:
             return hashlib.sha256(key_of(request.headers)).hexdigest()
         return self._address(request) or _host(request).removeprefix("::ffff:")
@@ -240,7 +240,7 @@ def _without_port(name: str) -> str:
 
 
 def key_of(headers: Headers) -> bytes:
-    """Returns the bearer token, else X-Api-Key, else Azure's Api-Key; empty if no header has a single key."""
+    """Returns the bearer token, else X-Api-Key, else Azure's Api-Key; empty if no such header has exactly one value."""
     scheme, _, key = _only_value(headers, "authorization").partition(" ")
     if scheme.lower() != "bearer":
         key = _only_value(headers, "x-api-key") or _only_value(headers, "api-key")
@@ -248,6 +248,6 @@ def key_of(headers: Headers) -> bytes:
 
 
 def _only_value(headers: Headers, wanted: str) -> str:
-    """Returns the header's value; empty if it has none or several."""
+    """Returns the header's value; "" if there is no such header, or several."""
     values = headers.getlist(wanted)
     return values[0] if len(values) == 1 else ""

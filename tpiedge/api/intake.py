@@ -16,7 +16,7 @@ from tpiedge.master.request_queue import QueueFull
 from tpiedge.quotas import ClientQuotas
 
 _THREADS: Final = 4
-#: At most so many threads work for one client.
+#: The most threads that work for one client.
 _AT_ONCE: Final = _THREADS // 2
 #: Content types that curl, and aiohttp in LiteLLM, send by default.
 _UNTOLD = ("", "application/x-www-form-urlencoded", "application/octet-stream")
@@ -24,7 +24,8 @@ _T = TypeVar("_T")
 
 
 class Intake:
-    """Parses, renders and tokenizes in threads, for one loop. A client gets at most half of places, bytes, threads."""
+    """Parses, renders and tokenizes requests in threads, for one event loop. A client gets at most half of places,
+    bytes and threads."""
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self.limits = limits
@@ -40,7 +41,7 @@ class Intake:
         work: Callable[[dict[str, object]], _T],
         undo: Callable[[_T], None] | None = None,
     ) -> _T:
-        """Calls `work` with the request's JSON object in a thread; returns its result. `undo` as in `run`. Raises
+        """Calls `work` with the request's JSON object in a thread; returns its result. `undo`: see `run`. Raises
         ApiError, QueueFull, and Disconnected if the client leaves first."""
         client, limits, held = self.client(request), self.limits, 0
         if not self._places.acquire(client):
@@ -77,7 +78,7 @@ class Intake:
             self._bytes.release(client, held)
 
     async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """Runs `work` in a thread of `client`; returns its result. If cancelled, `undo` gets the result."""
+        """Runs `work` in a thread for `client`; returns the result. If cancelled, the call gives `undo` the result."""
         slots = self._slots.setdefault(client, asyncio.Semaphore(_AT_ONCE))
         async with slots:
             begun = self._threads.submit(work)

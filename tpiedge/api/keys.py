@@ -17,12 +17,12 @@ from tpiedge.sanitise import sanitised_line
 
 _MAX_KEY: Final = 4096
 _log = logging.getLogger(__name__)
-#: The name of each key, or "", by the key's SHA-256.
+#: The name of each key ("": no name), keyed by the key's SHA-256.
 _NamedKeys: TypeAlias = dict[bytes, str]
 
 
 class ApiKeys:
-    """Keys that may change while they are in use, for one thread. Raises UserError for malformed keys."""
+    """Keys that may change while they are in use. Not thread-safe. Raises UserError for malformed keys."""
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
         """`file` must be readable by its owner alone, and hold a key."""
@@ -49,7 +49,7 @@ class ApiKeys:
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
-        """Returns the name of the key with this SHA-256, "" if it has no name, None for a former key."""
+        """Returns the name of the key with this SHA-256: "" if it has no name, None for a former key."""
         return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:

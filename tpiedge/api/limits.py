@@ -11,11 +11,11 @@ HEADERS_BYTES: Final = 16 * KIB
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits in bytes and seconds. `connections`, `bodies_bytes` and `preparing` bound all requests that arrive or are
-    tokenized at once; one client gets at most half of each.
+    tokenized at once; one client gets at most half of each limit.
 
-    A refused body is read for `linger_s`. A response may take `answer_s`. A whole answer shows signs of life from
-    `quiet_s` on, a stream from `ping_s` on, then every `ping_s`. A client that does not read is cut off after one to
-    two times `write_s`."""
+    A refused body is read for `linger_s`. A response may take `answer_s`. Signs of life begin after `quiet_s` in a
+    whole answer, after `ping_s` in a stream, and then come every `ping_s`. A client that does not read is cut off after
+    one to two times `write_s`."""
 
     connections: int = 4096
     body_bytes: int = 4 * MIB

@@ -22,7 +22,7 @@ from tpiedge.local.service import ModelInfo, Service
 from tpiedge.model.call_reader import call_form
 from tpiedge.model.output import thinking_after
 
-#: The version of Ollama that clients are told: some want a new one.
+#: The version of Ollama that clients are told: some clients demand a recent version.
 _RELEASE: Final = "0.12.0"
 _SHOW: Final = t.body("model", model=MODEL)
 _TOKENIZE: Final = t.body(
@@ -68,7 +68,7 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
 
 
 def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[Json, tuple[str, ...]]:
-    """Returns the answer and the names of the ignored fields. Raises ApiError."""
+    """Returns (the answer, the names of the ignored fields). Raises ApiError."""
     _, table, find = LOOKUPS[path]
     if path == "/api/show" and "model" not in values and "name" in values:  # the older name of the field
         values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
@@ -116,7 +116,6 @@ def _anthropic_card(model: ModelInfo, name: str) -> Json:
 
 
 def _tag(model: ModelInfo, name: str) -> Json:
-    """Shows the model as Ollama does."""
     return {
         "name": name,
         "model": name,
@@ -207,4 +206,4 @@ LOOKUPS: Final[Mapping[str, tuple[str, t.JsonSchema, Callable[[BodyFields, Servi
     "/v1/messages/count_tokens": ("The tokens of such a request", COUNT, count_tokens),
     "/api/show": ("What is known of the model", _SHOW, _shown),
 }
-"""Routes with a body: summary, fields, and the function that answers."""
+"""Routes whose requests have a body, keyed by path: (summary, fields, the function that answers)."""

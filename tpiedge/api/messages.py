@@ -164,8 +164,8 @@ def _call(call: t.BodyFields) -> dict[str, Any]:
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Gives ids to calls and results that lack an id. A result without an id belongs to the first call without a result
-    (of the same tool, if named)."""
+    """Gives ids to calls and results that lack an id. A result without an id belongs to the first call without a
+    result; if the result names a tool, to the first such call of that tool."""
     open_calls: list[dict[str, Any]] = []
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):

@@ -25,10 +25,10 @@ METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _T = TypeVar("_T")
 _Labels: TypeAlias = Mapping[str, str]
-#: Name, help, and one number or a number for each set of labels. The name of a counter ends with _total.
+#: (name, help, one number or a number for each set of labels). The name of a counter ends with _total.
 _Row: TypeAlias = tuple[str, str, float | Sequence[tuple[_Labels, float]]]
 
-#: Field of Stats, name, help.
+#: (field of Stats, name, help).
 _OF_NODES: Final = (
     ("disk_read_bytes", "disk_read_bytes_total", "Bytes of weights read from disk since they were loaded."),
     ("reads", "disk_reads_total", "Pieces of weights read from disk."),
@@ -56,7 +56,7 @@ _OF_NODES: Final = (
     ("kv_pages", "kv_pages", "Pages of the KV cache."),
     ("kv_pages_used", "kv_pages_used", "Pages that hold what running requests need."),
 )
-#: Field of RequestHistograms, vLLM's name, help.
+#: (field of RequestHistograms, vLLM's name, help).
 _HISTOGRAMS: Final = (
     ("queue", "request_queue_time_seconds", "From a request's acceptance to its start."),
     ("first_token", "time_to_first_token_seconds", "From a request's acceptance to its first token."),
@@ -140,7 +140,7 @@ def _nodes(status: ClusterStatus) -> Iterator[_Row]:
 
 
 def _as_vllm(status: ClusterStatus) -> Iterator[_Row]:
-    """Yields vLLM's metrics. Values of rank 0 are missing until it has reported."""
+    """Yields vLLM's metrics. Values of rank 0 are missing until rank 0 has reported."""
     totals = status.totals
     whole = totals.finished - totals.cut
     reasons = {"stop": whole, "length": totals.cut, "abort": totals.cancelled, "error": totals.failed}
@@ -173,7 +173,6 @@ def _numbers(row: _Row, labels: _Labels) -> Metric:
 
 
 def _histogram(name: str, says: str, values: Sequence[tuple[_Labels, Histogram]]) -> Metric:
-    """Makes a histogram, with cumulative counts."""
     family = HistogramMetricFamily(name, says)
     for labels, value in values:
         bounds = [*map(repr, value.bounds), "+Inf"]

@@ -25,7 +25,7 @@ _OPTIONS: Final = {
     "repeat_penalty": "repetition_penalty",
     **{key: key for key in ("presence_penalty", "frequency_penalty")},
 }
-"""The names of a chat's fields by the names of Ollama's options."""
+"""Maps the names of Ollama's options to the names of a chat's fields."""
 _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
     "max_tokens": "options.num_predict",
     "response_format": "format",
@@ -82,7 +82,7 @@ _OLD_EMBED: Final = t.body("model", "prompt", **POOLED, prompt=t.TEXT)
 
 
 def _read_chat(fields: t.BodyFields, service: Service) -> ParsedRequest:
-    """Reads a chat. Results without ids are in the order of their calls."""
+    """Reads a chat. Tool results without ids are in the order of their calls."""
     chat, messages = _chat_fields(fields), list[Json]()
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Json = {"role": role, "content": message.get("content") or ""}
@@ -171,7 +171,7 @@ class OllamaFormat(AnswerFormat):
         return (json_bytes(self._shown([], self.scores.pop()) | self._end()) + b"\n",)
 
     def alive(self, _why: str) -> bytes:
-        """Returns a JSON line without content, as Ollama's clients fail at an empty line."""
+        """Returns a JSON line without content, because Ollama's clients fail at an empty line."""
         return json_bytes(self._shown([]) | {"done": False}) + b"\n"
 
     def broken(self, error: ApiError) -> bytes:
@@ -200,7 +200,8 @@ class OllamaFormat(AnswerFormat):
         return {"id": call_id(self.accepted.name, 0, call.index), "function": function}
 
     def _end(self) -> Json:
-        """Returns the ending's fields, with nanoseconds before the first token (queueing included) and after it."""
+        """Returns the ending's fields, with nanoseconds before the first token (and its queueing) and after that
+        token."""
         transcript, now = self.transcripts[0], time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
         cut = transcript.finished and transcript.finished.reason == "length" and not transcript.writer.stop

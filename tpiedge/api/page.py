@@ -1,7 +1,7 @@
 """The page for browsers: the files of the package's folder `page`.
 
-Each address but the first file's contains the digest of all files, so that browsers keep them for good. The policy lets
-the page contact this server only, forbids inline scripts, and lets no other page frame it.
+Each file's address, except the first file's, contains the digest of all files, so browsers may keep the file for good.
+The policy lets the page contact this server only, forbids inline scripts, and lets no other page frame this page.
 """
 
 import hashlib

@@ -23,7 +23,7 @@ from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 MAX_TOKENS = 2**32 - 1
 ANSWER_TOKENS = 2048
-"""The default limit of an answer's tokens: a model may never end by itself."""
+"""The default limit of an answer's tokens, because a model may never end an answer by itself."""
 MAX_CHOICES = 128  # OpenAI's limit
 MAX_TOOLS = 128
 MAX_TOOL_NAME = 64
@@ -74,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request. `prompts` has the first choice of each prompt, without an id; `each` counts the choices per prompt."""
+    """A request. `prompts` has the first choice of each prompt, without an id; `each`: choices per prompt."""
 
     prompts: tuple[Choice, ...]
     reply: Reply
@@ -167,7 +167,7 @@ def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Re
 
 
 def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
-    """Reads a limit of the answer's tokens, at least `low`; -1 means all that fit. Raises ApiError."""
+    """Reads a limit of the answer's tokens, at least `low`; -1 means as many as fit. Raises ApiError."""
     value: int | None = fields.get(key)
     if value == _ROOM:
         return MAX_TOKENS
@@ -177,7 +177,7 @@ def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
 
 
 def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) -> Sampling:
-    """Reads how tokens are drawn; `logprobs` as in Reply. Raises ApiError."""
+    """Reads how tokens are drawn. `logprobs`: see Reply. Raises ApiError."""
     get, seed, default = fields.get, fields.get("seed"), service.usual_sampling
     return Sampling(
         temperature=get("temperature", default.temperature),
@@ -288,7 +288,7 @@ def encode(
 
 
 def tokens_in(text: str, service: Service) -> int:
-    """Counts the tokens of a text, or estimates them from its first `_COUNTED_CHARACTERS`."""
+    """Counts the tokens of a text; estimates those of a long text from its first `_COUNTED_CHARACTERS`."""
     if service.tokenizer is None:
         return 0
     count = service.tokenizer.count(text[:_COUNTED_CHARACTERS])

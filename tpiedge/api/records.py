@@ -5,7 +5,7 @@ scores of the prompt, a choice's end), or says that a later master resumed the a
 cannot be resumed are kept.
 
 Law: a record that a kill cut short reads as an earlier state of itself, or as no record. So each line has a checksum
-and an end: a line without an end does not count, and any other damage is found.
+and a line break: a line without its line break does not count, and the checksum shows any other damage.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ ANSWER_BYTES: Final = 16 * KIB
 
 
 class DamagedRecord(Exception):
-    """A whole line differs from the written line; the message says which line and why."""
+    """A complete line differs from the written line; the message says which line and why."""
 
 
 class UnknownRecordVersion(Exception):
@@ -64,13 +64,14 @@ class UnknownRecordVersion(Exception):
 
 
 class OtherModel(Exception):
-    """The record belongs to other weights; only their master reads it."""
+    """The record belongs to other weights; only a master with those weights reads the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """An accepted request. `name`: the answer's id; `prompts`: one choice per prompt; `each`: choices per prompt;
-    `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its API key, or ""."""
+    """An accepted request. `name`: the answer's id; `prompts`: the first choice of each prompt; `each`: choices per
+    prompt; `created`: seconds since 1970; `pack`: the id of the weights; `key`: the `key_mark` of its API key, or
+    ""."""
 
     name: Name
     prompts: Annotated[tuple[Choice, ...], Meta(max_length=MAX_CHOICES)]
@@ -83,8 +84,8 @@ class AcceptedRequest:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """All choices. Each prompt's choice is repeated `each` times, with ids made from the answer's id, and
-        consecutive seeds: a request's seed gives the same answers again, which differ from each other."""
+        """All choices: each prompt's choice, repeated `each` times. Ids are made from the answer's id. Seeds are
+        consecutive, so the answers differ; a request's seed gives the same answers again."""
         found: list[Choice] = []
         for choice in self.prompts:
             request = choice.request
@@ -99,7 +100,6 @@ class AcceptedRequest:
         return TextWriter(tokenizer, self.reply.stops, after, self.reply.speech.marks)
 
     def question(self, tokenizer: Tokenizer | None) -> record.Question:
-        """Returns the request as the answer's log needs it."""
         choices, reply = self.choices, self.reply
         stops = [self.writer(one, tokenizer) for one in choices] if reply.stops else []
         requests = tuple([choice.request for choice in choices])
@@ -108,7 +108,7 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """The content of a file. `size`: bytes of whole lines; `resubmissions`: number since the last event."""
+    """The content of a file. `size`: bytes of complete lines; `resubmissions`: their number since the last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]
@@ -117,7 +117,7 @@ class AnswerRecord:
 
 
 def request_bytes(accepted: AcceptedRequest) -> int:
-    """Estimates the memory of a request, rather too high."""
+    """Estimates the memory of a request in bytes, rather too high than too low."""
     requests = [choice.request for choice in accepted.prompts]
     numbers = sum(36 * len(one.prompt_ids) + 128 * len(one.sampling.logit_bias) for one in requests)
     grammars = sum(len(one.grammar.text) for one in requests if one.grammar is not None)
@@ -135,18 +135,17 @@ def key_mark(key: bytes, salt: bytes | None = None) -> str:
 
 
 def marks(mark: str, key: bytes) -> bool:
-    """Whether `mark` was made of `key`, in constant time; an empty mark fits every key."""
+    """Whether `mark` was made from `key`; an empty mark fits every key. Compares in constant time."""
     return not mark or hmac.compare_digest(mark, key_mark(key, bytes.fromhex(mark)[:_SALT_BYTES]))
 
 
 def accepted_lines(accepted: AcceptedRequest) -> bytes:
-    """Returns the first lines of a record."""
     head = record.line({"version": RECORD_VERSION, "pack": accepted.pack})
     return head + record.line(msgspec.to_builtins(accepted))
 
 
 def read_record(data: bytes, pack: str) -> AnswerRecord | None:
-    """Reads a file; returns None if its request is incomplete, so that no client heard of it. `pack`: the id of the
+    """Reads a file; returns None if its request is incomplete: then no client has heard of it. `pack`: the id of the
     weights. Raises DamagedRecord, UnknownRecordVersion, OtherModel."""
     size = data.rfind(b"\n") + 1
     first, end, rest = data.partition(b"\n")
@@ -166,7 +165,7 @@ def read_record(data: bytes, pack: str) -> AnswerRecord | None:
         bytes.fromhex(accepted.key)
         if not 1 <= len(accepted.prompts) * accepted.each <= MAX_CHOICES:
             raise ValueError(f"it has {len(accepted.prompts)} prompts with {accepted.each} choices each")
-    #: Request id and number of tokens of each choice.
+    #: [request id, number of tokens so far] of each choice.
     choices = [[choice.request.id, 0] for choice in accepted.choices]
     said: list[record.RecordedEvent] = []
     resubmissions = 0
@@ -243,7 +242,7 @@ class RecordFolder:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Runs a chore in a thread that may wait for the disk; after `close`, or without a thread, at once."""
+        """Runs a chore in a thread that may wait for the disk. After `close`, or without a thread, runs it at once."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._chores is not None:
                 if self._thread.ident is None:
@@ -253,8 +252,8 @@ class RecordFolder:
         chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
-        """Returns this model's undelivered answers by age. Call it first. Sets aside damaged records, and records that
-        POISON_AFTER masters resumed without a new event. Raises UserError for an unusable record."""
+        """Returns this model's undelivered answers, oldest first. Call this method first. Sets aside damaged records,
+        and records that POISON_AFTER masters resumed without a new event. Raises UserError for an unusable record."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):

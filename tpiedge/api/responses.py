@@ -33,7 +33,7 @@ _ECHOED: Final = (
     "top_logprobs", "user", "safety_identifier", "prompt_cache_key", "reasoning", "text", "metadata", "instructions",
     "tools",
 )  # fmt: skip
-"""The fields of a request that its answer repeats as far as they fit, small ones first."""
+"""The fields of a request that its answer repeats, small fields first. A field that does not fit is left out."""
 _OF_SERVERS: Final = (
     "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "tool_search_call",
     "tool_search_output", "web_search_call",
@@ -133,7 +133,7 @@ def _read_response(fields: t.BodyFields, service: Service) -> p.ParsedRequest:
 
 
 def _full_name(namespace: str | None, name: str) -> str:
-    """Returns the name after its namespace (in Codex, an MCP server), or alone if both are too long."""
+    """Returns namespace (in Codex, an MCP server) and name, joined; the name alone if both are too long together."""
     full = f"{_prefix(namespace)}{name}"
     return full if len(full) <= p.MAX_TOOL_NAME else name
 

@@ -42,7 +42,7 @@ from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 _ABORT_S = 5.0
 _CLOSE = (b"connection", b"close")
-#: Time to read why an answer fails: when the connection breaks, a browser drops what its page has not read.
+#: Time for clients to read why an answer fails. A browser drops what its page has not read when the connection breaks.
 _HEARD_S = 0.5
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -138,7 +138,7 @@ class Api:
         self._admin_intake.close()
 
     async def _ready(self, _request: Request) -> Response:
-        """Names no machines, as the route needs no key."""
+        """Answers /ready. Names no machines, because the route needs no key."""
         status = self._service.status()
         if status.ready:
             return JSONResponse({"ready": True})
@@ -155,7 +155,7 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """Wraps `send`: an answer sent while the body arrives closes the connection, after time to read the answer."""
+    """Wraps `send`: an answer sent while the body arrives closes the connection, after `limit_s` to read the answer."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ class ApiServer:
         #: Host and the port in use.
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address[0], self.address[0])
-        #: For clients on this computer.
+        #: The URL for clients on this computer.
         self.url = f"{'http' if tls is None else 'https'}://{Address(own, self.address[1])}"
         config = uvicorn.Config(
             self._api,
@@ -234,7 +234,7 @@ class ApiServer:
             raise InternalError("the HTTP server did not start within ten seconds")
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Stops listening, lets answers finish for `drain_s`, then cancels them. Idempotent."""
+        """Stops listening, lets answers finish for `drain_s`, then cancels unfinished answers. Idempotent."""
         self._closing = True
         if self._thread.ident is not None:
             self._server.should_exit = True

@@ -1,10 +1,11 @@
 """Work of all machines in one step, on one axis of seconds. Pure.
 
-Clocks are not compared. An all-reduce ends on all machines at the same moment, but for a message's travel, so each
-machine's spans are moved until its all-reduces end with rank 0's. The axis is rank 0's, which begins and ends the step.
+Clocks are not compared. Apart from a message's travel, an all-reduce ends on all machines at the same moment. So each
+machine's spans are moved until its all-reduces end together with rank 0's. The axis is that of rank 0, which begins and
+ends the step.
 
-A machine waits in an all-reduce until the last machine has begun it; the rest is the network's. It also waits for rank
-0 before its first span and after its last one.
+In an all-reduce, a machine waits until the last machine has begun; the rest of the all-reduce counts as network. A
+machine also waits for rank 0 before the machine's first span and after its last span.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,8 @@ PARTS: Final = ("compute", "wait", "network", "disk")
 def shown_step(
     timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
 ) -> dict[str, Any] | None:
-    """Returns the step with the `nodes` of `epoch`; None if its epoch differs. Takes milliseconds for many layers."""
+    """Returns the step with the `nodes` of `epoch`; None if it has another epoch. Takes milliseconds with many
+    layers."""
     if timeline is None or timeline.epoch != epoch:
         return None
     first = timeline.spans[0]
@@ -64,7 +66,7 @@ def shown_step(
 
 
 def _moved(first: StepSpans, own: StepSpans, begun: float, ended: float) -> Mapping[str, _Spans]:
-    """Moves spans to the axis, in seconds. A node may lie: a span that ends before it begins has no length."""
+    """Moves spans to the axis, in seconds. A node may lie, so a span that ends before it begins gets the length 0."""
     pairs = zip(reversed(first.reduce), reversed(own.reduce), strict=False)
     shift = median([there[1] - here[1] for there, here in pairs] or [0])
 

@@ -49,7 +49,7 @@ class EchoedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of the answer. `offsets` of tokens count from the text's beginning; `last`: the finish reason, if any."""
+    """A part of the answer. `offsets`: where the tokens begin in the whole text; `last`: the finish reason, if any."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -59,8 +59,8 @@ class TextPiece:
 
 
 class Transcript:
-    """Laws: the joined texts and tokens of all pieces are the answer's; a piece with `last` is the last one; a token
-    comes with the piece that shows its text."""
+    """Laws: the texts and tokens of all pieces, joined, are the answer's. A piece with `last` is the last piece. A
+    token comes with the piece that shows its text."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Transcript:
         self._tokenizer = tokenizer
         self._echo = echo
         self._echoed_ids = prompt_ids
-        #: The first token has no score.
+        #: The scores of the prompt's tokens; the first token has none.
         self._prompt_scores: list[tuple[tuple[int, float], ...]] = [()]
         self._begun = len(echo.text) if echo else 0
         self._held: list[tuple[Token, int]] = []
         self._embedding: tuple[float, ...] = ()
         self.count = 0
         self.finished: Finished | None = None
-        """None before the end, and if a stop string ended the answer."""
+        """The last event; None before the end, and if a stop string ended the answer."""
         self.paused = ""
         self.reading = ""
         self.pauses = 0
@@ -90,8 +90,8 @@ class Transcript:
         """Seconds of pauses that are over."""
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
-        """Yields the echoed prompt before the first token or the end, in short pieces. Each token has the scores of the
-        likeliest tokens, then its own score."""
+        """Yields the echoed prompt, in short pieces, if `event` is the first token or the end. Each token has the
+        scores of the likeliest tokens, then its own score."""
         if self._echo is None or not isinstance(event, Token | Finished):
             return
         (echo, ids), self._echo = (self._echo, self._echoed_ids), None
@@ -144,7 +144,7 @@ class Transcript:
         return None
 
     def _text_start(self, token: int, before: int) -> int:
-        """Returns where the token's text begins; `before` is the text's length without it."""
+        """Returns where the token's text begins; `before` is the length of the text without the token."""
         after = self.writer.length
         if self._tokenizer is None or after == before:
             return before
@@ -169,8 +169,8 @@ def joined(parts: Sequence[OutputPart], *, reasoning: bool) -> str:
 
 
 class TokenScores:
-    """Writes the scores of one answer's tokens, and of the `logprobs` likeliest tokens; no scores if it is None. A
-    token without bytes gets `without_bytes`."""
+    """Writes the scores of one answer's tokens, and of the `logprobs` likeliest tokens (None: no scores). A token
+    without bytes gets `without_bytes`."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None

@@ -39,7 +39,7 @@ SETTINGS: Mapping[str, tuple[Range, float]] = {
     "seed": (Range(0, MAX_SEED), 7),
     "max_tokens": (Range(1, 2**32 - 1), 500),
 }
-"""Settings that /set changes: range and example, an int if only whole numbers are allowed."""
+"""Settings that /set changes: (range, example). The example is an int if only whole numbers are allowed."""
 
 ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
@@ -56,7 +56,7 @@ class ChatAnswer:
 
 
 class ChatBackend(Protocol):
-    """A model that answers. `settings` are from flags, or the model's defaults if known."""
+    """A model that answers. `settings`: from flags, else the model's defaults if known."""
 
     name: str
     settings: Settings
@@ -315,7 +315,7 @@ class Terminal:
         )
 
     def read(self) -> str | None:
-        """Returns the next message; None after Ctrl-D or two Ctrl-C: a single one may be meant for an answer."""
+        """Returns the next message; None after Ctrl-D or two Ctrl-C: a single Ctrl-C may be meant for an answer."""
         interrupts = 0
         while True:
             try:

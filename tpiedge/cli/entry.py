@@ -42,7 +42,7 @@ _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raises interrupts again that Python drops in finalisers and weakref callbacks (each import has a callback)."""
+    """Raises again interrupts that Python drops in finalisers and weakref callbacks (each import has a callback)."""
     number = _SIGNALS.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)

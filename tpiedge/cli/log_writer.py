@@ -1,5 +1,5 @@
-"""Writes the log of a service in a thread: a held terminal (Ctrl-S) blocks its writer, and a blocked service counts as
-lost."""
+"""Writes the log of a service in a thread: a stopped terminal (Ctrl-S) blocks the thread that writes, and a blocked
+service counts as lost."""
 
 import contextlib
 import logging
@@ -16,14 +16,14 @@ _MOST_WAITING: Final = 1000
 
 
 def _write(text: str) -> None:
-    """Writes without `sys.stderr`, whose lock a blocked thread would hold at the end of the process."""
+    """Writes without `sys.stderr`, whose lock a blocked thread would still hold when the process ends."""
     data = text.encode("utf-8", "backslashreplace")
     while data:
         data = data[os.write(2, data) :]
 
 
 class LogWriter(logging.Handler):
-    """A log handler that blocks in `finish` only. Drops lines beyond _MOST_WAITING."""
+    """A log handler that blocks in `finish` only. Drops lines while _MOST_WAITING lines wait."""
 
     def __init__(self, write: Callable[[str], None] = _write) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ VERBS = {
         "Emulate several devices on this computer: their networks, processors and memory.",
     ),
 }
-"""Import path and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
+"""(import path, line of --help) of each verb. --help imports no verb. `tpiedge config show` has the same order."""
 
 
 @click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -39,7 +39,7 @@ _SPARE = {
 
 
 def lan_address(listen: Address) -> Address:
-    """Returns the likeliest address for others to reach `listen`; loopback without a network."""
+    """Returns the address at which other machines probably reach `listen`; loopback without a network."""
     if listen.host not in _ANYWHERE:
         return listen
     return Address(outgoing_host() or "127.0.0.1", listen.port)
@@ -53,7 +53,8 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Writes a token for any workers into `token_file`, or says one worker's command. Tokens are void afterwards."""
+    """Writes a token for any number of workers into `token_file` or, without that file, says one worker's command. The
+    tokens are void after the block."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
@@ -70,7 +71,7 @@ def workers_invited(
 def start_lines(
     name: str, http: Address, api: ApiServer, certificate: Certificate | None, left: Sequence[Path]
 ) -> Iterator[str]:
-    """Says how to reach the served model. `left` are recorded answers that this master does not resume."""
+    """Yields lines on how to reach the served model. `left`: recorded answers that this master does not resume."""
     yield f"serving {name} at {url_for_others(http, api.url)}/v1"
     yield from page_lines(http, api.url, terminal_columns())
     if certificate is not None:
@@ -93,7 +94,7 @@ def page_lines(http: Address, url: str, columns: int) -> list[str]:
 
 
 def qr_lines(text: str, columns: int) -> list[str]:
-    """Draws a QR code in half blocks, two rows of squares per line; empty if wider than `columns`."""
+    """Draws a QR code in half blocks, two rows of squares per line; [] if it is wider than `columns`."""
     code = segno.make_qr(text, error="l")
     if code.symbol_size(border=2)[0] > columns:
         return []
@@ -104,7 +105,7 @@ def qr_lines(text: str, columns: int) -> list[str]:
 
 
 def terminal_columns() -> int:
-    """Returns columns of standard error; 0 unless it is a terminal with half blocks and colours."""
+    """Returns the columns of standard error; 0 unless that is a terminal with half blocks and colours."""
     shows = sys.stderr.isatty() and sys.stderr.encoding.lower() == "utf-8"
     if not shows or os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR"):
         return 0

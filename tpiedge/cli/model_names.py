@@ -32,11 +32,11 @@ MODEL = CompletedName(
     lambda _context: (DEMO,), _pulled, lambda context: (pack.name for pack in stored_packs(_cache(context)))
 )
 HUB_MODEL = CompletedName(lambda _context: aliases(), *MODEL.sources)
-"""Also names of models that are not on this computer yet."""
+"""The names of MODEL, and names of models that are not on this computer yet."""
 
 
 def model_option(command: Callable[..., _T], *, needed: bool = True) -> Callable[..., _T]:
-    """Adds `model_name`: an argument, or --model, which settings can give. If `needed`, its absence is refused."""
+    """Adds `model_name`: an argument, or --model, which settings can give. If `needed`, a missing model is refused."""
 
     @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
     @click.option("--model", "model_name", type=MODEL, help=_HELP)

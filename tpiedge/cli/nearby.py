@@ -69,8 +69,9 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Finds the master to join, and its key if known. `known` has keys by address, the best first; known masters win.
-    If none is known, the only announced master is joined; otherwise the user is asked. Raises UserError, PeerError."""
+    """Returns (the address of the master to join, its key if known). `known` has keys by address, the best first; known
+    masters win. If none is known, the only announced master is joined; otherwise the user chooses. Raises UserError,
+    PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the known master at {found[0]}; --connect HOST names another one")
         return found

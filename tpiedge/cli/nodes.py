@@ -52,7 +52,7 @@ def approve(code: str, as_json: bool, state: Path | None) -> None:
 def key(as_json: bool, state: Path | None) -> None:
     """Print the admin key of the running master, for the page's view Cluster.
 
-    With it machines can be approved and revoked. Each start of the master makes a new key.
+    With this key, machines can be approved and revoked. Each start of the master makes a new key.
     """
     with admin_of(state) as master:
         found = str(master.key)
@@ -75,8 +75,8 @@ def revoke(name: str, as_json: bool, state: Path | None) -> None:
 def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None) -> None:
     """Take the worker NAME out of the plan, so that its machine can be switched off.
 
-    Others take over its part while answers pause; the drain is refused if they cannot serve. It lasts until the
-    worker restarts, or --undo.
+    Other machines take over its part while answers pause; the drain is refused if they cannot serve. The drain lasts
+    until the worker restarts, or until --undo.
     """
     if undo:
         _order(as_json, state, "undrain", {"name": name}, "{} is back in use")
@@ -93,7 +93,7 @@ def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | No
 @click.argument("name")
 @_usual_options
 def clear(name: str, as_json: bool, state: Path | None) -> None:
-    """Retry the worker NAME now, which is left out for a while after failures.
+    """Retry at once the worker NAME, which is left out for a while after failures.
 
     If it fails again, it is left out for longer.
     """

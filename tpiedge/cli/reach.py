@@ -1,5 +1,5 @@
-"""HTTP client of a running master. Streams of a master with `--journal` are numbered: a broken connection is retried
-for RECOVERY_GRACE_S, and no event is lost or repeated. Ctrl-C deletes the answer on the master."""
+"""HTTP client of a running master. A master with `--journal` numbers events: if a connection breaks, the client
+reconnects for up to RECOVERY_GRACE_S, and no event is lost or repeated. Ctrl-C deletes the answer on the master."""
 
 import contextlib
 import hmac
@@ -23,7 +23,7 @@ from tpiedge.sanitise import sanitised
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _RETRY_S = 0.5
-#: The last events of Anthropic's streams and of Responses, which have no [DONE].
+#: The last events of streams that have no [DONE]: Anthropic's and those of Responses.
 _LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 _READING = re.compile(r"reading [0-9]+ of [0-9]+ tokens(, [0-9]+ s left)?")  # as `api/transcript.py` says it
 _Tell = Callable[[str], None]
@@ -45,7 +45,7 @@ class HttpRefusal(Exception):
 
 @dataclass(eq=False)
 class AnswerStream:
-    """An answer to `_body`. `_note` tells of pauses and broken connections, `_progress` how far the prompt is read."""
+    """An answer to `_body`. `_note` is told of pauses and broken connections; `_progress`, how much prompt is read."""
 
     _http: httpx.Client
     _path: str
@@ -141,7 +141,8 @@ class MasterClient:
     def __init__(
         self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
     ) -> None:
-        """`trust` is None for this computer's CAs. `own`: the master's ResourceErrors are this computer's."""
+        """`trust`: None trusts this computer's CAs. `own`: the master runs on this computer, so its lack of resources
+        is raised as ResourceError."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"

@@ -176,7 +176,7 @@ def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
 
 
 def _emulated(given: str | None, nodes: int | None) -> Devices | None:
-    """Returns the first `nodes` devices of a testbed, by default all; None without a testbed. Raises UserError."""
+    """Returns the first `nodes` (None: all) devices of a testbed; None without a testbed. Raises UserError."""
     found: Devices | None = None
     if given is not None:
         found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
@@ -185,7 +185,7 @@ def _emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 @contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
-    """Yields trace files by rank and joins them at the end. Raises the block's error, else UserError, DiskFull."""
+    """Yields trace files by rank; joins them at the end. Raises the block's error, or else UserError, DiskFull."""
     if path is None:
         yield ()
         return

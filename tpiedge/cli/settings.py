@@ -1,7 +1,8 @@
-"""Settings: variables and a TOML file set every flag of every verb.
+"""Settings: environment variables and a TOML file can set every flag of every verb.
 
-A setting is a text in click's map of defaults: the command line wins, and the verb's own types check it. A variable
-wins over the file, and a verb's own setting over the common setting. A verb's table is named like "bench.decode".
+A setting becomes a text in click's map of defaults. So the command line wins, and the verb's own types check the text.
+A variable wins over the file; a verb's own setting wins over the common setting. A verb's table is named like
+"bench.decode".
 """
 
 import difflib
@@ -44,14 +45,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """`tables` has TOML's values by table, like "bench.decode", and key; "" has the keys before the first table."""
+    """`tables` has TOML's values by table (like "bench.decode") and key. Table "" has keys before the first table."""
 
     path: Path
     tables: Mapping[str, Mapping[str, object]]
     text: str
 
     def place(self, table: str, key: str = "") -> str:
-        """Returns a place like '/etc/tpiedge.toml:3', without the line if it is not found."""
+        """Returns a place like '/etc/tpiedge.toml:3', without the line if the key is not found."""
         here, wanted = "", _bare(table, key)
         for number, line in enumerate(self.text.splitlines(), 1):
             name = line.partition("=")[0]
@@ -76,7 +77,7 @@ class ConfiguredGroup(ListingGroup):
     """Imports a verb when it runs, adds --config and --log-level, and tells the origin of refused values."""
 
     def add_lazy(self, name: str, path: str, line: str) -> None:
-        """Adds the command at `path` (MODULE:COMMAND); `line` is its short help, and its help if it has no other."""
+        """Adds the command at `path` (MODULE:COMMAND). `line` is its short help; also its help if it has no other."""
         super().add_command(_LazyCommand(name, path, line))
 
     def load(self, *names: str) -> None:
@@ -142,7 +143,7 @@ def _prepare(command: click.Command) -> None:
 
 
 def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:
-    """Sets the defaults of all other parameters. A group's --config counts for its subcommand."""
+    """Sets the defaults of all other parameters. A group's --config counts for its subcommand, too."""
     if ctx.resilient_parsing:  # completion
         return
     given = ctx.meta[f"{_META}.given"] = given or ctx.meta.get(f"{_META}.given")
@@ -176,7 +177,8 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """Returns by table the commands that can be set, of the root's `names`; None imports and returns all."""
+    """Returns the commands whose options settings can set, keyed by table. `names`: imports and returns only these
+    commands of the root; None: all commands."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))
@@ -200,7 +202,7 @@ def _leaves(command: click.Command, table: str) -> Iterator[tuple[str, click.Com
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """Returns the options that settings can set, by key: 'min-workers' is --min-workers."""
+    """Returns the options that settings can set. Their keys are like 'min-workers' for --min-workers."""
     options = (param for param in command.params if isinstance(param, click.Option) and not param.is_eager)
     return {
         next((name for name in one.opts if name.startswith("--")), one.opts[0]).lstrip("-"): one
@@ -219,7 +221,7 @@ def _variable(*words: str) -> str:
 
 
 def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables that look like a verb's but set nothing, with the most similar real variable, or ""."""
+    """Returns variables that look like a verb's but set nothing, each with the most similar real variable, or ""."""
     known = [
         name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
     ]
@@ -236,7 +238,7 @@ def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, 
 def resolve(
     table: str, command: click.Command, environment: Mapping[str, str], file: SettingsFile | None
 ) -> dict[str, Setting]:
-    """Returns the settings of a verb by key, unchecked. Raises UserError for a variable that is no list."""
+    """Returns the settings of a verb by key, unchecked. Raises UserError if a variable's list is malformed."""
     found: dict[str, Setting] = {}
     for key, option in options_of(command).items():
         several = option.multiple or option.nargs != 1
@@ -277,8 +279,8 @@ def effective(
 
 
 def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
-    """Reads the file of --config, of TPIEDGE_CONFIG or the user's own; None if there is no file. A file in the current
-    folder never counts: a download must not change what a command does. Raises UserError."""
+    """Reads the file of --config, else of TPIEDGE_CONFIG, else the user's own; None without a file. A file in the
+    current folder never counts: a download must not change what a command does. Raises UserError."""
     if given is not None:
         return read_settings(given)
     if named := environment.get("TPIEDGE_CONFIG"):
@@ -312,7 +314,7 @@ def read_settings(path: Path) -> SettingsFile:
 
 
 def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """Yields (table, key, value); an empty table has one row, with key "" and value None."""
+    """Yields (table, key, value). For an empty table, the key is "" and the value None."""
     if table and not content:
         yield table, "", None
     for key, value in content.items():
@@ -327,7 +329,7 @@ def _text(value: object) -> str:
 
 
 def problems(file: SettingsFile, verbs: Verbs) -> Iterator[str]:
-    """Yields a line for each unknown table and key and each value of the wrong type, with its place."""
+    """Yields a line, with its place, for each unknown table, each unknown key and each value of the wrong type."""
     flags_of: dict[str, Mapping[str, click.Option]] = {
         table: options_of(command) for table, command in verbs.items()
     }
@@ -350,7 +352,7 @@ def problems(file: SettingsFile, verbs: Verbs) -> Iterator[str]:
 
 
 def _other_type(option: click.Option, value: object) -> str:
-    """Returns what the option takes, in words, or "" if TOML's `value` is of that type."""
+    """Returns "" if the option takes values of the type of TOML's `value`, else says what it takes."""
     words = "a text in quotes"
     types: set[type] = {str}
     if isinstance(option.type, click.types.BoolParamType):

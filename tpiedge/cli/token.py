@@ -121,7 +121,7 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
 
 @contextmanager
 def invitation(folder: Path, expires_s: float = DAY_S, uses: int | None = 1) -> Iterator[str]:
-    """Yields the secret of a new token, which is void afterwards; after a crash the next master withdraws it."""
+    """Yields the secret of a new token, void after the block. After a crash, the next master withdraws the token."""
     _withdraw(folder)
     record, secret = TokenStore(folder).create(expires_s, uses)
     try:

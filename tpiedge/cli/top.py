@@ -1,5 +1,5 @@
-"""`tpiedge top`: the running cluster, every second. Functions that read its JSON raise KeyError, TypeError or
-ValueError if it is malformed."""
+"""`tpiedge top`: the running cluster, every second. Functions that read a picture's JSON raise KeyError, TypeError or
+ValueError if the JSON is malformed."""
 
 import contextlib
 import json
@@ -219,7 +219,7 @@ def timeline_lines(timeline: PictureJson) -> Iterator[str]:
 
 
 def step_line(machine: PictureJson, took_s: float, width: int) -> str:
-    """Draws `width` letters of equal time. A letter names the part that took longest in it; blank means idle."""
+    """Draws `width` letters of equal time. A letter names the part that took longest in that time; blank means idle."""
     spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
     for part in _PARTS:
         for start, end in machine["spans"][part]:

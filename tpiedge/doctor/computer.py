@@ -27,7 +27,7 @@ from tpiedge.units import GIB, MIB, counted, format_bytes
 
 CheckResult = Literal["skip", "ok", "warn", "fail"]
 
-#: Runs in its own process: the system kills a build of torch for another processor.
+#: A program for a process of its own, because the system kills a build of torch for another processor.
 _ARITHMETIC = """
 import json, torch
 from tpiedge.kernels.shared_library import kernel_library
@@ -107,7 +107,7 @@ def check_memory() -> Sequence[Finding]:
 
 
 def memory_finding(available: int, free: int, room: int | None) -> Finding:
-    """Checks memory. `room`: bytes that a control group leaves; None without a limit."""
+    """`room`: the bytes that a control group leaves; None without a limit."""
     found = f"{format_bytes(available)} available"
     if room is not None and room < free:
         found += f" (a limit on this process; the computer has {format_bytes(free)})"

@@ -53,7 +53,7 @@ def check_firewall() -> Sequence[Finding]:
 
 
 def firewall_finding(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
-    """Checks the firewall. `ufw`: its configuration, None if absent; `rules`: nftables', None if unreadable."""
+    """`ufw`: the configuration of ufw, None if absent; `rules`: the rules of nftables, None if unreadable."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
         advice = "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
         return warn("firewall", "ufw is active", advice)
@@ -105,7 +105,7 @@ def check_mtu() -> Sequence[Finding]:
 
 
 def mtu_finding(sizes: Mapping[str, int]) -> Finding:
-    """Checks MTUs. `sizes`: bytes per active interface; 0 if unknown."""
+    """`sizes`: the MTU of each active interface in bytes; 0 if unknown."""
     small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < 1280}
     found = ", ".join(f"{name} {mtu}" for name, mtu in (small or sizes).items())
     if small:
@@ -144,7 +144,7 @@ def _other(control: Address, address: Address, purpose: str) -> Finding:
 
 
 def _connect(address: Address) -> float | str:
-    """Returns the seconds of the second connection (the first may resolve names), or the reason of a failure."""
+    """Returns how many seconds the second connection took (the first may resolve names), or why a connection failed."""
     try:
         for _ in range(2):
             started = time.perf_counter()

@@ -48,7 +48,7 @@ class Address:
 
 
 def parse_address(text: str, default_port: int | None = None, default_host: str | None = None) -> Address:
-    """Reads HOST:PORT; also HOST with a `default_port`, and PORT with a `default_host`. Raises UserError."""
+    """Reads HOST:PORT, HOST alone with a `default_port`, or PORT alone with a `default_host`. Raises UserError."""
     found = _ADDRESS.fullmatch(text.strip())
     host, port = (found[1] or found[2] or found[4], found[3]) if found else ("", None)
     if port is None and host.isdigit():  # a resolver would take it for an address: 9000 is 0.0.35.40
@@ -89,8 +89,8 @@ def _scoped(address: tuple[Any, ...]) -> str:
 
 
 def outgoing_host() -> str | None:
-    """Returns the address at which other machines probably reach this one: from the routing table, or without a route
-    (laptops on one switch) from the interfaces; None without a network."""
+    """Returns the address at which other machines probably reach this one; None without a network. Asks the routing
+    table; without a route (laptops on one switch), the interfaces."""
     if (own := _own_address("192.0.2.1", 9)) is not None:
         return str(own[0])
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -104,7 +104,7 @@ def outgoing_host() -> str | None:
 
 
 def _own_address(host: str, port: int) -> tuple[Any, ...] | None:
-    """Returns the own address on the route to `host`; None without a route. Sends nothing."""
+    """Returns this machine's address on the route to `host`; None without a route. Sends nothing."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))
@@ -130,7 +130,7 @@ def own_networks() -> tuple[ipaddress.IPv4Network, ...]:
 
 
 def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
-    """Returns `text` if it is tcp://IP:PORT. Else raises ProtocolError, which begins with `claim`."""
+    """Returns `text` if it is tcp://IP:PORT. Else raises ProtocolError; `claim` begins the message."""
     found = _ENDPOINT.fullmatch(text)
     try:
         if found is None or not 1 <= int(found[3]) <= 65535:
@@ -144,8 +144,8 @@ def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
 
 
 def endpoint_at(source: str, endpoint: str) -> str:
-    """Returns `endpoint` (tcp://IP:PORT) with the IP `source` from which its node connects, so that no node directs
-    others elsewhere; unchanged if `source` is ""."""
+    """Returns `endpoint` (tcp://IP:PORT) with the IP `source` from which its node connects, because no node may direct
+    others elsewhere. If `source` is "", returns `endpoint` unchanged."""
     if not source:
         return endpoint
     ip = ipaddress.ip_address(source)
@@ -164,7 +164,8 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Returns `endpoint` for other nodes: with the host of `control_address` if it is any host, else its zone."""
+    """Returns `endpoint` for other nodes. If its host means any host, it gets the host of `control_address`, else the
+    zone of `control_address`."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"

@@ -1,7 +1,7 @@
 """Processors, memory and disk that this process may use. No torch.
 
-Control groups (Linux, versions 1 and 2) limit containers and services: the limits of the own group and all its
-ancestors hold. Their files are read below `root`; a missing, unreadable or non-numeric file means no limit.
+Control groups (Linux, versions 1 and 2) limit containers and services: the limits of this process's group and of all
+its ancestors apply. The groups' files are read below `root`; a missing, unreadable or non-numeric file means no limit.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def default_memory_bytes(available: int | None = None) -> int:
-    """Returns the available memory without a fifth (at least 128 MiB, at most 2 GiB) for other uses."""
+    """Returns the available memory minus a fifth (at least 128 MiB, at most 2 GiB) for other uses."""
     if available is None:
         available = available_memory_bytes()
     return max(0, int(available - min(max(0.2 * available, 128 * MIB), 2 * GIB)))
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Returns how many processors affinity and quota allow; a quota may be a fraction."""
+    """Returns how many processors affinity and CPU quotas allow; a quota may be a fraction."""
     cores = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     return min([float(cores), float(allowed), *Cgroups.own(root).cpu_quotas()])
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Counts the usable physical cores, at least 1. A core has one vector unit; threads beyond a quota wait."""
+    """Counts usable physical cores, at least 1. A core has one vector unit; threads beyond a CPU quota only wait."""
     allowed = None
     if hasattr(os, "sched_getaffinity"):
         topology = root / "sys/devices/system/cpu"
@@ -66,7 +66,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 class MemoryLimits:
-    """The memory that this process may use. A control group that it joins later counts as empty at the start."""
+    """The memory that this process may use. A control group joined later counts as empty at the start."""
 
     def __init__(self, limit_bytes: int | None = None, root: Path = Path("/")) -> None:
         """`limit_bytes` is --memory; None: the default."""
@@ -85,7 +85,8 @@ class MemoryLimits:
         return f"--memory gives {limit}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
-        """Returns the least of --memory and all limits; without --memory, the default part of the room at start."""
+        """Returns the least of --memory and all limits; without --memory, the default part of the free memory at
+        start."""
         with contextlib.suppress(OSError):  # no descriptor is left to read it
             self._total = psutil.virtual_memory().total
         limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._total}
@@ -146,7 +147,7 @@ class Cgroups:
 
 
 def _own_folders(root: Path) -> dict[str, tuple[Path, ...]]:
-    """Returns, by controller ("" in version 2), the folders from the own group up to the mount."""
+    """Returns, keyed by controller ("" in version 2), the folders from this process's group up to the mount."""
     groups: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -175,7 +176,7 @@ def _limit(folder: Path, *names: str) -> int | None:
 
 
 def _field(path: Path, name: str) -> int:
-    """Returns the number in the line "name number"; 0 without one."""
+    """Returns the number in the line "name number"; 0 without such a line."""
     pairs = (line.partition(" ") for line in _lines(path))
     return next((int(value) for key, _, value in pairs if key == name and value.isdecimal()), 0)
 

@@ -15,14 +15,15 @@ _CHUNK = 4 * MIB
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """Speed of 4 MiB reads. Unless `is_direct`, the page cache may have answered some."""
+    """Speed of 4 MiB reads. Unless `is_direct`, the page cache may have answered some reads."""
 
     bytes_per_s: float
     is_direct: bool
 
 
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
-    """Writes up to `nbytes` in a third of `seconds`, then reads; one chunk at least. Raises OSError if none fits."""
+    """Writes up to `nbytes` in a third of `seconds`, then reads; one chunk at least. Raises OSError if no chunk
+    fits."""
     began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:

@@ -20,7 +20,7 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Raises the limits as far as allowed, open files up to 10,240: some programs close them all."""
+    """Increases the limits as far as allowed, open files to at most 10,240: some programs close all possible files."""
     endless = resource.RLIM_INFINITY
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)
@@ -52,8 +52,8 @@ def check_address_space(least: int) -> None:
         )
 
 
-#: A master with a worker needs some seventy; unauthenticated peers may hold half of the limit at its HTTP port
-#: (api/limits.py) and 128 at each of three others (transport/backlog.py).
+#: A master with a worker needs some seventy descriptors. Unauthenticated peers may hold half of the limit at its HTTP
+#: port (api/limits.py), and 128 at each of three other ports (transport/backlog.py).
 LEAST_DESCRIPTORS: Final = 1024
 
 
@@ -71,7 +71,6 @@ def check_descriptors() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Returns the largest resident set of this process so far."""
     if high := proc_field("/proc/self/status", "VmHWM:"):
         return int(high.split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -90,7 +89,7 @@ def cpu_name() -> str:
 
 
 def proc_field(path: str, *names: str) -> str:
-    """Returns the text after the colon in the first line that begins with a name; "" without /proc or such a line."""
+    """Returns the text after the colon in the first line that begins with one of `names`; "" without such a line."""
     with contextlib.suppress(OSError):
         for line in Path(path).read_text().splitlines():
             if line.startswith(names):
@@ -99,8 +98,8 @@ def proc_field(path: str, *names: str) -> str:
 
 
 def give_back_what_is_freed() -> None:
-    """Makes malloc return freed blocks of 128 KiB or more to the system. glibc raises that bound to 32 MiB in time,
-    which cost eight nodes with rows 8192 wide 65 MB."""
+    """Makes malloc return freed blocks of 128 KiB or more to the system. glibc increases that bound to 32 MiB in time,
+    which cost eight nodes with rows of 8192 numbers 65 MB."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
         library.mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD of <malloc.h>
@@ -110,7 +109,7 @@ def give_back_what_is_freed() -> None:
 
 class FreedMemory:
     """Returns free memory of all threads' heaps to the system, at most every ten seconds. glibc returns only the end of
-    a heap: after floods of small messages a master held 68 MB free beside 18 in use."""
+    a heap: after floods of small messages a master held 68 MB of free memory beside 18 in use."""
 
     def __init__(self) -> None:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

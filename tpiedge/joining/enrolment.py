@@ -1,4 +1,4 @@
-"""Decides the master's answer to a worker that wants to join, without sockets or files.
+"""Decides, without sockets or files, how the master answers a worker that wants to join.
 
 Without pairing, a key becomes a member only by an Enrol with the secret of a valid token; a member needs no secret.
 Workers with a revoked key, another protocol, number format or torch are refused, even members, and spend no token.
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:
-    """Describes this machine without importing torch. `torch` is its release without the build ("2.9.1", not
-    "2.9.1+cpu"), "" for none. Machines that agree on `torch` and `numbers` compute the same."""
+    """Describes this machine without importing torch. `torch`: torch's release without the build ("2.9.1", not
+    "2.9.1+cpu"), or "" without torch. Machines that agree on `torch` and `numbers` compute the same."""
     try:
         torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -46,7 +46,7 @@ def introduction(host: str, secret: str = "") -> Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """The master's rules. `own`: its own Enrol. `quick_check(secret)` checks a token without locks or writes."""
+    """The master's rules. `own`: the master's Enrol. `quick_check(secret)` checks a token without locks or writes."""
 
     cluster: str
     own: Enrol
@@ -54,7 +54,7 @@ class Enrolment:
     quick_check: Callable[[str], Redemption]
 
     def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Returns the answer to `peer`, whose connection proves `key`. If it returns a newcomer's Enrol, redeem the
+        """Returns the answer to `peer`, whose connection proves `key`. If the answer is a newcomer's Enrol, redeem the
         token, then call `answer` with the outcome."""
         table = self.members()
         if table.is_revoked(key):

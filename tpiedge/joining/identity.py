@@ -9,8 +9,8 @@ from tpiedge.transport.keys import CurveKeys, is_key, public_of
 
 
 def load_or_create_keys(folder: Path) -> CurveKeys:
-    """Returns the key pair of the machine with state `folder`; makes it on first use. Raises UserError if others can
-    read the file or it is damaged: a new key would be a new machine."""
+    """Returns the key pair of the machine with state `folder`; makes a pair on first use. Raises UserError if the file
+    is damaged or others can read it: with a new key, this would be another machine."""
     path = folder / "key.json"
     found = read_private(path)
     if found is None:
@@ -39,5 +39,4 @@ def cluster_name(master_key: str) -> str:
 
 
 def peer_name(public_key: str) -> str:
-    """Returns the name of a worker's agent."""
     return f"w-{fingerprint(public_key)}"

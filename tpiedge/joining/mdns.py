@@ -1,7 +1,7 @@
 """Announces masters in the local network and finds them; the only module that uses zeroconf (`pip install
 'tpiedge[mdns]'`).
 
-Answers are untrusted addresses to try. A worker that joins checks who is there by a code or a known key.
+Answers are untrusted: they are addresses to try. A worker that joins checks by a code or a known key who answers there.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _MOST: Final = 32
 
 @dataclass(frozen=True)
 class AnnouncedMaster:
-    """A claimed master. `protocol` is -1, and `cluster` (`identity.cluster_name`) "", if not announced."""
+    """A claimed master. If not announced, `protocol` is -1, and `cluster` (`identity.cluster_name`) is ""."""
 
     name: str
     address: Address
@@ -44,7 +44,7 @@ class AnnouncedMaster:
 
 
 def labels(host: str, cluster: str) -> tuple[str, str]:
-    """Returns a master's name as a DNS label (without dots), and a second label in case the first is taken."""
+    """Returns (a master's name as a DNS label without dots, a second label in case the first is taken)."""
     name = sanitised_name(host.partition(".")[0])[:48].strip() or "unnamed"
     return name, f"{name}-{cluster[:4]}"
 
@@ -56,7 +56,7 @@ def read_record(
     said: Mapping[bytes, bytes | None],
     networks: Iterable[ipaddress.IPv4Network],
 ) -> AnnouncedMaster | None:
-    """Reads the record `name` of SERVICE; None without a valid port and address in `networks`, this machine's."""
+    """Reads SERVICE's record `name`; None without a valid port and an address in this machine's `networks`."""
     own, near = tuple(networks), []
     for text in addresses:
         with contextlib.suppress(ValueError):  # it is not an IPv4 address
@@ -77,8 +77,8 @@ def read_record(
 
 @contextlib.contextmanager
 def announced(host: str, address: Address, protocol: int, cluster: str) -> Iterator[str]:
-    """Announces a master at `address` (numeric, IPv4) during the block. Yields the announced name: `host`, or `host`
-    and the beginning of `cluster` if `host` is taken. Raises UserError, also if both names are taken."""
+    """Announces a master at `address` (numeric, IPv4) during a `with` statement. Yields the announced name: `host`, or
+    `host` and the beginning of `cluster` if `host` is taken. Raises UserError, also if both names are taken."""
     names, said = labels(host, cluster), {"protocol": str(protocol), "cluster": cluster}
     with _opened([address.host]) as mdns:
         try:
@@ -108,7 +108,7 @@ def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, s
 
 
 def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
-    """Returns masters announced in this machine's networks, sorted by name, in about `limit_s`. Raises UserError."""
+    """Returns masters announced in this machine's networks, by name. Takes about `limit_s`. Raises UserError."""
     names: dict[str, None] = {}
     changed: queue.SimpleQueue[str] = queue.SimpleQueue()  # filled by zeroconf's thread
     with _opened(zeroconf.InterfaceChoice.All) as mdns:

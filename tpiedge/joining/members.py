@@ -1,6 +1,6 @@
 """Keeps the members of the cluster and the revoked keys.
 
-An admission counts once it is on disk, a revocation at once. One write admits a member and spends a token's use.
+An admission counts once it is on disk, a revocation counts at once. One write admits a member and spends a token's use.
 """
 
 import threading
@@ -29,8 +29,6 @@ NEW_KEY = (
 
 @dataclass(frozen=True, slots=True)
 class _KeyHolder:
-    """A worker's key and its computer's name."""
-
     key: str
     host: str
 
@@ -56,7 +54,7 @@ class Revoked(_KeyHolder):
 
 @dataclass(frozen=True, slots=True)
 class MemberTable:
-    """An immutable table; changes return a new one."""
+    """An immutable table; each change returns a new table."""
 
     members: tuple[KnownWorker, ...] = ()
     revoked: tuple[Revoked, ...] = ()
@@ -73,7 +71,7 @@ class MemberTable:
         return Counter(one.token for one in known if one.token)
 
     def admit(self, member: KnownWorker) -> "MemberTable":
-        """Returns the table with `member`; a known key keeps its spent token. Raises UserError for a revoked key."""
+        """Returns the table with `member`; a known worker keeps its spent token. Raises UserError for a revoked key."""
         if self.is_revoked(member.key):
             raise UserError(f"the key of {member.name} was revoked: {NEW_KEY}")
         known = self.member(member.key)
@@ -85,8 +83,8 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """Returns `name` if it is a peer name, else the peer name of the only worker on a computer called `name`, which
-        must be connected. `hosts`: computers of connected workers by peer name. Raises UserError, UnknownWorker."""
+        """Returns `name` if it is a peer name, else the peer name of the only worker, a connected one, on a computer
+        called `name`. `hosts`: computers of connected workers by peer name. Raises UserError, UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
@@ -102,7 +100,7 @@ class MemberTable:
         return found[0]
 
     def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
-        """Returns the table without the worker `name`, and its new or old `Revoked`. Raises UnknownWorker."""
+        """Returns (table without the worker `name`, the worker's new or earlier `Revoked`). Raises UnknownWorker."""
         for again in self.revoked:
             if again.name == name:
                 return self, again
@@ -120,8 +118,8 @@ class MemberTable:
 
 
 class MemberJournal:
-    """The table in `folder`/members.json, for any thread. `admit`, `join` and `revoke` take over changes by other
-    processes, block for the disk, and raise UserError or DiskFull for the file."""
+    """The table in `folder`/members.json, for any thread. `admit`, `join` and `revoke` first read what other processes
+    changed, block for the disk, and raise UserError or DiskFull if the file fails."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -136,7 +134,8 @@ class MemberJournal:
     def join(
         self, member: KnownWorker, check: Callable[[Mapping[str, int]], tuple[Redemption, str]]
     ) -> Redemption:
-        """Returns `check(spent uses by token)`; admits `member` if it is "ok". Raises UserError for a revoked key."""
+        """Returns the outcome of `check(spent uses by token)`; if "ok", admits `member`. Raises UserError (revoked
+        key)."""
         with locked(self._path):
             table = self._read()
             outcome, token = check(table.spent)
@@ -145,7 +144,7 @@ class MemberJournal:
         return outcome
 
     def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
-        """Revokes as the table does; calls `at_once` when the worker is out, before the file is written."""
+        """Revokes like `MemberTable.revoke`. Calls `at_once` when the worker is out, before the file is written."""
         with self._lock:
             self.table, gone = self.table.revoke(name, when)
         if at_once is not None:
@@ -162,7 +161,7 @@ class MemberJournal:
         return gone
 
     def _read(self) -> MemberTable:
-        """Reads the table on disk, without workers that were revoked here."""
+        """Reads the table on disk, without the workers that this process revoked."""
         return read_members(self._folder).without(self.table.revoked)
 
     def _write(self, table: MemberTable) -> None:

@@ -1,9 +1,9 @@
 """Joining without a token: the worker shows a short code, which the user types into the master.
 
 The worker draws the code, a secret of 40 bits, and never sends it. Both sides derive a key by a slow hash, salted with
-both public keys and a fresh nonce of each side. The worker proves that it knows the code (Reveal); so does the master,
-once the user has typed it (PairingResult). Each proof holds for one pair of keys, so an attacker who swaps a key can
-make neither: with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
+both public keys and a fresh nonce of each side. The worker proves that it knows the code (Reveal); the master proves
+the same once the user has typed the code (PairingResult). A proof holds for one pair of keys, so an attacker who swaps
+a key can make no proof: with 16 MiB of memory per guess a search takes years, and a pairing lives for ten minutes.
 """
 
 import base64
@@ -26,7 +26,7 @@ MAX_PER_SOURCE = 4
 BY_TOKEN = "join with a token instead ('tpiedge token create' on the master's computer)"
 _NONCE_BYTES = 16
 _MOST_WRONG = 10
-"""Wrong codes per minute."""
+"""The most wrong codes per minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Pending:
     key: str = ""
     transcript: bytes = field(default=b"", repr=False)
     proof: bytes = field(default=b"", repr=False)
-    """Empty until its Reveal."""
+    """Empty until the worker's Reveal."""
 
 
 class PairingMaster:
-    """The master's side. Times are seconds on the caller's clock; the connection must prove `key`."""
+    """The master's side. Times are seconds on the caller's clock. The worker's connection must prove `key`."""
 
     def __init__(self, master_key: str) -> None:
         self._master_key = master_key
@@ -59,7 +59,7 @@ class PairingMaster:
     def request(
         self, name: str, key: str, address: str, request: PairingRequest, now: float
     ) -> Challenge | PairingResult:
-        """Answers a request. After a PairingResult, which refuses, end the connection."""
+        """Answers a worker's request. A PairingResult is a refusal: then end the connection."""
         self._expire(now)
         refusal = self._reason_against(name, address, request)
         if refusal:
@@ -83,7 +83,8 @@ class PairingMaster:
         self._workers.pop(name, None)
 
     def approve(self, code: str, now: float) -> tuple[Pending, PairingResult]:
-        """Returns the worker that shows `code` and the answer to it, within half a second. Raises UserError."""
+        """Returns (the worker whose screen shows `code`, the answer to send to that worker). Takes up to half a second.
+        Raises UserError."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")
@@ -134,7 +135,8 @@ class PairingWorker:
         return f"{self._secret[:4]}-{self._secret[4:]}"
 
     def prove(self, challenge: Challenge) -> Reveal:
-        """Answers a challenge. Raises ProtocolError for a bad one, or a second one, which would give a second guess."""
+        """Answers a challenge. Raises ProtocolError for a bad or a second challenge, which would give a second
+        guess."""
         if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
             raise ProtocolError(f"the master breaks the pairing protocol: {BY_TOKEN}")
         transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)

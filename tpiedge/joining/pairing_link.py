@@ -1,6 +1,6 @@
 """Pairing over the network: the master's hub beside its control port, and the worker's side.
 
-The hub's key pair is the same in every tpiedge and proves nothing: trust rests on the code (`pairing.py`).
+The hub's key pair is the same in every installation and proves nothing: trust rests on the code (`pairing.py`).
 """
 
 import contextlib
@@ -37,8 +37,8 @@ def introduction_keys() -> CurveKeys:
 
 
 class PairingHub:
-    """Listens on `address` (tcp://HOST:PORT) in its own thread until `close`. `approve` calls `admit` with the worker
-    before it tells the worker."""
+    """Listens on `address` (tcp://HOST:PORT) in its own thread until `close`. `approve` first calls `admit`, and then
+    tells the worker."""
 
     def __init__(
         self, address: str, master_key: str, admit: Callable[[KnownWorker], None], clock: Clock | None = None
@@ -120,8 +120,8 @@ def pair(
     show_code: Callable[[str], None],
     timeout_s: float = PAIRING_S,
 ) -> str:
-    """Pairs with the master whose control port is `address`. Returns the master's key once its user has typed the code.
-    Raises UserError (refused, or a false master) and PeerError (no code in time, a lost link, or a breach)."""
+    """Pairs with the master at the control port `address`; returns the master's key once the code has been typed there.
+    Raises UserError for a refusal or a false master, PeerError for a missing code, a lost link or a breach."""
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
     pairing_address, key = address.beside(PAIRING_OFFSET), introduction_keys().public

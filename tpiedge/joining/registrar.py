@@ -1,7 +1,7 @@
 """Admits and revokes workers at the master's hub, with its journal and tokens.
 
-The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files; a thread writes these in the order of
-arrival. Other threads call `admit` and `revoke`, which block for the disk.
+The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files; a thread writes the files in the
+order of arrival. Other threads call `admit` and `revoke`, which block for the disk.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ _log = logging.getLogger(__name__)
 
 
 def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
-    """Returns the policy for unknown keys of the control hub of the master with state `folder`."""
+    """Returns the control hub's policy for unknown peers. `folder`: the master's state."""
     refusal = Refused("limited", "too many newcomers without a token: try again, or join with a token")
     return UnknownPeerPolicy(peer_name, accepts_ticket=TokenStore(folder).accepts_ticket, refusal=refusal)
 
 
 class Registrar:
-    """Admits the journal's members from the start. The hubs `beside` are for members only. Close it before the hubs."""
+    """Admits the journal's members when made. Hubs `beside` are for members only. Close the registrar before hubs."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Registrar:
                 admission.revoke(revoked.name, revoked.key)
 
     def is_member(self, peer: str) -> bool:
-        """Whether a connected peer is a member; messages of others go to `handle`."""
+        """Whether a connected peer is a member. Pass messages of other peers to `handle`."""
         return peer not in self._hub.admission.unknown_peers
 
     def handle(self, sender: str, message: Message) -> None:
-        """Answers, or lets `finish_joins` answer after the disk write; drops the sender's messages until then."""
+        """Answers, or lets `finish_joins` answer after the disk write; until then, drops the sender's messages."""
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self._candidates:
             return
@@ -93,7 +93,7 @@ class Registrar:
             self._answer(sender, Refused("limited", "too many workers join at once: try again in a minute"))
 
     def finish_joins(self) -> list[str]:
-        """Answers the workers whose disk writes are done; each wakes the hub. Returns the names of new members."""
+        """Answers workers whose disk writes are done; each write wakes the hub. Returns the new members' names."""
         while self._outcomes:
             member, message, outcome = self._outcomes.popleft()
             self._candidates.discard(member.name)
@@ -101,13 +101,13 @@ class Registrar:
         return [self._newcomers.popleft() for _ in range(len(self._newcomers))]
 
     def admit(self, member: KnownWorker) -> None:
-        """Admits a worker for good. Raises UserError for a revoked key, UserError or DiskFull for the file."""
+        """Admits a worker for good. Raises UserError for a revoked key, and UserError or DiskFull if the file fails."""
         self.journal.admit(member)
         self._admitted(member)
 
     def revoke(self, name: str, at_once: Callable[[str], None] | None = None) -> None:
-        """Revokes the worker with that peer name; drops its messages from now on. Calls `at_once(name)` before it
-        writes the file. Raises UserError for an unknown name, and as `admit`."""
+        """Revokes the worker with the peer name `name`; drops the worker's messages from now on. Calls `at_once(name)`
+        before the file is written. Raises UserError for an unknown name, and the errors of `admit`."""
 
         def shut_out(gone: Revoked) -> None:
             self._follow_table(gone.key)

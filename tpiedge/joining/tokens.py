@@ -83,7 +83,7 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token at the master. Times: seconds since 1970. `left`: uses left, in the file all (None: unlimited)."""
+    """A token at the master. Times: seconds since 1970. `left`: uses left; in the file, all uses (None: unlimited)."""
 
     id: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
@@ -103,18 +103,18 @@ class TokenRecord:
 
 
 class TokenStore:
-    """The tokens in `folder`. Calls read the file anew, and lock it to change it. `wall_clock`: seconds since 1970."""
+    """Tokens in `folder`. Methods read the file anew, and lock it to change it. `wall_clock`: seconds since 1970."""
 
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
         self._now = wall_clock
         self._warnings = RateLimitedLog(_log)
-        #: The tokens last read, and the versions of the files that had them.
+        #: The tokens that were read last, and the versions of the files that they were read from.
         self._latest: tuple[TokenRecord, ...] = ()
         self._latest_of: object = None
 
     def create(self, expires_s: float, uses: int | None = 1) -> tuple[TokenRecord, str]:
-        """Returns a new token and its secret, which is stored nowhere. Raises UserError."""
+        """Returns (a new token, the token's secret, which is stored nowhere). Raises UserError."""
         if not 1.0 <= expires_s <= 366 * DAY_S:
             raise UserError("a token is valid for 1 second to 366 days")
         if uses is not None and not 1 <= uses <= 10_000:
@@ -135,7 +135,7 @@ class TokenStore:
         return tuple((one, one.state(now)) for one in _less(self._read(), spent))
 
     def start(self) -> None:
-        """Starts the life of tokens made before the clock was set, if it is set now."""
+        """Starts the life of tokens made before the clock was set, if the clock is set now."""
         now = self._now()
         if any(one.started(now) is not one for one in self._read()):
             with locked(self._path):
@@ -153,18 +153,18 @@ class TokenStore:
             self._write(kept)
 
     def check(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Checks a secret, given tokens' spent uses; returns the outcome and the token's id or "". Spends nothing."""
+        """Checks a secret, given `spent` uses by token; spends nothing. Returns (outcome, the token's id or "")."""
         self.start()
         return _state_of(_less(self._read(), spent), secret, self._now())
 
     def quick_check(self, secret: str) -> Redemption:
-        """Checks the secret without a lock, for one thread. "ok" also if files are unreadable: `check` tells why."""
+        """Checks the secret without a lock, for one thread. Returns "ok" for unreadable files: `check` tells why."""
         with contextlib.suppress(TpiedgeError):
             return _state_of(self._unspent(), secret, self._now())[0]
         return "ok"
 
     def accepts_ticket(self, ticket: str, name: str) -> bool:
-        """Whether `ticket` is of a valid token and of `name`; False if the files cannot be read. For one thread."""
+        """Whether `ticket` was made for `name` from a valid token; False for unreadable files. For one thread."""
         try:
             records = self._unspent()
         except TpiedgeError as error:
@@ -180,7 +180,7 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """Returns tokens with their uses left. Reads files only when changed, as anyone may ask at any rate."""
+        """Returns tokens with the uses left. Reads files only when changed, because strangers may call often."""
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:
             self._latest = _less(self._read(), read_members(self._path.parent).spent)
@@ -222,7 +222,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def ticket_of(secret: str, name: str) -> str:
-    """Returns the ticket by which the worker `name` shows that it has a token before it sends the secret."""
+    """Returns the ticket by which the worker `name`, before it sends the secret, shows that it has a token."""
     return _ticket(_hash(secret), name)
 
 

@@ -1,8 +1,8 @@
-"""Causal attention over the pages of a KV cache, and appending to them: native, or f32 and bf16 in torch.
+"""Causal attention over the pages of a KV cache, and appending to these pages: native, or in torch for f32 and bf16.
 
 T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
-page, d head width, B bytes of a row. A token's bits do not depend on other sequences, natively also not on other tokens
-of its span.
+page, d head width, B bytes of a row. A token's bits do not depend on other sequences, in native code also not on other
+tokens of its span.
 """
 
 import functools
@@ -36,8 +36,8 @@ def attention_pages(
     window: int | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
-    """Returns f32 [T, N, d] for f32 queries. A query sees keys up to its own position, or the last `window` keys.
-    `kv_of_head` must not decrease. Torch's scratch: 12 MiB, copies of keys and values."""
+    """Returns f32 [T, N, d] for f32 queries. A query sees keys up to its own position, at most the last `window` keys.
+    `kv_of_head` must not decrease. Torch's scratch: 12 MiB, and copies of keys and values."""
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
     spans.check_pages(layout)
@@ -124,7 +124,8 @@ def _group(
 
 
 def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:
-    """Returns (KV heads, query heads) of each computation; one computation if `whole` and all groups are equal."""
+    """Returns (KV heads, query heads) of each computation; one computation if `whole` and all groups have equal
+    sizes."""
     runs: list[tuple[slice, slice]] = []
     for head, kv in enumerate(kv_of_head):
         start = runs.pop()[1].start if runs and runs[-1][0].start == kv else head

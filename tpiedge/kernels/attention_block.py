@@ -1,5 +1,5 @@
-"""Computes a node's quantised attention block, or all layers, in one native call, with the bits of linear.py,
-elementwise.py and attention.py. Between separate calls weights would evict Python's code from the CPU's caches.
+"""Computes a node's quantised attention block, or all layers, in one native call, to the same bits as linear.py,
+elementwise.py and attention.py. Between separate calls, weights would evict Python's code from the CPU's caches.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, O outputs.
 """
@@ -140,7 +140,7 @@ class FusedLayers:
         self._blocks = tuple(blocks)
         self._pool = pool
         self._scratch = hidden.pop() + max(block.scratch for layer in blocks for block in layer)
-        #: The most tokens whose scratch stays within that of an FFN block.
+        #: The most tokens whose scratch is not larger than the scratch of an FFN block.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
 
     def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
 Many tokens pass in mini-sequences (MOM, section 3.1), so that gate and up (T x F floats each) stay within
-SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products keep at most 8 MiB more when quantised, else
+SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products keep at most 8 MiB more if quantised, else
 32 bytes per token and output.
 """
 
@@ -65,7 +65,7 @@ def ffn(
 def _few(
     x_TH: Tensor, norm_H: Tensor, eps: float, matrices: tuple[Tensor, Tensor, Tensor], linear: Linear
 ) -> Tensor | None:
-    """Computes the block in one native call; returns None if torch must compute so many tokens."""
+    """Computes the block in one native call; returns None without native code, or for too many tokens."""
     pool = linear.pool_of(len(x_TH))
     if pool is None:
         return None
@@ -89,7 +89,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Yields each mini-sequence's rows, in multiples of 16. bf16 products exist in both precisions for a moment."""
+    """Yields the rows of each mini-sequence, in multiples of 16. bf16 products exist in bf16 and f32 for a moment."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)

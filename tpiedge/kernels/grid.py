@@ -33,7 +33,8 @@ class Grid:
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """Returns sums that `compute(sums, wide)` fills: int32, or int64 (`wide`) if `compute` returns False for int32."""
+    """Returns the sums that `compute(sums, wide)` fills: int32; or int64, with `wide`, if the int32 call returns
+    False."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)

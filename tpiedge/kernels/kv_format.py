@@ -48,7 +48,8 @@ class KVFormat:
 
     @cached_property
     def page_positions(self) -> int:
-        """The least multiple of KEYS up to 512 that pads a part by a sixteenth at most, or else pads a part least."""
+        """The least multiple of KEYS, up to 512, that pads a part by at most a sixteenth; else the multiple with least
+        padding."""
         counts = range(KEYS, 512 + 1, KEYS)
         fitting = (count for count in counts if self._padding(count) <= 1 / 16)
         return next(fitting, min(counts, key=self._padding))

@@ -73,7 +73,7 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions of a sequence from `start` on. `table` has the addresses of its pages from position 0 on."""
+    """Positions of a sequence from `start` on. `table`: addresses of the sequence's pages from position 0 on."""
 
     tokens: int
     start: int
@@ -85,7 +85,7 @@ class Span:
 
 
 class Spans:
-    """A call's spans, checked and packed once for all layers; the call's rows are their tokens in this order. Spans of
+    """A call's spans, checked and packed once for all layers. The call's rows are the spans' tokens in order. Spans of
     one sequence must have different positions. Tables must not be written to or freed during calls. Raises ValueError
     for a table that is too short or not contiguous int64."""
 
@@ -120,6 +120,6 @@ class Spans:
             first += span.tokens
 
     def check_pages(self, layout: PageLayout) -> None:
-        """Raises ValueError if the pages have another size."""
+        """Raises ValueError if the pages have another number of positions."""
         if self.positions != layout.positions:
             raise ValueError(f"tables of pages of {self.positions} positions for pages of {layout.positions}")

@@ -1,5 +1,6 @@
-"""Has the native kernels' threads, and checks and packs arguments. Without a Pool torch computes everything, else only
-f32 and bf16 products of over NATIVE_TOKENS tokens and attention with heads wider than MAX_HEAD_WIDTH."""
+"""Has the native kernels' threads, and checks and packs arguments. Without a Pool torch computes everything. With a
+Pool torch computes only f32 and bf16 products of over NATIVE_TOKENS tokens, and attention with heads wider than
+MAX_HEAD_WIDTH."""
 
 import struct
 import weakref
@@ -11,7 +12,7 @@ from torch import Tensor
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import ISAS, KernelLibrary
 
-#: The native kernels multiply up to so many tokens with f32 and bf16 matrices; beyond, torch is faster.
+#: The native kernels multiply up to this many tokens with f32 and bf16 matrices; for more tokens torch is faster.
 NATIVE_TOKENS: Final = 16
 # The most products of one call (native/interface.cpp).
 MAX_PRODUCTS: Final = 4
@@ -43,7 +44,7 @@ class Pool:
         self._finalizer()
 
     def call(self, function: str, *arguments: object) -> bool:
-        """Calls a native function. Returns False for useless sums: they may exceed int32 and int64 was not asked for.
+        """Calls a native function. Returns False for useless sums: they may exceed int32, but int64 was not asked for.
         Raises MemoryError without memory for intermediate results."""
         if self._handle is None:
             raise RuntimeError("the native threads were closed")
@@ -54,7 +55,7 @@ class Pool:
 
 
 def check_f32(what: str, x: Tensor, shape: tuple[int, ...], *, contiguous: bool = True) -> None:
-    """Raises ValueError unless `x` is f32 of this shape in main memory, as native code reads raw memory."""
+    """Raises ValueError unless `x` is f32 of this shape in main memory, because native code reads raw memory."""
     if (
         x.shape != shape
         or x.dtype is not torch.float32
@@ -75,8 +76,8 @@ def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """Packs a column-parallel matrix. `y` is the products' address (0: the call gives it); their rows are `y_stride`
-    floats apart. `bias_R`, contiguous f32, is added and must not move."""
+    """Packs a column-parallel matrix. `y`: the products' address (0: the call gives the address). Rows of products are
+    `y_stride` floats apart. `bias_R`, contiguous f32, is added and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

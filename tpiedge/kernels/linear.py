@@ -1,7 +1,7 @@
 """Products of activations with weights: T tokens, I input features, O output features, R rows of the stored weight.
 
-In native code a row's bits depend neither on other rows nor on the number of threads; in torch they may. Quantised
-matrices are multiplied in INT8, natively only.
+In native code a row's bits depend neither on other rows nor on the number of threads; in torch both may matter.
+Quantised matrices are multiplied in INT8, natively only.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Arithmetic(StrEnum):
 
 
 class Linear:
-    """Multiplies with `threads` native threads, the caller's included; concurrent calls wait for each other. May raise
+    """Multiplies with `threads` native threads, including the caller's; concurrent calls wait for each other. May raise
     MemoryError. Without `library` torch computes, and quantised matrices raise ValueError."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
@@ -60,7 +60,7 @@ class Linear:
         return self.project_many(x_TI, (w_RI,))[0]
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
-        """Writes x @ w.T to `y_TR`, f32 with maybe strided rows."""
+        """Writes x @ w.T to `y_TR`, f32, whose rows may be strided."""
         if self.pool is None or isinstance(w_RI, Tensor):
             y_TR.copy_(self.project(x_TI, w_RI))
             return
@@ -72,7 +72,7 @@ class Linear:
         self._project_panels(self.pool, x_TI, [pack_panels(w_RI, y_TR.data_ptr(), None, y_TR.stride(0))])
 
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        """Returns x @ w.T for up to MAX_PRODUCTS weights, all quantised or all plain, in one native call."""
+        """Returns x @ w.T for up to MAX_PRODUCTS weights, all quantised or all plain; native code takes one call."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
@@ -110,7 +110,7 @@ class Linear:
         return y_TO
 
     def close(self) -> None:
-        """Ends the native threads; torch computes afterwards. Idempotent."""
+        """Ends the native threads; afterwards torch computes. Idempotent."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()

@@ -12,7 +12,8 @@ from tpiedge.kernels.panels import OFFSETS, PanelShape
 @dataclass(frozen=True)
 class PanelMatrix:
     """Units of a matrix, laid out as in panels.py, `unit_nbytes` apart. Each of `rows` rows of `cols` is an output, or
-    an input if `transposed`. A unit has `rows_per_unit` rows, the last maybe fewer. `data_B` is contiguous uint8."""
+    an input if `transposed`. A unit has `rows_per_unit` rows; the last unit may have fewer. `data_B` is contiguous
+    uint8."""
 
     data_B: Tensor
     bits: int

@@ -15,7 +15,7 @@ _ROUNDS = 10_000
 
 
 class Probes:
-    """Measures with `nbytes`, which must exceed the caches. Run one measurement at a time."""
+    """Measures with a buffer of `nbytes`, which must exceed the caches. Run one measurement at a time."""
 
     def __init__(self, library: KernelLibrary, nbytes: int) -> None:
         self._dll = library.dll
@@ -32,7 +32,8 @@ class Probes:
         return threads * part / _together([functools.partial(read, start, part) for start in starts])
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
-        """Measures multiplications and additions of f32 or 8-bit numbers. Takes `seconds`, at first twice as long."""
+        """Measures multiplications and additions of f32 or 8-bit numbers. Takes `seconds`; the first call takes twice
+        as long."""
         if int8 not in self._rounds_per_s:
             rounds, taken_s = _ROUNDS, 0.0
             while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:

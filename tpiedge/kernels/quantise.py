@@ -1,7 +1,7 @@
 """Quantises numbers to panels of integers with scales (panels.py) and back. No torch.
 
-A scale covers 32 inputs of an output; docs/kernels.md describes the search for it. A matrix quantised before, here or
-as GGUF's Q4_0 or Q8_0, stays as it is, except scales below 2^-14, where f16 loses bits.
+A scale covers 32 inputs of an output; docs/kernels.md describes the search for the scale. A matrix that was quantised
+before, here or as GGUF's Q4_0 or Q8_0, stays the same, except scales below 2^-14, where f16 loses bits.
 """
 
 import math
@@ -47,7 +47,7 @@ def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
     """Quantises panels of a unit; returns (bytes, error). Releases the GIL. `values_OI` are f32, f16 or bf16's bits as
-    uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise, UserError without
+    uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise, and UserError without
     native kernels."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(

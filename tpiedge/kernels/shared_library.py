@@ -1,4 +1,5 @@
-"""Loads the native kernels (`native/`: C++ through ctypes); computes a checksum. No torch: packing uses them, too."""
+"""Loads the native kernels (`native/`: C++ through ctypes); computes a checksum. Needs no torch, because packing uses
+the kernels, too."""
 
 import ctypes
 import functools
@@ -61,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelLibrary:
-    """The loaded library with one instruction set (`isa` of ISAS; the best by default)."""
+    """The loaded library with one instruction set (`isa`, one of ISAS; by default the best)."""
 
     def __init__(self, dll: ctypes.CDLL, isa: str | None = None) -> None:
         self.dll = dll
@@ -72,8 +73,8 @@ class KernelLibrary:
 
 @functools.cache
 def kernel_library() -> KernelLibrary | None:
-    """Returns this CPU's kernels. If they are not built or switched off, logs one line and returns None.
-    TPIEDGE_NATIVE=0 switches them off; TPIEDGE_NATIVE=NAME picks an instruction set of ISAS."""
+    """Returns this CPU's kernels. If they are missing, unusable or switched off, logs one line and returns None.
+    TPIEDGE_NATIVE=0 switches the kernels off; TPIEDGE_NATIVE=NAME picks an instruction set of ISAS."""
     found = _find()
     if isinstance(found, KernelLibrary):
         return found
@@ -85,7 +86,7 @@ def kernel_library() -> KernelLibrary | None:
 
 
 def why_missing() -> str:
-    """Returns why native kernels are missing, and a remedy; "" if they are loaded."""
+    """Returns why native kernels are missing, with a remedy; "" if the kernels are loaded."""
     return "" if kernel_library() is not None else str(_find())
 
 
@@ -108,7 +109,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
-    """Returns the CRC-32 of contiguous bytes that follow bytes with the CRC `before`. Releases the GIL."""
+    """Continues the CRC-32 `before` of earlier bytes with contiguous `data`. Releases the GIL."""
     library = kernel_library()
     if library is None:
         return zlib.crc32(data, before)

@@ -46,7 +46,7 @@ class WindowRows:
         self._step = 0
 
     def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """Yields logits [R, V] f32 of all positions in order, each valid until the next."""
+        """Yields logits [R, V] f32 of all positions in order; each piece is valid until the next piece."""
         for start in range(0, len(ids), self._limits.step_tokens):
             x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
             for row in range(0, x_TH.shape[0], ROWS):
@@ -173,7 +173,7 @@ def _finite(value: float) -> float | None:
 
 
 def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
-    """Compares with the reference `other` over all windows of `text`. Raises as `open_engine`."""
+    """Compares with the reference `other` over all windows of `text`. Raises like `open_engine`."""
     each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
     found = Comparison()
     progress = ByteProgress("comparing")
@@ -189,7 +189,7 @@ def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: Ev
 
 
 def compare_window(engines: list[WindowRows], window: Window, found: Comparison) -> None:
-    """Adds a window's logits by `engines`, (reference, model), to `found`: position t predicts token t + 1."""
+    """Adds a window's logits to `found`. `engines`: (reference, model). Position t predicts token t + 1."""
     row = 0
     for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
         first = max(0, window.first - 1 - row)

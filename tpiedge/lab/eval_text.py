@@ -1,8 +1,8 @@
 """A text for evaluation, its windows, and its likelihood under a model.
 
-A form feed ends a document. A document longer than the context is read in windows; each scores the tokens that no
-earlier window scored. So every token but a document's first is scored once; in a later window it follows at least
-`context` - `stride` tokens.
+A form feed ends a document. A document longer than the context is read in windows, each of which scores the tokens that
+no earlier window scored. So every token but a document's first is scored once; in a later window, a scored token
+follows at least `context` - `stride` tokens.
 """
 
 import math
@@ -78,8 +78,8 @@ def read_text(
     stride: int | None,
     reference: PreparedModel | None = None,
 ) -> EvalText:
-    """Reads documents as windows that fit the model and the `reference`; without `path`, the text held out from the
-    demo model's training. Raises UserError."""
+    """Reads documents as windows that fit the model and the `reference`. Without `path`, reads the text that the demo
+    model was not trained on. Raises UserError."""
     positions = model.context_tokens if reference is None else reference.context_tokens
     context = (
         min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
@@ -121,7 +121,7 @@ def windows_of(ids: tuple[int, ...], context: int, stride: int) -> Iterator[Wind
 
 
 def _documents(model: PreparedModel, path: Path | None) -> tuple[str, list[str]]:
-    """Returns the text's name and its nonblank documents. Raises UserError."""
+    """Returns (name of the text, its nonblank documents). Raises UserError."""
     if path is None:
         if model.name != DEMO:
             raise UserError("--text FILE is missing: only the demo model brings its own text")

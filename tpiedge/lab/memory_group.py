@@ -16,7 +16,8 @@ from pathlib import Path
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.host.device import Cgroups
 
-#: A shell's command: enter the group of the members' file $0, then become the command, all of whose pages it counts.
+#: A shell's command: enter the group whose members' file is $0, then become the command $@. So the group counts all
+#: pages of the command.
 ENTER = 'echo $$ > "$0" && exec "$@"'
 
 _UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page
@@ -62,7 +63,7 @@ class MemoryGroup:
 
     @property
     def members_file(self) -> Path:
-        """A process that writes its id here joins the group, with later children."""
+        """A process that writes its id to this file joins the group, with later children."""
         return self.folder / "cgroup.procs"
 
     @property
@@ -76,7 +77,8 @@ class MemoryGroup:
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
-        """Limits memory, and swap beyond it. Raises OSError, also if usage exceeds the limit."""
+        """Limits memory to `nbytes`, and swap to further `swap_bytes`. Raises OSError, also if usage exceeds the
+        limit."""
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)

@@ -157,7 +157,7 @@ def _draw_node(axes: Axes, rank: int, events: Sequence[TraceEvent], top: float, 
 
 
 def _draw_lane(axes: Axes, events: Sequence[TraceEvent], top: float, window: Interval) -> None:
-    """Draws a lane. Concurrent events share its height."""
+    """Draws a lane. Concurrent events share the lane's height."""
     placed = list(zip(events, rows(event.span for event in events), strict=True))
     height = _BAR / (1 + max((row for _, row in placed), default=0))
     for (row, colour), found in groupby(sorted(placed, key=_look), key=_look):
@@ -188,7 +188,7 @@ def _look(placed: tuple[TraceEvent, int]) -> tuple[int, str]:
 def _draw_bars(
     axes: Axes, spans: Iterable[Interval], bottom: float, height: float, colour: str, window: Interval
 ) -> None:
-    """Draws bars; merges neighbours that are narrower than some pixels, as a trace has thousands."""
+    """Draws bars. Merges neighbours that are narrower than some pixels, because a trace has thousands."""
     pixel_s = (window[1] - window[0]) / (_WIDTH_INCHES * _DPI)
     wide: list[Interval] = []
     narrow: list[Interval] = []
@@ -277,7 +277,7 @@ Result = Mapping[str, Any]
 
 
 def draw_roofline(record: Result, path: Path) -> None:
-    """Draws a panel for each number of threads. Raises UserError if no result has a bound, DiskFull."""
+    """Draws a panel for each number of threads. Raises DiskFull, and UserError if no result has a bound."""
     bounded = [found for found in record["results"] if found["of_roofline"] is not None]
     if not bounded:
         raise UserError(

@@ -1,8 +1,8 @@
 """Random weights: a model of any shape without a checkpoint.
 
-Every number depends on (seed, tensor name, row, column) alone, so any tiling gives the same tensor; bf16 weights are
-the rounded f32 ones. A row is a window of one long pool of normal numbers, at an offset unique within the tensor (of
-fewer than 2**20 rows), times +1 or -1.
+Every number depends on (seed, tensor name, row, column) alone, so any tiling gives the same tensor. bf16 weights are
+the rounded f32 weights. A row is a window of one long pool of normal numbers, times +1 or -1. The offset of the window
+is unique within a tensor of fewer than 2**20 rows.
 """
 
 import hashlib
@@ -97,7 +97,7 @@ def random_rows(
 
 
 def random_vector(seed: int, name: str, length: int, dtype: SourceDtype) -> Array:
-    """Returns numbers near 0 if `name` contains "bias", and near 1, as weights of a norm, otherwise."""
+    """Returns numbers near 0 if `name` contains "bias", else numbers near 1, like the weights of a norm."""
     generator = np.random.Generator(np.random.PCG64(_key(seed, name)))
     noise = generator.standard_normal(length, dtype=np.float32) * np.float32(STD)
     return _as(noise if "bias" in name else noise + np.float32(1), dtype)

@@ -1,7 +1,7 @@
-"""Reads a trace of `tpiedge run --trace` and sums up given or typical steps of it.
+"""Reads a trace of `tpiedge run --trace`, and sums up its typical steps or given steps.
 
-A decode step is a step after a step whose head drew a token; other steps compute the prompt. So the first step of a
-later request's prompt counts as a decode step, too.
+A decode step is a step that follows a step whose head drew a token; other steps compute the prompt. So the first step
+of a later request's prompt counts as a decode step, too.
 """
 
 import json
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Each rank's events by start, in seconds since the start of the trace; `dropped` counts lost events."""
+    """Events by rank, sorted by start; times are seconds since the start of the trace. `dropped` counts lost events."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
@@ -35,7 +35,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """Each step's first start and last end on any node, without steps of no duration."""
+        """(First start, last end) of each step over all nodes, without steps of no duration."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
@@ -121,7 +121,7 @@ class StepRange:
         return ":".join("" if end is None else str(end) for end in (self.first, self.last))
 
     def of(self, known: Sequence[int]) -> tuple[int, ...]:
-        """Returns `known` steps (sorted) in the range; empty if an end is not `known`."""
+        """Returns the steps of `known` (sorted) in the range; () if an end of the range is not in `known`."""
         if not known or any(end not in (None, *known) for end in (self.first, self.last)):
             return ()
         first = known[0] if self.first is None else self.first
@@ -170,14 +170,15 @@ def typical_excerpt(trace: Trace) -> Excerpt:
 
 
 def decode_steps(trace: Trace) -> list[int]:
-    """Returns the decode steps; all steps if no step is a decode step."""
+    """Returns the decode steps, or all steps if there is no decode step."""
     headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
     known = sorted(trace.steps)
     return [step for step in known if step - 1 in headed] or known
 
 
 def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
-    """Returns three successive steps with times nearest to the median; two or one if no three are successive."""
+    """Returns the three successive steps whose times are nearest to the median; fewer steps if no three are
+    successive."""
     usual_s = median(spent_s.values())
 
     def farthest(steps: Sequence[int]) -> float:
@@ -194,8 +195,9 @@ def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """Seconds of one node; `busy_s` by lane. `load_during_s` is reading while another lane was busy,
-    `travel_during_compute_s` travel while the node computed. `read_bytes`: of reads that ended in the excerpt."""
+    """Seconds of one node; `busy_s` has them by lane. `load_during_s`: reading while the given lane was busy.
+    `travel_during_compute_s`: travel while the node computed. `read_bytes`: bytes of the reads that ended in the
+    excerpt."""
 
     rank: int
     busy_s: dict[str, float]

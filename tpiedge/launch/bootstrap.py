@@ -31,16 +31,16 @@ class OwnStalls:
     stalled: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat that is `late_s` late: a stall if above an interval, but never twice in a row."""
+        """Notes a heartbeat `late_s` late. Returns whether this is a stall: over an interval, never twice in a row."""
         self.stalled = late_s > self._heartbeat_s and not self.stalled
         return self.stalled
 
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """The master's address and this node's identity, from a parent on this computer, so that no message of a master
-    names a file to write. `data_address`: where other nodes connect. `pack`: this machine's folder of the model. KV
-    snapshots are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path means none."""
+    """The master's address, this node's identity and this machine's paths. A parent on this computer sends them,
+    because no message of a master may name a file to write. `data_address`: where other nodes connect. `pack`: the
+    model's folder. KV snapshots are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path: none."""
 
     rank: int
     epoch: int
@@ -56,7 +56,7 @@ class NodeBootstrap:
 
 
 def control_name(rank: int, epoch: int) -> str:
-    """Names a node on the control plane, in every epoch differently."""
+    """Names a node on the control plane; the name differs in every epoch."""
     return f"node-{rank}.{epoch}"
 
 
@@ -73,7 +73,7 @@ NOT_MEASURED = Capacity(0.0, 0.0)
 
 @dataclass(frozen=True)
 class NodeReport:
-    """A fork server's measurement. `isa` is that of the native kernels, or "torch" without them."""
+    """A fork server's measurement. `isa`: the instruction set of native kernels, or "torch" without them."""
 
     isa: str
     capacity: Capacity

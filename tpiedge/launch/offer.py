@@ -20,7 +20,7 @@ from tpiedge.units import format_bytes, format_seconds
 
 
 class Measurements:
-    """The file `folder`/measured.json, for one number of threads."""
+    """Measurements with `threads` threads, kept in the file `folder`/measured.json."""
 
     def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "measured.json"
@@ -34,7 +34,7 @@ class Measurements:
         self._now = wall_clock
 
     def recall(self) -> NodeReport | None:
-        """Reads the last report; None if it is a week old, unreadable, or made under other conditions."""
+        """Returns the last report; None if the report is a week old, unreadable, or made under other conditions."""
         values = _recent(self._path, self._now())
         if values.get("conditions") != self._conditions:
             return None
@@ -51,7 +51,7 @@ class Measurements:
 
 
 def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
-    """Recalls or measures the read speed of `disk`; blocks. 0 if files cannot be written there."""
+    """Recalls or measures the read speed of the folder `disk`; blocks. Returns 0 if files cannot be written there."""
     path, now = folder / "disk.json", wall_clock()
     known = _recent(path, now)
     figure = known.get("bytes_per_s")
@@ -85,12 +85,12 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's offer of memory. `usable` is in bytes; `now` never decreases. Events return a line for the user, ""
+    """A machine's memory offer. `usable` is in bytes; `now` never decreases. Events return a line for the user, or ""
     if the offer stays.
 
     1. The offer falls at once if usable memory falls by a PART, and grows with it after SETTLED_S.
-    2. If a node runs out although its plan was usable, LESS of the plan is the limit for FIRST_S, each time AGAIN times
-       as long, up to LONGEST_S, or until more is usable.
+    2. If a node runs out although its plan was usable, LESS of the plan is the limit: for FIRST_S, then AGAIN times as
+       long each time, up to LONGEST_S. It ends early if more is usable.
     3. If a node planned above offer or usable memory runs out, no limit is set; usable memory, if less, is offered.
     4. If no plan fits the limit, all usable memory is offered until a node runs out again.
     """

@@ -30,12 +30,12 @@ class ForkServer(Child):
         super().__init__(FORK_SERVER_MODULE, to_measure, node_environment(threads), reports=measure)
 
     def report(self, deadline: float) -> NodeReport | None:
-        """Awaits the measurement; None at `deadline` (monotonic seconds). Raises as Child.read_report."""
+        """Awaits the measurement; None at `deadline` (monotonic seconds). Raises what Child.read_report raises."""
         line = self.read_report(deadline)
         return None if line is None else from_line(line, NodeReport)
 
     def start_node(self, bootstrap: NodeBootstrap) -> Child:
-        """Starts a node; it is forked once the server is ready. Raises ResourceError."""
+        """Starts a node, which is forked once the server is ready. Raises ResourceError."""
         return ForkedChild(self, to_line(bootstrap))
 
 
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class NodeSlot:
-    """One thread must make all calls, and outlive the node. `_usable_memory` must not wait; `_say` gets changes of the
-    offer `memory`. `snapshots` may be another process's until `own_snapshots`."""
+    """One thread must make all calls, and outlive the node. `_usable_memory` must not block; `_say` gets changes of the
+    offer `memory`. `snapshots` may belong to another process until `own_snapshots`."""
 
     threads: int
     memory: MemoryOffer
@@ -73,11 +73,11 @@ class NodeSlot:
 
     @property
     def pid(self) -> int | None:
-        """The node's process id; None until it is forked."""
+        """The node's process id; None until the node is forked."""
         return None if self._child is None else self._child.pid or None
 
     def weigh(self) -> None:
-        """Looks at the usable memory every few seconds; tells `_say` changes of the offer."""
+        """Looks at the usable memory every few seconds; tells `_say` if the offer changes."""
         now = self._clock.now()
         if now - self._weighed >= LOOK_S:
             self._weighed = now
@@ -101,7 +101,7 @@ class NodeSlot:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> None:
-        """Kills an earlier node and starts this one; `planned_bytes`: its peak memory. Raises ResourceError."""
+        """Kills an earlier node and starts a new one; `planned_bytes`: its peak memory. Raises ResourceError."""
         self.stop()
         if self.snapshots is not None:
             bootstrap = replace(bootstrap, snapshots=str(self.snapshots), snapshot_key=self._key)
@@ -115,7 +115,7 @@ class NodeSlot:
         return "" if self._child is None else self._child.log_tail()
 
     def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the node; waits up to `grace_s`. Idempotent. After an OutOfMemory the machine may offer less."""
+        """Ends the node; waits up to `grace_s`. Idempotent. If memory ran out, the machine may offer less."""
         if self._child is not None:
             if self._child.out_of_memory:
                 now = self._clock.now()

@@ -139,7 +139,8 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
 
 
 def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
-    """Names a cached pack `wanted` or, if it has no label, by a free name made of `stem`. Raises UserError."""
+    """Names a cached pack `wanted`. If that is None, an unnamed pack gets a free name made of `stem`. Raises
+    UserError."""
     label = load_label(pack)
     if wanted is None:
         if label.name != pack.name:
@@ -212,7 +213,7 @@ def is_complete(pack: Path) -> bool:
 
 
 def load_label(pack: Path) -> PackLabel:
-    """Reads a pack's label; without a valid one, its name is the folder's."""
+    """Reads a pack's label. Without a valid label, the name is the folder's."""
     folder = os.path.basename(os.path.abspath(pack))
     try:
         values = read_json(pack, _LABEL, 65_536)

@@ -33,8 +33,9 @@ _EPOCH = 1
 
 
 class LocalCluster:
-    """Nodes that start and end together, one per assignment, in rank order. Make all calls in one thread; another keeps
-    nodes alive. `traces` are the nodes' trace files; `places` say where nodes run (empty: on this host)."""
+    """Nodes that start and end together, one per assignment, in rank order. Make all calls in one thread; the cluster's
+    own thread keeps nodes alive. `traces` are the nodes' trace files; `places` say where nodes run (empty: on this
+    host)."""
 
     def __init__(
         self,
@@ -79,7 +80,8 @@ class LocalCluster:
         self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
     def start(self, on_loading: ProgressCallback = lambda _done, _total: None) -> None:
-        """Waits until all nodes have loaded. Raises PeerLost, UserError or ResourceError, and ends everything."""
+        """Waits until all nodes have loaded. A failure ends all nodes and raises PeerLost, UserError or
+        ResourceError."""
         try:
             for rank in range(len(self._assignments)):
                 self._children.append(self._spawn(rank))
@@ -124,7 +126,7 @@ class LocalCluster:
         return [answers[rank] for rank in sorted(answers)]
 
     def close(self) -> None:
-        """Ends all nodes; kills them after 3 s, or 0.2 s after a loss. Blocks. Idempotent."""
+        """Ends all nodes; kills those that still run after 3 s (after a loss, 0.2 s). Blocks. Idempotent."""
         if self._thread.is_alive():
             for rank in range(len(self._children)):
                 self._post(control.Shutdown(_EPOCH), rank)
@@ -141,7 +143,7 @@ class LocalCluster:
         self._hub.close()
 
     def _await_ready(self, on_loading: ProgressCallback) -> None:
-        """Waits for each node's Ready: rank 0's, with the collectives, may come after the epoch is ready."""
+        """Waits for each node's Ready. Rank 0's Ready, with the collectives, may come after the epoch is ready."""
         missing = set(range(len(self._assignments)))
         while missing:
             match message := self._next_event():
@@ -223,7 +225,8 @@ def _rank(peer: str) -> int:
 
 @dataclass
 class Answer:
-    """`ttft_s`: to the first token; `decode_s`: from it to the last. `tokens_per_step`: None after a stop string."""
+    """`ttft_s`: until the first token; `decode_s`: from the first token to the last. `tokens_per_step`: None after a
+    stop string."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -250,8 +253,8 @@ def collect(
     *,
     goes_on: bool = False,
 ) -> Answer:
-    """Runs the request; blocks, and raises as LocalCluster.generate. `show` gets the pieces of text, without half
-    characters and parts of a stop string. `goes_on`: the answer continues the prompt's text."""
+    """Runs the request; blocks. Raises like LocalCluster.generate. `show` gets pieces of text without half characters
+    or parts of a stop string. `goes_on`: the answer continues the prompt's text."""
     answer = Answer()
     writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
 
@@ -298,7 +301,7 @@ def launch(
     traces: tuple[Path, ...] = (),
     places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """Runs a cluster while the `with` block runs. Raises as LocalCluster.start. `places` are an open testbed's."""
+    """Runs a cluster while the block runs. Raises like LocalCluster.start. `places`: those of an open testbed."""
     there = layout.testbed
     with nullcontext(places) if places or there is None else there.places() as places:
         served = Served(

@@ -22,9 +22,9 @@ _MOST_KV_TOKENS = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a testbed, one for each node in rank order. `most_threads`: processors of the smallest device, as
-    all nodes have equally many threads. `timing` suits the worst link. `places` yields the nodes' places; inside its
-    `with`, this thread uses the first device's network."""
+    """The devices of a testbed, one for each node in rank order. `most_threads`: the processors of the smallest device,
+    because all nodes have equally many threads. `timing` suits the worst link. `places` yields the nodes' places;
+    inside its `with`, this thread uses the first device's network."""
 
     speeds: tuple[float, ...]
     memory_bytes: tuple[int | None, ...]
@@ -35,7 +35,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Layout:
-    """The user's choices; `speculate` as in Assign."""
+    """The user's choices. `speculate`: see Assign."""
 
     nodes: int
     shares: str | None
@@ -70,7 +70,7 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """Plans with --memory or else this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
+    """Plans within --memory or, without it, this computer's memory. Raises UserError, OutOfMemory, ResourceError."""
     check_address_space(LEAST_TO_COMPUTE)
     plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
@@ -124,7 +124,8 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 
 def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
-    """Returns `wanted`, or what memory allows, at least 4096 tokens if the model has them. Raises UserError."""
+    """Returns `wanted`, or without it what memory allows, at least 4096 tokens if the model has them. Raises
+    UserError."""
     if wanted is not None:
         return check_context(model, wanted)
     own = model.context_tokens
@@ -135,13 +136,14 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
 
 
 def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
-    """Halves `tokens` until the KV cache displaces no weights and takes at most 1/8 of memory; at least `least`."""
+    """Returns `tokens`, halved until the KV cache displaces no weights and takes at most 1/8 of memory; at least
+    `least`."""
     usual = default_memory_bytes() // layout.nodes
     limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
     memory = sum(usual if limit is None else limit for limit in limits)
 
     def needs(tokens: int) -> tuple[int, int] | None:
-        """Returns the bytes of streamed weights and of the KV cache; None without a plan."""
+        """Returns (bytes of streamed weights, bytes of the KV cache); None without a plan."""
         try:
             plan = plan_cluster(model, layout, tokens)
         except OutOfMemory:  # the caller's own plan reports that
@@ -158,7 +160,8 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
 
 
 def chosen_kv_tokens(context: int, wanted: int | None) -> int:
-    """Returns `wanted`, or `context`. Raises UserError if `wanted` is less, or more than any cluster has."""
+    """Returns `wanted` (None: `context`). Raises UserError if `wanted` is less than `context`, or more than any cluster
+    has."""
     if wanted is None:
         return context
     if wanted < context:

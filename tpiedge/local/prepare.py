@@ -31,7 +31,7 @@ from tpiedge.wire.fields import Compute, KVPrecision, Range
 from tpiedge.wire.requests import Sampling
 
 USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
-"""The default: at temperature 1 with the whole vocabulary a small model talks nonsense."""
+"""The default sampling: at temperature 1 with the whole vocabulary, a small model talks nonsense."""
 _FILE = "generation_config.json"
 _NUMBERS = {
     "temperature": Range(0.0, 100.0),
@@ -42,8 +42,8 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model that is ready to run. `folder`: its text files, or None. `also_called`: other names, the pack's first;
-    `public_name` is the pack's if there is a local `path`. `kv`: None is the default for `compute`."""
+    """A model that is ready to run. `folder`: where its text files are, or None. `also_called`: other names, first the
+    pack's; `public_name`: the pack's if there is a local `path`. `kv`: None means the default for `compute`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class PreparedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Raises UserError if the model has none."""
+        """Raises UserError if the model has no tokenizer."""
         if self._folder is None or (self._folder.parent == self.pack.path and not self.has_tokenizer):
             raise self._lacking("tokenizer")
         return Tokenizer.open(self._folder)
@@ -184,8 +184,8 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Returns storage and arithmetic: by default the source's storage, and int8 for quantised weights, else f32.
-    `precision` "f32" alone keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
+    """Returns (storage, arithmetic). The defaults are the source's storage, and int8 for quantised weights, else f32.
+    `precision` "f32" without `compute` keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
         return source, "f32"
     stored = Precision(precision) if precision else source
@@ -195,7 +195,7 @@ def choose_arithmetics(
 
 
 def usual_sampling(folder: Path | None) -> Sampling:
-    """Reads generation_config.json; USUAL if it says nothing. Raises UserError."""
+    """Reads generation_config.json; returns USUAL if it says nothing. Raises UserError."""
     if folder is None or not has_file(folder, _FILE):
         return USUAL
     fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, 1_000_000))

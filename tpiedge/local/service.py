@@ -27,9 +27,9 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model and its weights. `created`: seconds since 1970; `context_tokens`: of prompt and answer together;
-    `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path`: on the master's computer. Requests may
-    name the model by `path`, but no client is told it."""
+    """The served model and its weights. `created`: seconds since 1970; `context_tokens`: tokens of prompt and answer
+    together; `width`: numbers of an embedding; `digest`: 64 hexadecimal digits; `path`: where the model is on the
+    master's computer. Requests may name the model by `path`, but no client is told it."""
 
     name: str
     context_tokens: int
@@ -52,7 +52,7 @@ class ModelInfo:
 
 
 class Service:
-    """A master with its model, for any thread. All methods return at once but `what_if`.
+    """A master with its model, for any thread. All methods except `what_if` return at once.
 
     `usual_sampling`: the default of requests; `max_sequence`: the context in tokens."""
 
@@ -100,7 +100,6 @@ class Service:
         return self._seen(self._master.status)
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Calls Master.observe."""
         return self._seen(self._master.observe(timeline=timeline))
 
     def timeline(self) -> StepTimeline | None:
@@ -115,7 +114,7 @@ class Service:
         return self._master.events
 
     def dismiss(self, request: str) -> bool:
-        """Ends the request with this id and tells its reader. Returns whether there is one."""
+        """Ends the request with this id and tells its reader. Returns whether such a request exists."""
         return self._master.requests.dismiss(request)
 
     def submit(self, request: GenerationRequest, client: str, *, has_reader: bool = True) -> PendingAnswer:
@@ -145,14 +144,15 @@ class Service:
         return self._pairing.approve(code).name
 
     def revoke(self, name: str) -> str:
-        """Revokes the worker of this name, or alone on this host; returns its name. Raises UserError, UnknownWorker."""
+        """Revokes the worker of this name, or the only worker on the host of this name; returns its name. Raises
+        UserError, UnknownWorker."""
         peer = self._called(name)
         self._registrar.revoke(peer, self._master.remove_worker)
         return peer
 
     def what_if(self, without: str) -> Forecast:
-        """Predicts the speed without that worker or, if `without` is "", with one more like the last. Blocks for two
-        plans. Raises as `revoke`, UserError without any worker, NotServing."""
+        """Predicts the speed without that worker or, if `without` is "", with one more worker like the last. Blocks
+        while two plans are made. Raises like `revoke`, UserError without any worker, NotServing."""
         name = self._called(without) if without else ""
         try:
             # The control thread answers within a turn, unless it starts or ends rank 0's processes.
@@ -164,18 +164,18 @@ class Service:
         return loss_plans.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
-        """Takes that worker out of plans; `status` says when it has no part. The result is the worker's name, or
-        CannotDrain; then nothing has changed. Raises as `revoke`."""
+        """Takes that worker out of plans; `status` says when it has no part. The future has the worker's name or, if
+        nothing has changed, CannotDrain. Raises like `revoke`."""
         return self._master.drain_worker(self._called(name))
 
     def undrain(self, name: str) -> str:
-        """Lets plans have that worker again; returns its name. Raises as `revoke`."""
+        """Lets plans have that worker again; returns its name. Raises like `revoke`."""
         found = self._called(name)
         self._master.undrain_worker(found)
         return found
 
     def clear(self, name: str) -> str:
-        """Ends the worker's wait after a failure; returns its name. Raises as `revoke`."""
+        """Ends the worker's wait after a failure; returns its name. Raises like `revoke`."""
         found = self._called(name)
         self._master.clear_worker(found)
         return found

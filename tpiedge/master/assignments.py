@@ -15,9 +15,9 @@ from tpiedge.wire.epochs import Prepare
 
 @dataclass(frozen=True)
 class Assignment:
-    """The part of one machine in a plan; its index there is its rank. `machine` is "" for the master's machine.
-    `weight_bytes` stay in memory; `weights` says how. `why`, a sentence, and `host`, a name or "", are for the user.
-    `speed` is in bytes of weights per second, quantised if the model is."""
+    """One machine's part of a plan; the part's index in the plan is the machine's rank. `machine` is "" for the
+    master's machine. `weight_bytes` stay in memory, as `weights` says. `why`, a sentence, and `host`, a name or "", are
+    for the user. `speed`: bytes of weights per second; of quantised weights if the model is quantised."""
 
     machine: str
     share: NodeShare
@@ -42,8 +42,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """A plan, rank 0 first, or the `reason` for its absence. `spare` has each other machine's reason for having no
-    part; `step_s` is the predicted time of one token, 0 if unknown."""
+    """A plan, rank 0 first, or the `reason` for its absence. `spare`: why machines have no part, by name; `step_s`: the
+    predicted time of one token, 0 if unknown."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Assignments:
 @dataclass(frozen=True)
 class Served:
     """The model and the settings of every epoch. The KV cache has `capacity_tokens` positions for all requests. Up to
-    `sequences` run at once, each with up to `context_tokens` positions and `speculate` drafted tokens per step."""
+    `sequences` requests run at once, with up to `context_tokens` positions and `speculate` drafted tokens per step."""
 
     pack: Path
     pack_id: str
@@ -126,5 +126,4 @@ class Served:
 
 
 def collective_names(collective: str, bulk_collective: str) -> str:
-    """Names the collective for tokens, and the one for prompts if it differs."""
     return collective if collective == bulk_collective else f"{collective} (prompts: {bulk_collective})"

@@ -19,7 +19,7 @@ _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 @dataclass(frozen=True)
 class Failure:
     """The end of a session, and the worker at fault if it is known. `fault` is "unfit" if the worker could not prepare
-    its part, or its node failed before all were ready; else "died"."""
+    its part, or its node failed before all nodes were ready; else "died"."""
 
     error: TpiedgeError
     worker: str | None = None
@@ -34,7 +34,7 @@ def failure_of(
     error: TpiedgeError, epoch: Epoch, assignments: Sequence[Assignment], *, linked: bool, stalled: bool
 ) -> Failure:
     """Attributes the end of `epoch` to the node lost first. `linked`: workers have links with each other; `stalled`: a
-    node waited for a hung one."""
+    node waited for a node that hung."""
     lost = next((member for member in epoch.members if member.state is NodeState.LOST), None)
     if lost is None:
         return Failure(_with_host(error, None, assignments))

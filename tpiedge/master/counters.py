@@ -1,7 +1,7 @@
 """Counters of nodes: rates, the time line of a step, the speed of machines, and the progress of requests. Pure.
 
-Progress is a token, scores or the end of a running request; a node further than ever in steps, blocks or bytes read; or
-a change of rank 0's counters, as only they show the chunks of a long prompt."""
+Progress is: a token, scores or the end of a running request; a node that is further than ever in steps, blocks or bytes
+read; or a change of rank 0's counters, because only these show the chunks of a long prompt."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from msgspec import structs
 from tpiedge.master.epoch import Member
 from tpiedge.wire.control import Stats, StepSpans
 
-#: Counters that show no progress: an unknown peer at rank 0's port could change some, and keep a stuck request alive.
+#: Counters that show no progress: an unknown peer at rank 0's port could change these, and keep a stuck request alive.
 _NO_PROGRESS: Final = dict.fromkeys(
     ("peak_rss_bytes", "kv_bytes", "kv_pages", "kv_pages_used", "bytes_received", "dropped", "refused"), 0
 )
-#: Speeds are compared in windows of at least WINDOW_S and STEPS steps, and used if WINDOWS in a row agree.
+#: Speeds are compared in windows of at least WINDOW_S and STEPS steps, and used if WINDOWS windows in a row agree.
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
 WINDOWS: Final = 3
@@ -25,7 +25,7 @@ WINDOWS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A node's `first` and `latest` counters of the last seconds, and the seconds between them (0: only one report)."""
+    """A node's `first` and `latest` counters of the last seconds, with `spent_s` between them (0: only one report)."""
 
     latest: Stats
     first: Stats
@@ -62,17 +62,17 @@ class StepTimeline:
 
 
 class Speeds:
-    """Slowdowns of nodes against their expected speeds. All nodes take the same steps, so their ratios of measured to
-    expected FFN time should be equal. Rank 0 is the reference, so it must have part of an FFN."""
+    """Slowdowns of nodes, compared with rank 0. All nodes take the same steps, so their ratios of measured to expected
+    FFN time should be equal. Rank 0 must have part of an FFN."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        """`expected`: by rank, a number proportional to the seconds of a step's FFN; 0: not known."""
+        """`expected`: for each rank, a number proportional to the seconds of a step's FFN (0: not known)."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
         self.slowdowns = [deque[float](maxlen=WINDOWS) for _ in expected]  # by rank, in the last windows
 
     def update(self, counters: Mapping[int, Stats], now: float) -> None:
-        """Ends a window if one is due. `counters`: the latest of each rank."""
+        """Ends a window if one is due. `counters`: the latest counters of each rank."""
         if 0 not in counters:
             return
         if self._began is None:
@@ -110,7 +110,6 @@ class RequestWatch:
         self.running.add(request)
 
     def advance(self, now: float) -> None:
-        """Notes progress of a running request."""
         self._progress_at, self._measured = now, None
 
     def remove(self, request: str, now: float) -> None:

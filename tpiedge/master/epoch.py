@@ -1,5 +1,5 @@
 """One epoch's nodes as the master sees them. No socket, no thread. Every node says Hello and gets its part of the plan.
-It answers with its address if others connect to it, and gets its peers' addresses once all of them listen."""
+A node to which others connect answers with its address. Nodes get their peers' addresses once all the peers listen."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ class NodeState(StrEnum):
 
 @dataclass
 class Member:
-    """One node. Times are seconds on the caller's clock."""
+    """Times are seconds on the caller's clock."""
 
     rank: int
     state: NodeState
@@ -57,7 +57,7 @@ class Member:
     assigned_at: float | None = None  # when it got its part, until it says where it listens
     endpoint: str = ""  # where it listens
     peers: range | None = None  # the ranks that it is still to connect to
-    #: Whether it ended by itself, broke the protocol or hung; silence and a lost link or machine do not count.
+    #: Whether the node ended by itself, broke the protocol or hung. Silence and a lost link or machine do not count.
     failed: bool = False
     gave_up: str = ""  # why it gave up over another node
     disputes: bool = False  # it gave up over a worker, and either may be at fault
@@ -66,8 +66,8 @@ class Member:
 
 @dataclass(eq=False)
 class Epoch:
-    """Belongs to one thread; nothing blocks. Each node goes STARTING -> JOINED -> LOADING -> READY, each at most once,
-    and to LOST from anywhere, for good. `assign(rank)` must return a node's part of the plan; `emit` gets events."""
+    """Belongs to one thread; nothing blocks. A node's state goes STARTING -> JOINED -> LOADING -> READY, never back,
+    and from anywhere to LOST, for good. `assign(rank)` must return a node's part of the plan; `emit` gets events."""
 
     number: int
     _clock: Clock
@@ -104,7 +104,6 @@ class Epoch:
         self._emit(PeerLost(rank, "the work" if self.started else "the start", cause))
 
     def fail(self, rank: int, cause: str) -> None:
-        """Marks a node as lost that ended or hangs."""
         self._member(rank).failed = True
         self.mark_lost(rank, cause)
 
@@ -113,12 +112,11 @@ class Epoch:
         self.members[rank].breach = self.members[rank].breach or sanitised_line(cause) or _UNSAID
 
     def ended(self, rank: int, cause: str) -> None:
-        """Marks a node as lost because its process ended."""
         if not self._explained(rank):  # its own report explains more than an exit status
             self.fail(rank, cause)
 
     def _explained(self, rank: int) -> bool:
-        """Marks a node lost that said why it gave up, after a peer that rank 0 names. Returns whether it said why."""
+        """Marks as lost a node that told why it gave up, after a peer that rank 0 names. Returns whether it told."""
         report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):
@@ -128,7 +126,7 @@ class Epoch:
         return bool(report)
 
     def tick(self, *, own_stall: bool = False) -> None:
-        """Marks silent nodes as lost, except after an `own_stall`; sends every node the progress of all."""
+        """Marks silent nodes as lost, except after an `own_stall`; sends every node the progress of all nodes."""
         now, timing = self._clock.now(), self._timing
         for member in () if own_stall else self.members:
             silent_s = now - member.heard

@@ -5,8 +5,8 @@ Laws:
    prompts and answers, then to the earliest request.
 2. Clients cannot save up service: each counts as served at least as much as the least served client that waited at the
    latest pick (the counter lift of VTC, arXiv:2401.00588).
-3. Rank 0 compiles at most `places` grammars at a time; together with compiled grammars of requests that have not begun,
-   at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. Clients have quotas of both.
+3. Rank 0 compiles at most `places` grammars at a time; these, and compiled grammars of requests that have not begun,
+   are at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. Clients have quotas of both.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class FairScheduler:
     def pick(
         self, able: list[PendingAnswer], running: Iterable[PendingAnswer], waiting: Iterable[PendingAnswer]
     ) -> PendingAnswer:
-        """Picks one of the `able` requests (at least one, in order). `running` have places; `waiting`: all others."""
+        """Picks one of `able` (at least one, in order). `running`: requests with places; `waiting`: all that wait."""
         places = Counter(one.client for one in running)
         awaited = [*able, *(one for one in waiting if one.has_reader)]
         self._least = min(self.served(one.client) for one in awaited)
@@ -47,7 +47,7 @@ class FairScheduler:
 
 
 class Compiling:
-    """Grammars of one epoch, by request, until rank 0 reports their end. Under RequestQueue's lock."""
+    """Grammars of one epoch, by request, until rank 0 reports their end. Call it under RequestQueue's lock."""
 
     def __init__(self, places: int, ahead: int) -> None:
         self._places = places
@@ -76,8 +76,8 @@ class Compiling:
         return scheduler.pick(able, held, waiting) if able else None
 
     def start(self, one: PendingAnswer) -> str:
-        """Notes that rank 0 is asked to compile the grammar. Returns a name that this client's equal grammars share:
-        rank 0 compiles them once, and no client learns of another's grammars."""
+        """Notes that rank 0 is asked to compile the grammar. Returns a name that equal grammars of this client have in
+        common: rank 0 compiles these once, and no client learns of another's grammars."""
         self.entries[one.request.id], one.compiling = one, "asked"
         said = repr((one.client, one.request.grammar)).encode()
         return hashlib.blake2b(said, key=_KEY, digest_size=16).hexdigest()

@@ -1,5 +1,5 @@
-"""Counts and lists events of plans and machines. Tells clients of paused answers which machine was lost, which machine
-is awaited, or without which machine they go on. Pure."""
+"""Counts and lists events of plans and machines. Tells clients whose answers are paused which machine was lost, which
+machine is awaited, or without which machine the answers go on. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -24,7 +24,7 @@ EventKind: TypeAlias = MachineEvent | PlanEvent
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """`at`: seconds since 1970. `machine` is a host name, "" for PlanEvent. `detail` is one line."""
+    """`at`: seconds since 1970. `machine`: a host name, or "" for a PlanEvent. `detail` is one line."""
 
     at: float
     kind: EventKind
@@ -43,7 +43,7 @@ PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 @dataclass(slots=True)
 class PlanHistory:
     """Counts since the master started. `begun`: plans by PLAN_CAUSES; `failed`: plans that never served; `losses`:
-    unplanned ends of other plans, by LOSS_CAUSES; `recoveries`: seconds from such an end to the next service."""
+    unplanned ends of plans that served, by LOSS_CAUSES; `recoveries`: seconds from an unplanned end to new service."""
 
     begun: list[int] = field(default_factory=lambda: [0] * len(PLAN_CAUSES))
     failed: int = 0
@@ -53,7 +53,7 @@ class PlanHistory:
 
 @dataclass(eq=False)
 class History:
-    """One thread reports; any thread may read `events` and `so_far`. `wall` gives seconds since 1970."""
+    """One thread reports events; any thread may read `events` and `so_far`. `wall` returns seconds since 1970."""
 
     _roster: Roster
     _wall: Callable[[], float]
@@ -114,7 +114,7 @@ class History:
         self._add("recovered", detail=f"after {format_seconds(took_s)}")
 
     def lost(self, failure: Failure, members: Collection[str], now: float, *, breached: bool = False) -> None:
-        """Notes an unplanned end of the latest plan. `breached`: one of its workers, `members`, broke the protocol."""
+        """Notes an unplanned end of the latest plan. `breached`: one of its workers `members` broke the protocol."""
         if self._answers:
             self.so_far.losses[LOSS_CAUSES.index(_cause(failure, breached))] += 1
         else:
@@ -147,7 +147,7 @@ class History:
         return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
 
     def going_on(self, machines: Collection[str]) -> str:
-        """Returns what to tell clients when these workers take over."""
+        """Returns what to tell clients when the workers `machines` take over."""
         if not self._loss:
             return PLANNED
         if self._members is None:

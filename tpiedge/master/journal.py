@@ -4,9 +4,9 @@ Laws:
 1. A token, a score and an embedding are passed on once and in order, even if several epochs repeat them.
 2. The next epoch continues prompt and answer exactly: a random number depends only on the seed and the token's position
    (`engine/sampler.py`).
-3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress, and
-   poison after POISON_AFTER, if it ran alone at one of them. Three deaths after a single event count as one: such an
-   event shows only that the prompt was read."""
+3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress. It
+   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts a third,
+   because such an event shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -48,8 +48,8 @@ RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """State of one request, accepted `age_s` ago (None: by an earlier master). `tokens_per_s` since the first token
-    includes pauses (0: unknown). `paused_s` and `why` tell of the current pause."""
+    """State of one request, accepted `age_s` ago (None: by an earlier master). `tokens_per_s`: the rate since the first
+    token, pauses included (0: unknown). `paused_s` and `why` describe the current pause."""
 
     id: str
     state: RequestState
@@ -67,7 +67,7 @@ class RequestLine:
 
 @dataclass(eq=False)
 class PendingAnswer:
-    """A request of `RequestQueue`. Hold its lock for all but `events`, `set_has_reader`, `cancel` and `complete`."""
+    """A request in a queue; hold the queue's lock except for `events`, `set_has_reader`, `cancel`, `complete`."""
 
     request: GenerationRequest
     client: str
@@ -79,7 +79,7 @@ class PendingAnswer:
     whole: bool = False  # the caller has the whole answer
     unwanted: bool = False  # cancelled while it ran
     dismissed: bool = False  # an administrator ended it
-    #: State of its grammar in this epoch. "left": the request ended before it began.
+    #: State of the grammar in this epoch. "left": the request ended before it began.
     compiling: Literal["asked", "compiled", "begun", "left"] = "asked"
     times: Timeline = field(default_factory=Timeline)
     progress: ReadingProgress = field(default_factory=ReadingProgress)
@@ -97,7 +97,7 @@ class PendingAnswer:
     _events: "queue.Queue[_Event]" = field(default_factory=queue.Queue)
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Yields events up to Finished; blocks between them. Raises the request's error. Cancels if closed."""
+        """Yields events up to Finished; blocks between events. Raises the request's error. Cancels it if closed."""
         ended = False
         try:
             while not ended:
@@ -138,7 +138,7 @@ class PendingAnswer:
 
     @property
     def reading(self) -> bool:
-        """Whether this epoch has passed on no event."""
+        """Whether this epoch has passed on no event yet."""
         return self._passed_on == 0
 
     @property
@@ -168,7 +168,7 @@ class PendingAnswer:
         self.interrupted(now, "restart")
 
     def interrupted(self, now: float, cause: PauseCause) -> None:
-        """Notes that the request's epoch ended or it was preempted. An earlier pause goes on."""
+        """Notes that the request's epoch ended or the request was preempted. An earlier pause goes on."""
         self.interruptions += 1
         self._passed_on = 0
         if self.paused is None:
@@ -221,7 +221,7 @@ class PendingAnswer:
         )
 
     def read(self, done_tokens: int, now: float) -> None:
-        """Notes how much of the prompt is read, and tells the reader unless the answer pauses."""
+        """Notes that `done_tokens` of the prompt are computed; tells the reader unless the answer pauses."""
         if self.reading and self.progress.update(done_tokens, now) and self.paused is None:
             reading = self.progress.reading(self.positions)
             if reading is not None:
@@ -233,7 +233,7 @@ class PendingAnswer:
         self._events.put(event)
 
     def pause(self, why: str) -> None:
-        """Tells the reader `why` the answer pauses, unless that was the last event."""
+        """Tells the reader `why` the answer pauses, unless the last event said the same."""
         if why != self._told:
             self.put(Paused(why))
             self._told = why

@@ -22,7 +22,7 @@ PlaceNodes: TypeAlias = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignm
 
 
 def plan_safely(plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments:
-    """Makes the plan; an exception of the planner becomes the reason for its absence."""
+    """Makes the plan. An exception of the planner becomes the reason why there is no plan."""
     try:
         return plan(tuple(machines), serving)
     except Exception as error:
@@ -40,7 +40,7 @@ class LossPlans:
     _pack_id: str
     prefetch: bool  # False: machines only report what is on their disks
     _facts: object = None  # the input of the plans
-    #: Losses to be planned for, and shares of the plans made so far, by machine.
+    #: The losses that are still to be planned for; the shares in the plans made so far, by machine.
     _due: list[str] = field(default_factory=list)
     _needed: dict[str, dict[tuple[UnitRange, UnitRange], None]] = field(default_factory=dict)
     _number: int = 0
@@ -48,14 +48,13 @@ class LossPlans:
     reports: dict[str, Prefetched] = field(default_factory=dict)
 
     def note_prefetched(self, machine: str, message: Prefetched) -> None:
-        """Stores a machine's answer to its latest order."""
         _, told = self._told.get(machine, (0, None))
         if told is not None and told.number == message.number:
             self.reports[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def plan_next(self, machines: Sequence[Machine], serving: Sequence[str], own_bytes: int) -> None:
-        """Makes one of the missing plans; after the last, sends orders to the plannable `machines`. `own_bytes`: the
-        master's memory."""
+        """Makes one of the missing plans; after the last plan, sends orders to the plannable `machines`. `own_bytes`:
+        the master's memory."""
         facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving), own_bytes
         if facts != self._facts:
             self._facts = facts
@@ -89,8 +88,8 @@ class LossPlans:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds per token now and then, after a machine left or came (None: no plan). `machines` have a part
-    then; `why` says why none has. `takes_part`: the machine that left or came has a part."""
+    """Predicted seconds per token: `now_s` now, `then_s` after a machine left or came (None: no plan). `machines`: how
+    many have a part then; `why`: why none has. `takes_part`: whether the machine that left or came has a part."""
 
     now_s: float | None
     then_s: float | None
@@ -100,7 +99,8 @@ class Forecast:
 
 
 def what_if(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
-    """Compares the plan of all `machines` with one without `name` or, for "", with one more machine like the last."""
+    """Compares the plan of all `machines` with the plan without `name`. If `name` is "", the second plan has one more
+    machine, like the last."""
     another = replace(machines[-1], name="another", place=math.inf)
     others = [one for one in machines if one.name != name] if name else [*machines, another]
     now, then = (plan_safely(place, some, ()) for some in (machines, others))

@@ -50,7 +50,7 @@ FLOOD: Final = 3000  # messages between two heartbeats with which a peer breaks 
 
 
 class Master:
-    """Owns rank 0's processes; the caller closes the hub. Thread-safe but for `turn`."""
+    """Owns rank 0's processes; the caller closes the hub. All methods but `turn` are thread-safe."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Master:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, first_epoch: int) -> None:
-        """Starts the control thread. Epochs count from `first_epoch`, above all earlier ones under this key."""
+        """Starts the control thread. Epochs count from `first_epoch`, above all earlier epochs under this key."""
         self._sessions.number = first_epoch - 1
         self._thread.start()
 
@@ -108,7 +108,7 @@ class Master:
         return self.requests.submit(request, client, has_reader=has_reader)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
-        """Resumes an earlier master's request, as after a loss. Call it before `start`, in order of the requests."""
+        """Resumes an earlier master's request like after a loss. Call it before `start`, in the requests' order."""
         return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
@@ -116,13 +116,13 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with histograms; asks nodes for counters (`timeline`: and a step). Does not block."""
+        """Returns `status` with histograms; nodes report counters (`timeline`: and steps) for a while. Never blocks."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 
     @property
     def timeline(self) -> StepTimeline | None:
-        """The latest step of the serving epoch that all nodes recorded."""
+        """The latest step that all nodes of the serving epoch recorded."""
         serving = self._sessions.serving
         return None if serving is None else serving.timeline
 
@@ -131,7 +131,7 @@ class Master:
         return self._reconciler.history.events
 
     def usable(self) -> Future[tuple[Machine, ...]]:
-        """Returns the machines that plans may have at the control thread's next turn."""
+        """Returns a future: the machines that plans may have at the control thread's next turn."""
         found: Future[tuple[Machine, ...]] = Future()
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
@@ -140,7 +140,7 @@ class Master:
         self._order(lambda: self._remove_worker(name))
 
     def drain_worker(self, name: str) -> Future[str]:
-        """Takes the worker out of plans. The future has the worker's name, or CannotDrain; it may be cancelled."""
+        """Takes the worker out of plans. The future gets the worker's name, or CannotDrain; callers may cancel it."""
         ordered: Future[str] = Future()
         self._order(lambda: self._reconciler.drain(name, ordered))
         return ordered
@@ -183,7 +183,7 @@ class Master:
         self._reconciler.reconcile()
 
     def _hear(self, until: float) -> None:
-        """Handles messages, waiting for the first one, until heartbeats are due at `until`. Raises EndpointClosed."""
+        """Waits for a message until heartbeats are due at `until`, then handles all messages. Raises EndpointClosed."""
         for name in self._registrar.finish_joins():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
@@ -277,7 +277,7 @@ class Master:
         self._send(probing.next_probe(now), name)
 
     def _look_at_links(self) -> None:
-        """Drops machines whose connection is gone since the last heartbeat, unless they may be reconnecting."""
+        """Drops machines that have had no connection since the last heartbeat, unless they may be reconnecting."""
         now, before, self._cut_off = self._clock.now(), self._cut_off, {}
         for one in self._roster.present:
             if self._hub.is_connected(one.name):
@@ -289,7 +289,7 @@ class Master:
                 self._drop_peer(one.name, "its process ended or its connection broke")
 
     def _broke_protocol(self, peer: str, cause: str) -> None:
-        """Drops the peer and its connection; a worker is left out for a while."""
+        """Drops the peer and its connection; leaves a worker out of plans for a while."""
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None and self._roster.get(peer) is not None:

@@ -17,9 +17,9 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """Plans for the present machines. `own` returns the present offer of the master's machine, with `threads` threads.
-    `weights` (--shares) are relative shares, the master's first, then the workers' by admission; a plan waits for that
-    many machines. Only a clearly faster plan replaces the serving one."""
+    """Plans for the machines that are present. `own` returns the current offer of the master's machine, with `threads`
+    threads. `weights` (--shares) are relative shares, the master's first, then the workers' by admission; a plan waits
+    for that many machines. Only a clearly faster plan replaces the serving plan."""
 
     model: ModelFacts
     own: Callable[[], prediction.MachineFacts]
@@ -62,7 +62,7 @@ class NodePlacement:
     def _kept(
         self, there: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation, *, fewer: bool
     ) -> Allocation | None:
-        """Returns the serving plan if it lacks only new machines, and takes at most 1.1 times the time of `best`."""
+        """Returns the serving plan if it lacks only new machines and takes at most 1.1 times the time of `best`."""
         if self.weights is not None or not serving or not fewer or len(there) < len(serving):
             return None
         kept = self._allocate(there)
@@ -119,7 +119,7 @@ class NodePlacement:
 
 
 def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
-    """Returns a machine for each of `count` slots of --shares: its owner, or the next machine that owns no slot."""
+    """Returns a machine for each of `count` slots of --shares: the slot's owner, or the next one that owns no slot."""
     owners = {one.place: one for one in machines if one.place < count}
     others = (one for one in machines if one.place >= count)
     return [owners.get(slot) or next(others) for slot in range(count)]

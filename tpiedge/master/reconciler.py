@@ -1,7 +1,7 @@
 """Makes plans, and begins, switches and ends sessions for them.
 
 When one session takes the place of another, by plan (`switching.py`) or after a loss, requests pause and go on in the
-next session. If no session can serve, requests wait for the recovery grace; then they fail and new ones are refused."""
+next session. If no session can serve, requests wait for the recovery grace; then all requests fail or are refused."""
 
 import logging
 import math
@@ -84,7 +84,6 @@ class Reconciler:
         return self.history.started_again()
 
     def clear(self, name: str) -> None:
-        """Ends the worker's wait."""
         machine = self._roster.get(name)
         if machine is not None and machine.standing.fault:
             self.history.cleared(machine)
@@ -92,7 +91,7 @@ class Reconciler:
         self._known = None
 
     def drain(self, name: str, ordered: Future[str]) -> None:
-        """Takes the worker out of plans if the others can serve. `ordered` gets its name, or CannotDrain."""
+        """Takes the worker out of plans if the others can serve. `ordered` gets the worker's name, or CannotDrain."""
         if not ordered.set_running_or_notify_cancel():
             return
         machine = self._roster.get(name)
@@ -155,7 +154,7 @@ class Reconciler:
         self._publish()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a plan is due: the roster changed 2 s ago, or no worker arrived in the last 0.3 s."""
+        """Whether a plan is due: the roster changed 2 s ago, or it changed and no worker arrived in the last 0.3 s."""
         if self._known == self._roster.generation:
             return False
         if self._changed is None:
@@ -164,7 +163,7 @@ class Reconciler:
         return now - self._changed >= 2.0 or now >= newest + 0.3
 
     def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
-        """Replaces the serving session by the coming one if that is due, once rank 0 has halted."""
+        """Replaces the serving session by the coming session if that is due, once rank 0 has halted."""
         if not self._switching.due(coming, serving, self._own_bytes, now):
             return
         snapshot = None
@@ -182,7 +181,7 @@ class Reconciler:
             self._notify()  # workers that the plan leaves out had a part until now
 
     def _look_for_slow(self) -> None:
-        """Leaves overdue workers out of plans until the others serve. They go on fetching."""
+        """Leaves overdue workers out of plans until the others serve. Then overdue workers go on fetching."""
         coming, slow = self._sessions.coming, self.selection.slow
         if self._sessions.ready:
             slow = frozenset()
@@ -234,7 +233,7 @@ class Reconciler:
         self._notify()
 
     def _notify(self) -> None:
-        """Tells workers without a part the reason, again when the reason's kind changes."""
+        """Tells workers without a part the reason; tells them again when the reason's kind changes."""
         reasons = {**self._spare, **self.selection.excluded()}
         busy = {name for session in self._sessions.active for name in session.machines}
         told, self._told = self._told, {}
@@ -246,7 +245,7 @@ class Reconciler:
                     self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
     def _apply(self, found: Assignments) -> None:
-        """Ensures that a session with these assignments serves or is coming, but after repeated failures later."""
+        """Ensures that a session with these assignments serves or is coming; after repeated failures, later."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()

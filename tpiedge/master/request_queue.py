@@ -39,7 +39,8 @@ from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
-#: Limits of a client's waiting requests, and of its choices not submitted yet; all clients together have twice as many.
+#: Limits of a client's waiting requests, and of choices that the client will submit later. The limits of all clients
+#: together are twice as high.
 QUEUE_LIMIT: Final = 64
 POSTPONED_LIMIT: Final = 8192
 #: Errors of a request that rank 0 may report; any other is a defect.
@@ -61,9 +62,9 @@ class Dismissed(Cancelled):
 
 @dataclass(eq=False)
 class RequestQueue:
-    """Up to `limit` requests of a client, and twice as many of all clients, wait, not counting interrupted ones; up to
-    `parallel` run. Ids must differ. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request and must not
-    call back; `on_submit()` follows each accepted request. `compiles` grammars are compiled at a time."""
+    """Up to `limit` requests of a client, and twice as many of all clients, may wait; interrupted requests do not
+    count. Up to `parallel` run. Ids must differ. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request
+    and must not call back; `on_submit()` follows each accepted request. `compiles` grammars are compiled at a time."""
 
     limit: InitVar[int]
     _parallel: int
@@ -111,7 +112,7 @@ class RequestQueue:
             return (*running, *(one.line(now, running=False) for one in self._waiting))
 
     def dismiss(self, name: str) -> bool:
-        """Ends the request early, with Dismissed. Returns whether there is one with this id."""
+        """Ends the request `name` early, with Dismissed. Returns whether there is such a request."""
         with self._lock:
             found = [one for one in (*self._running.values(), *self._waiting) if one.request.id == name]
             for one in found:
@@ -142,7 +143,7 @@ class RequestQueue:
         return answering
 
     def postpone(self, count: int, client: str) -> None:
-        """Counts requests that the client will submit later; a negative `count` takes some back. Raises QueueFull."""
+        """Counts requests that the client will submit later; a negative `count` withdraws some. Raises QueueFull."""
         with self._lock:
             if count < 0:
                 self._postponed.release(client, -count)
@@ -151,8 +152,8 @@ class RequestQueue:
                 raise self._full(choices, self._postponed.used_by(client))
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
-        """Accepts a request of an earlier master, which passed `said` on. Its events begin with a pause because of
-        `why`; Resubmitted comes when rank 0 is asked. Call it before `submit`. Raises the error of `close`."""
+        """Accepts a request of an earlier master, which passed `said` on. The first event is a pause because of `why`;
+        Resubmitted comes when rank 0 is asked. Call it before `submit`. Raises the error of `close`."""
         answering = PendingAnswer(request, "", self._cancelled, self._on_submit, False, recovered=True)
         with self._lock:
             if self._closed is not None:
@@ -165,7 +166,7 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Hands the next grammar's request, with its group's name, to `compile_next`. Returns whether one was there."""
+        """Passes the next grammar's request and group name to `compile_next`. Returns False without a next grammar."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._scheduler)
             if one is None:
@@ -178,8 +179,8 @@ class RequestQueue:
         return True
 
     def start(self, generate: Callable[[GenerationRequest], None]) -> bool:
-        """Hands the next request to `ask`, which must send it to rank 0 without blocking or calling back. Returns False
-        if none can start; then running requests without a reader may be preempted."""
+        """Passes the next request to `generate`, which must send it to rank 0 without blocking or calling back. Returns
+        False if no request can start; then running requests without a reader may be preempted."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
             if len(self._running) >= self._parallel or any(one.quarantined for one in self._running.values()):
                 self._preempt(sum(one.has_reader and self._compiling.may_begin(one) for one in self._waiting))
@@ -238,7 +239,7 @@ class RequestQueue:
 
     @property
     def positions(self) -> tuple[int, float]:
-        """All positions of running requests, and the seconds that another epoch takes to read them."""
+        """All positions of running requests, and the seconds that another epoch takes to compute them."""
         with self._lock:
             positions = sum(one.positions for one in self._running.values())
             return positions, self._rate.token_s * positions
@@ -246,8 +247,8 @@ class RequestQueue:
     def interrupt(
         self, why: str, lost: TpiedgeError | None = None, since: float | None = None, *, died: bool = False
     ) -> None:
-        """Ends the epoch of all running requests: by a plan, or (`lost`) by a loss. If a node `died`, poison requests
-        (`journal.py`) fail with `lost`. `since`: when the requests began to pause, if before now."""
+        """Ends the epoch of running requests, because of a plan or, if `lost` is given, a loss. If a node `died`,
+        poison requests (`journal.py`) fail with `lost`. `since`: when the requests began to pause (None: now)."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._finish_if_complete(one)]
@@ -276,7 +277,7 @@ class RequestQueue:
                 one.pause(why)
 
     def explain(self, why: str, *, serving: bool) -> None:
-        """Tells readers `why` requests pause or, unless the cluster is `serving`, do not begin."""
+        """Tells readers `why` requests pause and, unless the cluster is `serving`, `why` requests do not begin."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
                 if one.paused is None:
@@ -336,7 +337,7 @@ class RequestQueue:
         return self._scheduler.pick(able, self._running.values(), self._waiting)
 
     def _preempt(self, awaited: int) -> None:
-        """Preempts running requests without a reader, the latest first, if `awaited` waiting requests lack places."""
+        """Preempts the latest running requests without a reader, if `awaited` waiting requests lack places."""
         missing = awaited - sum(one.preempted or one.unwanted for one in self._running.values())
         absent = (one for one in reversed(self._running.values()) if not one.has_reader)
         able = [one for one in absent if not (one.preempted or one.unwanted or one.quarantined)]
@@ -373,7 +374,7 @@ class RequestQueue:
             self._rate.stop(self._now())
 
     def _finish(self, message: control.Finished, answering: PendingAnswer) -> None:
-        """Ends a running request as rank 0 says; fails it if tokens are missing. Preempted ones wait again."""
+        """Ends a running request as rank 0 says; fails it if tokens are missing. A preempted request waits again."""
         cancelled = message.reason == "cancel"
         if cancelled and answering.preempted and not answering.unwanted:
             if not self._finish_if_complete(answering):

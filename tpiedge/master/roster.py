@@ -1,6 +1,6 @@
 """The machines of a cluster as the master knows them. Pure.
 
-A machine is present from its Offer until it is lost. GONE absent machines, those heard from last, are remembered. A
+A machine is present from its Offer until it is lost. Of the absent machines, the GONE heard from last are remembered. A
 machine stays drained until its agent is started anew (another nonce) or the drain is undone."""
 
 import logging
@@ -25,7 +25,7 @@ STOPPED: Final = "its user stopped it"  # the cause of a loss that the machine a
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine. Times are seconds on the caller's clock."""
+    """Times are seconds on the caller's clock."""
 
     name: str
     offer: Offer
@@ -103,7 +103,7 @@ class Roster:
             self._apply(machine, *step(machine.standing, event, now, fault, cause))
 
     def proved(self, names: Iterable[str]) -> None:
-        """Zeroes the failures in a row of the workers `names` and of the master's node."""
+        """Zeroes the failures in a row of the workers `names`, and those of the master's node."""
         self.own = replace(self.own, row=0)
         for name in names:
             machine = self._machines.get(name)
@@ -157,7 +157,7 @@ class Roster:
             self.generation += 1
 
     def silent(self, now: float) -> list[tuple[str, str]]:
-        """Returns machines that were silent for too long, with the cause of each loss."""
+        """Returns (name, cause of the loss) for each machine that was silent for too long."""
         return [
             (machine.name, f"silent for {now - machine.heard:.1f} s (killed, frozen or cut off)")
             for machine in self.present

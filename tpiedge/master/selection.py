@@ -27,8 +27,8 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan, `without` one worker. Leaves out waiting and slow workers if possible; else adds waiting ones,
-        the shortest wait first; else slow ones."""
+        """Makes a plan, `without` one worker. Leaves out waiting and slow workers if possible. Else adds waiting
+        workers, the shortest wait first, and at last slow workers."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}
@@ -60,7 +60,7 @@ class Selection:
         return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
     def due(self, assignments: Sequence[Assignment]) -> float:
-        """Returns when a plan may begin. A worker that could not prepare a part may keep the one it serves."""
+        """Returns when a plan may begin. A worker that could not prepare a part may keep the part that it serves."""
         serving = self._sessions.serving
         kept = serving.assignments if serving is not None and self.serving_on() else ()
         found = [self._roster.own.due]

@@ -50,7 +50,7 @@ PHASES: Final[Mapping[Phase, Mapping[Phase, str]]] = {
     Phase.READY: _ENDS,
     Phase.ENDED: {},
 }
-"""The phases that may follow each, and why."""
+"""For each phase the phases that may follow, and why."""
 
 
 @dataclass
@@ -113,7 +113,6 @@ class Session:
 
     @property
     def breaches(self) -> Mapping[str, str]:
-        """Breaches of the protocol, by machine."""
         members = self.epoch.members if self.epoch is not None else ()
         return {self.assignments[one.rank].machine: one.breach for one in members if one.rank and one.breach}
 
@@ -142,7 +141,7 @@ class Session:
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
     def overdue(self) -> set[str]:
-        """Returns workers that need over 10 s more or had no progress for 20 s; none in the first 2 s."""
+        """Returns workers that need over 10 s more or had no progress for 20 s; no worker in the first 2 s."""
         if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
         left_s = {
@@ -193,7 +192,7 @@ class Session:
                 self._unfit(machine, rank, cause)
 
     def drop_machine(self, machine: str, cause: str, *, intended: bool = False) -> None:
-        """Drops a lost machine with its node. `intended` as in Failure."""
+        """Drops a lost machine with its node. `intended`: see Failure."""
         rank = self.ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
@@ -212,7 +211,7 @@ class Session:
         self._watch.add(request.id, self._clock.now())
 
     def compile(self, request: GenerationRequest, group: str) -> None:
-        """Sends the request's grammar to rank 0. Raises as `generate` does."""
+        """Sends the request's grammar to rank 0. Raises ProtocolError like `generate`."""
         self._to_node(control.Compile(self.number, request, group), 0)
         self._watch.add(request.id, self._clock.now())
 
@@ -223,18 +222,17 @@ class Session:
         self._to_node(control.Halt(self.number, following, kept, what.stored, what.gathered), 0)
 
     def resume(self) -> None:
-        """Lets a halted rank 0 go on."""
         self.halting, self.halted = 0, None
         self._watch.advance(self._clock.now())
         self._to_node(control.Resume(self.number), 0)
 
     def fail(self, failure: Failure) -> None:
-        """Ends the session. Keeps the first failure, as it caused the others."""
+        """Ends the session. Keeps the first failure, because it caused the others."""
         self.failure = self.failure or failure
         self._reach(Phase.ENDED)
 
     def tick(self) -> None:
-        """Marks nodes as lost that are alive but make no progress."""
+        """Marks as lost the nodes that are alive but make no progress."""
         now, epoch = self._clock.now(), self.epoch
         if self.phase is Phase.PREPARING:
             for machine in self._silent(_STUCK_S):
@@ -261,7 +259,7 @@ class Session:
         return self._counters[rank].counted(self._clock.now())
 
     def slowdowns(self) -> Mapping[str, Sequence[float]]:
-        """Returns workers' slowdowns in the last windows, if there are enough. Call it with every heartbeat."""
+        """Returns workers' slowdowns in the last WINDOWS windows; none if there were fewer. Call it every heartbeat."""
         counted = [self.counted(rank) for rank in range(len(self.assignments))]
         latest = {rank: one.latest for rank, one in enumerate(counted) if one is not None}
         self._speeds.update(latest, self._clock.now())

@@ -1,5 +1,5 @@
-"""The serving and the coming session, and the process of the master's own node. One session's nodes run at a time: rank
-0 has one process, and the hub admits no node of an ended session."""
+"""The serving and the coming session, and the process of the master's own node. Only one session's nodes run at a time:
+rank 0 has one process, and the hub admits no node of an ended session."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -27,27 +27,27 @@ from tpiedge.wire.fields import Message
 _log = logging.getLogger(__name__)
 
 STAR_S: Final = 600.0
-#: How long after a look counters are kept up to date, and a step is recorded each second.
+#: After a look, counters are kept up to date for _OBSERVED_S, and a step is recorded each second for _WATCHED_S.
 _OBSERVED_S = 90.0
 _WATCHED_S = 5.0
 
 
 @dataclass(eq=False)
 class RankZero(NodeSlot):
-    """The slot of the master's own node, rank 0 of every epoch. `bootstrap` lacks an epoch's own fields."""
+    """The slot of the master's own node, rank 0 of every epoch. `bootstrap` lacks the fields that each epoch sets."""
 
     bootstrap: NodeBootstrap = field(kw_only=True)
     _say: Callable[[str], None] = _log.warning
     _owns_snapshots: bool = True  # the folder's lock lets only one master run
 
     def insist(self) -> bool:
-        """Offers more memory, because no plan can be made. Returns whether there was more."""
+        """Offers more memory, because no plan can be made. Returns whether the offer grew."""
         before = self.memory_bytes
         self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
 
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
-        """Starts the node of `epoch`; `planned_bytes` and errors as in NodeSlot.start."""
+        """Starts the node of `epoch`. `planned_bytes` and errors: see NodeSlot.start."""
         self.start(replace(self.bootstrap, epoch=epoch, keys=keys), planned_bytes)
 
 
@@ -109,7 +109,7 @@ class SessionManager:
             session.drop_machine(machine, cause, intended=intended)
 
     def tick(self, *, own_stall: bool) -> None:
-        """Marks nodes as lost that ended, are stuck or (without `own_stall`) silent; updates memory and speeds."""
+        """Marks as lost nodes that ended, are stuck or (without `own_stall`) are silent; updates memory and speeds."""
         self.rank_zero.weigh()
         serving, now = self.serving, self._clock.now()
         if serving is not None and serving.epoch is not None:
@@ -127,7 +127,7 @@ class SessionManager:
             serving.ask_counters(timeline=timeline)
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Makes heartbeats ask nodes for counters for a while and, with `timeline`, for a step each second."""
+        """Makes `tick` ask nodes for counters for a while and, with `timeline`, for the spans of a step each second."""
         if timeline:
             self._watched_until = self._clock.now() + _WATCHED_S
         else:
@@ -176,7 +176,7 @@ class SessionManager:
         self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
-        """Ends the serving session, if any. Blocks shortly for rank 0."""
+        """Ends the serving session, if any. Blocks shortly until rank 0 has ended."""
         session, self.serving = self.serving, None
         if session is None:
             return

@@ -23,11 +23,11 @@ from tpiedge.wire.probing import LinkSpeed
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    A machine without a part has no `rank`, and `spare` is the kind of reason; `why` explains this, or the share.
-    `attention` and `ffn` are half-open intervals of units. `memory_bytes` is the machine's limit, `speed` its bytes of
-    weights per second, `planned_bytes` its node's peak, `disk_bytes` the model's weights on its disk; 0 means unknown.
-    While it fetches, `fetch_total_bytes` is above 0. `stocked`: its disk has all shards that it would need after
-    another machine's loss; `not_stocked`: why these cannot be fetched. `counted` is missing unless asked for
+    A machine without a part has no `rank`, and `spare` is the kind of reason. `why` explains the part, or why there is
+    none. `attention` and `ffn` are half-open intervals of units. `memory_bytes` is the machine's limit, `speed` its
+    bytes of weights per second, `planned_bytes` its node's peak, `disk_bytes` the model's weights on its disk; 0 means
+    unknown. `fetch_total_bytes` is above 0 while the machine fetches. `stocked`: its disk has all shards that it would
+    need after another machine's loss; `not_stocked`: why it cannot fetch these. `counted` is missing unless asked for
     (Master.observe). `round_trip_s` and `link_bytes_per_s` are those of the link to the master (0: not measured).
     """
 
@@ -69,9 +69,9 @@ _NO_HISTOGRAMS = RequestHistograms()  # made once: each turn of the master makes
 class ClusterStatus:
     """The whole cluster. `reason` says why it is not ready, or what happened last; `epoch` is 0 before the first plan.
 
-    `collective` names the all-reduce of a token, `bulk_collective` that of a chunk ("": one node). `split_shows`: why
-    the last bits of answers may depend on the split, or "". `links` connect workers. `failed` names the thread whose
-    failure ends the master. `histograms` are empty unless asked for (Master.observe).
+    `collective` names the all-reduce of a token, `bulk_collective` that of a chunk ("" for one node). `split_shows`:
+    why the last bits of answers may depend on the split, or "". `links` connect workers. `failed` names the thread
+    whose failure ends the master. `histograms` are empty unless asked for (Master.observe).
     """
 
     ready: bool
@@ -175,7 +175,7 @@ def _worker(
 def _situation(
     machine: Machine, sessions: SessionManager, rank: int | None, spare: SpareReason | None
 ) -> tuple[str, SpareReason | str]:
-    """Returns the state and its reason; "" if it needs none."""
+    """Returns (the machine's state, the reason for the state or "")."""
     coming = sessions.coming
     if not machine.present:
         if spare is not None and spare.kind == "too small":  # it left when it heard that

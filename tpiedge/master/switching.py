@@ -1,8 +1,8 @@
-"""Decides when a prepared session replaces the serving one, and which KV cache it takes over.
+"""Decides when a prepared session replaces the serving session, and which KV cache is taken over.
 
-A session that is only faster waits until the time lost by waiting equals the pause: so at most twice the least possible
-loss occurs, however long answers go on. Keys and values of running requests travel (`planner/kv_transfer.py`) if that
-is faster than to compute them anew. Rank 0 halts first, and goes on if the switch does not happen."""
+A session that is only faster waits until the wait has cost as much time as the pause will: so at most twice the least
+possible time is lost, however long answers go on. Keys and values of running requests travel (`planner/kv_transfer.py`)
+if that is faster than to compute them anew. Rank 0 halts first, and goes on if the switch does not happen."""
 
 import logging
 from dataclasses import dataclass
@@ -59,8 +59,8 @@ class Switching:
         return gain <= 0 or gain * (now - self._waiting[1]) >= pause_s
 
     def _plan_transfer(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
-        """Returns the transfer between the sessions (None: recompute everything) and its predicted seconds (0:
-        unknown). A transfer takes two minutes at most, ten seconds if the time to recompute is unknown."""
+        """Returns (the transfer between the sessions, its predicted seconds), or (None, the seconds to recompute all;
+        0: unknown). A transfer takes two minutes at most; ten seconds if the time to recompute is unknown."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
         again = None, reread_s
         if serving.phase is not Phase.READY or not positions or not head_bytes:

@@ -101,7 +101,6 @@ class Standing:
         return self.waits(now) and self.fault == "breach"
 
     def why(self, now: float) -> str:
-        """Returns why the worker waits, and how long from `now` on."""
         return f"{self.cause} (for another {max(1, math.ceil(self.until - now))} s)"
 
 
@@ -126,7 +125,7 @@ def step(
 
 
 def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
-    """Counts a failure. Losses do not count as failures in a row, as a lost machine comes back by itself."""
+    """Counts a failure. Losses do not count as failures in a row, because a lost machine comes back by itself."""
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))

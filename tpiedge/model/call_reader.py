@@ -34,8 +34,8 @@ CallForm = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
-    """The marks of a form. Any of `openers` may begin a call; trained models write the last opener. An answer may begin
-    with `bare` instead. `inner` marks are within a call; `closers` may follow a call."""
+    """The marks of a form. Any of `openers` may begin a call; trained models write the last opener. A call at an
+    answer's beginning may begin with `bare` instead. `inner` marks are within a call; `closers` may follow a call."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ CALL_MARKS: Final[dict[CallForm, CallMarks]] = {
     "deepseek-v3": CallMarks(_DEEPSEEK, ("```", *_DEEPSEEK_ENDS), (_SEPARATOR,)),
     "deepseek-v31": CallMarks(_DEEPSEEK, _DEEPSEEK_ENDS, (_SEPARATOR,)),
 }
-#: Marks of a template, and the form that it teaches; the first match counts.
+#: (Marks, the form that a template with all these marks teaches); the first match counts.
 _TAUGHT: Final[tuple[tuple[tuple[str, ...], CallForm], ...]] = (
     ((_DEEPSEEK[-1], "```json"), "deepseek-v3"),
     ((_DEEPSEEK[-1],), "deepseek-v31"),
@@ -80,7 +80,7 @@ def call_form(template: str) -> CallForm:
 
 
 def short_call_id(seed: str) -> str:
-    """Derives from `seed` a call's id of nine letters and digits, as Mistral's templates want it."""
+    """Derives from `seed` a call's id of nine letters and digits, which Mistral's templates want."""
     digest = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=9).digest()
     return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
 
@@ -142,10 +142,10 @@ class CallReader(ABC):
 
     @abstractmethod
     def _emit_text(self, text: str) -> None:
-        """Reports text that is no call."""
+        """Reports text outside calls."""
 
     def _read_call(self, opener: str) -> Waiting[None]:
-        """Reads the call after the mark. Raises Mismatch, with the text in `held.raw`, if it is no whole call."""
+        """Reads the call after `opener`. Raises Mismatch, with the text in `held.raw`, unless the call is whole."""
         try:
             if self._form == "mistral":
                 yield from self._list()
@@ -181,7 +181,7 @@ class CallReader(ABC):
             self.broken += isinstance(part, CallEnded) and part.broken != ""
 
     def _envelope(self) -> Waiting[None]:
-        """Reads {"name": ..., "arguments": {...}}, in any order. Reports arguments after the name on arrival."""
+        """Reads {"name": ..., "arguments": {...}}, in any order. Reports arguments after a name as they arrive."""
         held, name, written = self._held, None, None
         yield from held.expect("{")
         mark = ","
@@ -309,7 +309,7 @@ class CallReader(ABC):
         self._end()
 
     def _value(self, *beginnings: str) -> Waiting[str]:
-        """Returns the next value as written. Raises Mismatch unless it begins as one of `beginnings`, if given."""
+        """Returns the next value as written. Raises Mismatch unless it begins with one of `beginnings`, if given."""
         parts: list[str] = []
         if beginnings and not self._held.text.startswith(beginnings):
             raise self._held.mismatch(*beginnings)

@@ -1,5 +1,5 @@
-"""Renders a conversation as transformers would, or, if the chat template refuses that or drops a system message, in
-another of `_forms`. If the template refuses every form, the first refusal is raised."""
+"""Renders a conversation like transformers. If the chat template refuses this form or drops a system message, renders
+another of `_forms`. If the template refuses every form, raises the first refusal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     begun: bool = False,
 ) -> str:
-    """Renders the prompt for the answer to `messages`. With `begun`, the last message is the answer's beginning: the
-    prompt ends after its text. Raises as ChatTemplate.render does."""
+    """Renders the prompt for the answer to `messages`. With `begun`, the last message is the answer's beginning, and
+    the prompt ends after that message's text. Raises like ChatTemplate.render."""
     render = partial(template.render, tools=tools, variables=variables)
     calls = any(message.get("tool_calls") for message in messages)
     habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
@@ -136,7 +136,7 @@ def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Appends a user's message to a tool result before it, for templates that want an assistant's turn between them."""
+    """Appends a user's message to the preceding tool result, for templates that want an assistant's turn in between."""
     found: list[TemplateMessage] = []
     for message in messages:
         if found and (found[-1]["role"], message["role"]) == ("tool", "user"):
@@ -160,7 +160,7 @@ def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMess
 
 
 def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) -> Iterator[TemplateMessage]:
-    """Yields a message for each call, followed by the call's results; then the results of other calls."""
+    """Yields a message for each call, followed by the call's result; then yields the results without a call."""
     left = [*results]
     for number, call in enumerate(message["tool_calls"]):
         alone = {"role": message["role"], "content": message["content"] and "", "tool_calls": [call]}

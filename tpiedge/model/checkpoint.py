@@ -8,7 +8,7 @@ is refused unless:
 2. a tensor's byte count is its shape times its dtype's size;
 3. the tensors cover the rest of the file exactly.
 
-The safetensors library accepts 300,000 tensors, duplicate names and names like `../x`, and does not tell the tensors'
+The safetensors library accepts 300,000 tensors, duplicate names and names like `../x`. It does not tell the tensors'
 offsets, which packing needs (pack/source.py).
 """
 
@@ -187,8 +187,8 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`. The default is bf16 if every weight is bf16,
-        `quantisation.precision` for GPTQ and AWQ, else f32."""
+        """Returns the storage of a pack with layers in `precision`, by default `quantisation.precision` for GPTQ and
+        AWQ, bf16 if every weight is bf16, else f32."""
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
         usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
@@ -271,7 +271,7 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
 
 
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
-    """Adds the prefix that headless models lack; if `tied`, a head without embedding becomes the embedding."""
+    """Adds the prefix that headless models lack. If `tied`, a head without embedding becomes the embedding."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
     found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
     if tied and EMBEDDING not in found and HEAD in found:

@@ -1,7 +1,7 @@
-"""A model's numbers, from a Hugging Face `config.json` or a pack's manifest, and the pooling of its embeddings.
+"""A model's numbers, from a Hugging Face `config.json` or a pack's manifest, and the pooling of the model's embeddings.
 
-The files are untrusted: every number is bounded before memory is allocated by it, and every refusal names the file and
-the field in one line."""
+The files are untrusted: every number is bounded before it determines an allocation, and every refusal names the file
+and the field in one line."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -199,7 +199,8 @@ def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
 
 
 def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    """Returns the layers' windows. In Qwen, `layer_types`, else `max_window_layers`, says which layers have windows."""
+    """Returns the layers' windows. In Qwen, `layer_types` says which layers have windows; without this key,
+    `max_window_layers` does."""
     window = None
     if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
         default = None if "sliding_window" in config.values else _DEFAULT_WINDOW
@@ -261,7 +262,7 @@ _USUAL: Final = "mean"
 _PREFIX: Final = "pooling_mode_"
 _MODE: Final = "pooling_mode"
 _MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "cls_token": "cls"}
-"""Names in sentence-transformers -> ours, where they differ."""
+"""Name in sentence-transformers -> our name."""
 
 
 def usual_pooling(folder: Path | None) -> str:

@@ -1,7 +1,7 @@
 """Reads files of an untrusted model's folder: regular files of bounded size, and typed, bounded fields of JSON in them.
 
-A name in a model's files must be a plain file name. Links must lead to files in the folder, or, from a snapshot of
-huggingface_hub's cache (`models--*/snapshots/<revision>`), in the `blobs` of that entry."""
+A name in a model's files must be a plain file name. Links must lead to files in the folder. In a snapshot of
+huggingface_hub's cache (`models--*/snapshots/<revision>`), links may lead to that model's `blobs`, too."""
 
 import json
 import os
@@ -93,8 +93,8 @@ def read_json(folder: Path, name: str, limit: int) -> Mapping[str, object]:
 
 
 def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping[str, object]:
-    """Parses one JSON object. Raises UserError that starts with `where`, also for deep nesting; with `unique_keys` also
-    for a key that an object has twice."""
+    """Parses one JSON object. Raises UserError that starts with `where`, also for deep nesting and, with `unique_keys`,
+    for an object with one key twice."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)

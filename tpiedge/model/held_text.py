@@ -17,7 +17,7 @@ class Mismatch(Exception):
 
 
 class TextEnded(Mismatch):
-    """The text ends before it could match."""
+    """The text ends before a match is decided."""
 
 
 class HeldText:
@@ -68,7 +68,7 @@ class HeldText:
         return TextEnded() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
 
     def until(self, mark: str, most: int) -> Waiting[str]:
-        """Consumes the text through the mark; returns the text before it. Raises Mismatch beyond `most` characters."""
+        """Consumes text through the mark; returns the text before it. Raises Mismatch beyond `most` characters."""
         while True:
             at = self.text.find(mark, 0, most + len(mark))
             if at >= 0:
@@ -97,7 +97,7 @@ class JsonScan:
         self._quoted = self._escaped = self._word = False
 
     def feed(self, text: str) -> int:
-        """Counts the characters of the next piece that belong to the value: all, until the value is whole or broken."""
+        """Counts the next piece's characters that belong to the value, up to where the value is whole or broken."""
         for at, mark in enumerate(text):
             if self._word and mark not in _IN_WORD:
                 self._end()

@@ -1,8 +1,8 @@
-"""Pulls a model from the hub. Its client, huggingface_hub, is imported only here, when a pull begins.
+"""Pulls a model from the hub. The hub's client, huggingface_hub, is imported only here, when a pull begins.
 
-The client lists a repository and makes requests by its settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This module writes
-the files, as the client's download deletes the bytes of a failed call and checks no hash. Names, sizes and hashes are
-untrusted.
+The client lists a repository and makes requests by the client's settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This module
+writes the files, because the client's download deletes the bytes of a failed call and checks no hash. Names, sizes and
+hashes are untrusted.
 
 Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
 `NAME.incomplete`; the next transfer asks only for missing bytes.
@@ -54,7 +54,7 @@ class _RemoteFile:
 
 @dataclass(frozen=True)
 class PullReport:
-    """`folder`, named by the model's commit, holds the model; `fetched` bytes came over the network this time."""
+    """`folder`, named by the model's commit, has the model. `fetched`: bytes that came over the network this time."""
 
     folder: Path
     fetched: int
@@ -146,7 +146,7 @@ class _Pull:
         self._progress(self._done, self._total)
 
     def _texts(self) -> list[_RemoteFile]:
-        """Chooses config, tokenizer, chat templates and index. Raises UserError that names missing files."""
+        """Chooses config, tokenizer, chat templates and index. Raises UserError for missing or huge files."""
         repo = self._name.repo
         if "config.json" not in self._files:
             raise UserError(f"{repo} has no config.json: it is not a model in the Hugging Face format")
@@ -203,7 +203,7 @@ class _Pull:
             hub.close_session()
 
     def _complete(self, file: _RemoteFile, partial: Path) -> None:
-        """Fetches the file in several attempts. Raises UserError, HubError; OSError of the disk."""
+        """Fetches the file in several attempts. Raises UserError, HubError, and the disk's OSError."""
         failed = 0
         while True:
             have = _size(partial)
@@ -352,7 +352,7 @@ def _listing(
 
 
 def _hub() -> ModuleType:
-    """Imports the client lazily, as it is large, and silences it before it reads its settings."""
+    """Imports the client, which is large, when needed. Silences the client before it reads its settings."""
     os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_VERBOSITY": "error"})
     import huggingface_hub
     import huggingface_hub.constants

@@ -4,12 +4,12 @@ Laws of transformers:
 
 1. With `added_tokens_decoder` in tokenizer_config.json, special_tokens_map.json and added_tokens.json add nothing.
    Without it, special_tokens_map.json overrules tokenizer_config.json.
-2. Tokens get ids in this order: `added_tokens_decoder`, or added_tokens.json and tokenizer.json, by their numbers;
-   named ones ("eos_token"); other special ones.
+2. Tokens get ids in this order: tokens of `added_tokens_decoder` (or of added_tokens.json and tokenizer.json) by
+   number; then named tokens ("eos_token"); then other special tokens.
 3. A named token is special.
 
-Files omit some tokens that end an answer, so these tokens are found by their texts. A text that people write, like
-</s>, counts only if it is a mark in the vocabulary.
+Files omit some tokens that end an answer, so texts identify these tokens. A text that people write, like </s>, counts
+only if it is a mark in the vocabulary.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class AddedToken(NamedTuple):
 def read_named_tokens(
     folder: Path, own: Mapping[int, AddedToken]
 ) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
-    """Reads the files of `folder`; `own` are the added tokens of tokenizer.json. Returns (merged fields; texts by names
+    """Reads the files of `folder`. `own`: the added tokens of tokenizer.json. Returns (merged fields; texts by names
     like "eos_token"; tokens to add, maybe also some of `own`). Raises UserError."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
@@ -119,7 +119,7 @@ def _legacy(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _tokens(fields: ConfigFields, name: str, value: object, *, special: bool = True) -> Iterator[AddedToken]:
-    """Reads a token given as text or object; yields nothing without a text. `special` overrules the object's flag."""
+    """Reads a token given as text or object; yields nothing without text. `special` overrules the object's flag."""
     flags: dict[str, bool] = {}
     text = value
     if isinstance(value, dict):
@@ -141,7 +141,7 @@ _MARKS: Final = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>",
     "<turn|>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_utterance>",
 )  # fmt: skip
-"""Marks that people do not write, as in llama.cpp."""
+"""Marks that people do not write, taken from llama.cpp."""
 _TAGS: Final = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
 _MESSAGE_FORMATS: Final = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
 """In a vocabulary with all marks of one set, <|end|> ends a message but not the answer."""

@@ -4,7 +4,7 @@
 Laws:
 1. How the text is cut into pieces changes only how the output is cut into parts.
 2. Without calls and reasoning the content is the text. A call without valid JSON, a known tool or an object of
-   arguments is content. A call that breaks off after its beginning ends; the text after it is content.
+   arguments is content. A begun call that breaks off ends there; the text after the call is content.
 3. White space around calls and reasoning is left out.
 4. If an answer was cut or must be calls, text from the opening mark of a call on is not content.
 """
@@ -36,7 +36,7 @@ REASONING_END: Final = f"{_CLOSE_REASONING}\n\n"  # ends the reasoning that a pr
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The form of a model's answers. `several` allows more than one call; with `required` the answer is calls alone."""
+    """The form of a model's answers. `several` allows more than one call; with `required` the answer has only calls."""
 
     calls: CallForm = ""
     tools: tuple[ReadTool, ...] = ()
@@ -79,7 +79,7 @@ class OutputParser(CallReader):
         self._reading = self._answer(form.thinking)
 
     def feed(self, text: str, last: str | None = None) -> list[OutputPart]:
-        """Returns the parts that this piece makes certain. `last` is the finish reason, with the last piece."""
+        """Returns the parts that this piece makes certain. `last`: the finish reason, given with the last piece."""
         self._held.text += text
         next(self._reading, None)
         if last is not None:
@@ -98,7 +98,7 @@ class OutputParser(CallReader):
                 yield part
 
     def ending(self, last: str | None) -> str | None:
-        """Returns the finish reason: "tool_calls" if the answer ends with calls, else `last`."""
+        """Returns the finish reason: "tool_calls" if `last` is "stop" after whole calls, else `last`."""
         return "tool_calls" if last == "stop" and self.calls and not self.broken else last
 
     def _answer(self, thinking: Thinking) -> Waiting[None]:
@@ -151,7 +151,8 @@ class OutputParser(CallReader):
             self._emit_text(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
-        """Reports the text before the next call. Consumes and returns its opener ("": a bare call); None at the end."""
+        """Reports the text before the next call. Consumes and returns that call's opener ("": bare); None at the
+        end."""
         held = self._held
         while True:
             rest = held.text.lstrip(SPACE)
@@ -181,5 +182,5 @@ class OutputParser(CallReader):
 
 
 def _certain(text: str, *marks: str) -> int:
-    """Counts the characters before a possible beginning of a mark, without white space before it."""
+    """Counts the characters before a possible mark, and before white space in front of this mark."""
     return len(text[: len(text) - begun_length(text, *marks)].rstrip(SPACE))

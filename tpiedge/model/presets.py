@@ -105,7 +105,7 @@ _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1,
 
 @dataclass(frozen=True)
 class Alias:
-    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` a preset; `gated` needs a licence accepted."""
+    """`repo` is "org/name", `revision` a branch, tag or commit, `shape` a preset. `gated`: has a licence to accept."""
 
     name: str
     repo: str

@@ -17,7 +17,7 @@ from tpiedge.units import counted
 
 QUANTISATION_KEY = "quantization_config"
 OLD_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Name -> method of the files that describe the quantisation if config.json does not."""
+"""File -> method. These files describe the quantisation if config.json does not."""
 
 _OLD_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 
@@ -27,8 +27,8 @@ _WITHOUT_GROUPS = -1
 
 @dataclass(frozen=True)
 class Quantisation:
-    """`group` inputs share a scale (None: all inputs). `zero_offset` is added to each stored zero point; if
-    `symmetric`, all zero points are 8. With `act_order` each input names its group."""
+    """`group` inputs share a scale (None: all inputs do). `zero_offset` is added to each stored zero point. If
+    `symmetric`, all zero points are 8. With `act_order`, each input names its group."""
 
     method: str  # "gptq" or "awq"
     group: int | None
@@ -38,7 +38,7 @@ class Quantisation:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the inputs of a group need not be neighbours."""
+        """Whether the inputs of a group may lie apart."""
         return self.act_order and self.group is not None
 
     @property
@@ -48,7 +48,7 @@ class Quantisation:
 
     @staticmethod
     def of(config: ConfigFields, old: tuple[Path, bytes] | None = None) -> "Quantisation | None":
-        """Reads the object in config.json, or else the `old` file (path, content); None for plain weights.
+        """Reads the object in config.json, or else the `old` file (path, content). Returns None for plain weights.
         Raises UserError for other methods."""
         if old and QUANTISATION_KEY not in config.values:
             path, data = old
@@ -88,7 +88,7 @@ _SCALE_DTYPES = ("F16", "BF16", "F32")
 def joined_tensors(
     tensors: Mapping[str, SourceTensor], quantisation: Quantisation
 ) -> dict[str, StoredTensor]:
-    """Replaces the parts of each NAME by NAME.weight. Raises UserError for parts that do not fit."""
+    """Replaces the parts of each NAME by NAME.weight. Raises UserError for parts that do not fit together."""
     joined: dict[str, StoredTensor] = {}
     parts: set[str] = set()
     for name in tensors:
@@ -106,8 +106,8 @@ def rounded_matrices(
     quality: Quality | None,
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
-    """Yields a line about each kind of GGUF, GPTQ or AWQ matrices that the pack rounds, by its `quality` (None: by GGUF
-    types)."""
+    """Yields a line about each kind of GGUF, GPTQ or AWQ matrices that the pack rounds. `quality` tells which matrices
+    are rounded; if None, GGUF types do."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()
     for key, blob in spec.blobs.items():

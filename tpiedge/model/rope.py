@@ -1,8 +1,8 @@
 """Rotary position embedding: the inverse frequencies of every scaling that Llama-like models use.
 
-They equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers in f64, all else in f32 in the
-same order. One rounding of a frequency turns the angle at position 100,000 by 0.01. `decimal` rounds logarithms and
-exponentials correctly, so all machines get the same bits, unlike with libm and numpy.
+The frequencies equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers are in f64, other
+numbers in f32 in the same order. One rounding of a frequency turns the angle at position 100,000 by 0.01. `decimal`
+rounds logarithms and exponentials correctly, so all machines get the same bits, unlike with libm and numpy.
 """
 
 import functools
@@ -32,7 +32,7 @@ _DIGITS: Final = Context(28, ROUND_HALF_EVEN, Emin=-999_999, Emax=999_999, traps
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`max_positions` is the model's context length, `original_positions` that of pretraining (yarn, llama3)."""
+    """`max_positions` is the context length, `original_positions` the context length of pretraining (yarn, llama3)."""
 
     kind: RopeKind
     theta: Annotated[float, Meta(ge=1.0001, le=1e12)]

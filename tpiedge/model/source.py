@@ -6,7 +6,7 @@ Pulled models have the layout of huggingface_hub's cache, so that either program
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
     models--ORG--NAME/refs/<revision>            the commit of a branch or tag at the last pull
 
-A snapshot appears under its commit's name when it is complete; its ref is written afterwards.
+A snapshot appears under its commit's name when complete; the ref is written afterwards.
 """
 
 import os

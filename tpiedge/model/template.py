@@ -33,7 +33,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes: arguments as JSON text or object; contents beside calls, best first."""
+    """The forms that a template takes. `text_arguments`: arguments are JSON text, not objects. `contents`: contents
+    beside calls, best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
@@ -44,8 +45,8 @@ _BEST: Final = 3
 
 
 def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
-    """Finds the habits: arguments are an object, unless a text is shown better. A form of empty content is taken if
-    the template renders it, shows the call, and prints no "None"."""
+    """Finds a template's habits. Arguments are an object, unless the template shows a text better. Empty contents are
+    taken if the template then shows the call and prints no further "None"."""
 
     def tried(content: str | None, arguments: object) -> str | None:
         call = {"id": _ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
@@ -84,7 +85,7 @@ def _quality(text: str | None) -> int:
 
 
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
-"""The folder of other templates, NAME.jinja, beside `chat_template.jinja`."""
+"""The folder with further templates, NAME.jinja, beside `chat_template.jinja`."""
 
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_TEMPLATES = 64

@@ -5,8 +5,8 @@ untrusted. Jinja's immutable sandbox hides Python's objects; limits bound memory
 standard input. The process imports nothing of tpiedge, to start fast, and ends with the socket.
 
 A frame is its body's length (u32), a letter, a number (u16: a job's limit in CPU seconds) and the body. Jobs: `O` opens
-a tokenizer.json; with JSON as body, `L` limits memory, `R` renders, `A` adds tokens, `E` encodes, `C` counts. Answers:
-`j` JSON, `e` an error, `l` the limit that was met.
+a tokenizer.json. Other jobs have JSON as body: `L` limits memory, `R` renders, `A` adds tokens, `E` encodes, `C`
+counts. Answers: `j` JSON, `e` an error, `l` the limit met.
 """
 
 import base64
@@ -103,7 +103,7 @@ class _TooLong(Exception):
 
 
 def limit_memory(nbytes: int) -> None:
-    """Limits this process for good. macOS has no limit of memory; only the parent's deadline helps there."""
+    """Limits this process's memory for good. On macOS, which has no such limit, only the parent's deadline helps."""
     import resource
 
     for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
@@ -127,8 +127,6 @@ def own_memory() -> int:
 
 
 class LoadedTokenizer:
-    """A `tokenizers.Tokenizer` and its jobs."""
-
     def __init__(self) -> None:
         self._backend: Any = None
 
@@ -179,7 +177,7 @@ class LoadedTokenizer:
         }
 
     def _encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
-        """Returns the ids, or a lower bound of their number if the bound exceeds `most` (0: no limit)."""
+        """Returns the ids; if a lower bound of their number exceeds `most` (0: no limit), returns this bound."""
         if most and len(text) > most // 4:  # a shorter text rarely has more tokens
             count = 0
             for start in range(0, len(text), _PIECE):
@@ -253,7 +251,8 @@ class LoadedTokenizer:
 
 
 def _spelled_bytes(token: str) -> bytes | None:
-    """Returns the bytes that a token spells: SentencePiece's "<0xE4>", or a character per byte."""
+    """Returns the bytes that a token spells: SentencePiece's "<0xE4>", or a character per byte. None for other
+    tokens."""
     fallback = _FALLBACK.fullmatch(token)
     if fallback is not None:
         return bytes([int(fallback[1], 16)])
@@ -265,7 +264,7 @@ def _spelled_bytes(token: str) -> bytes | None:
 
 @cache
 def _byte_level() -> Mapping[str, int]:
-    """Returns GPT-2's alphabet: printable Latin-1 bytes are themselves, other bytes follow from U+0100 on."""
+    """Returns GPT-2's alphabet: printable Latin-1 bytes stand for themselves, U+0100 and so on for other bytes."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

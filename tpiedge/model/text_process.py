@@ -27,13 +27,13 @@ _CHILD: Final = Path(__file__).parent / "text_child.py"
 _ENDING_S: Final = 10.0
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 _PACKAGES: Final = ("tokenizers", "jinja2", "markupsafe")
-#: CPU seconds of a job: limit memory, open a tokenizer, add tokens, encode, count, render.
+#: Job -> CPU seconds. The jobs: limit memory, open a tokenizer, add tokens, encode, count, render.
 _CPU_S: Final = {b"L": 1, b"O": 60, b"A": 60, b"E": 20, b"C": 20, b"R": 2}
 _REPEATED: Final = (b"O", b"A")
 
 
 class JobFailed(ValueError):
-    """The error of a job, or the limit that it met (`limited`)."""
+    """A job failed, or met a limit (`limited`)."""
 
     def __init__(self, text: str, *, limited: bool) -> None:
         super().__init__(text)
@@ -42,7 +42,7 @@ class JobFailed(ValueError):
 
 class TextProcess:
     """Does one job of `text_child.py` at a time, in a process that the first job starts. Thread-safe. `what` names the
-    model's part in errors; the process may take `memory` bytes. A new process repeats the jobs O and A."""
+    model's part in errors. `memory`: the bytes that the process may take. A new process repeats the jobs O and A."""
 
     def __init__(self, what: str, memory: int, wall_s: float) -> None:
         self._setup = [(b"L", str(memory).encode())]
@@ -131,7 +131,7 @@ def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
 def start_linked(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Starts a Python process. Returns it and the socket at the other end of its standard input. Raises ChildLost."""
+    """Starts a Python process. Returns (process, socket at the other end of its standard input). Raises ChildLost."""
     try:
         ours, theirs = socket.socketpair()
         with ExitStack() as unless_started, theirs:

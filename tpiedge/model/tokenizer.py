@@ -37,7 +37,7 @@ class TooManyTokens(Exception):
 
 
 class Tokenizer:
-    """`special_tokens` maps "bos_token", ... to texts, `vocabulary` the text of every token to its id."""
+    """`special_tokens`: names like "bos_token" -> texts. `vocabulary`: the text of every token -> its id."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Tokenizer:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Ids of the tokens that end an answer: EOS, then others, found by their texts."""
+        """Ids of the tokens that end an answer: EOS first, then tokens found by their texts."""
         own = () if self.eos_id is None else (self.eos_id,)
         return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, self._added))))
 
@@ -135,7 +135,7 @@ class Tokenizer:
         return self._heads.get(token_id, self.token_bytes(token_id) or b"")
 
     def all_bytes(self) -> list[bytes]:
-        """Returns `token_bytes` of every id, b"" for an id without a token; special tokens as they are written."""
+        """Returns `token_bytes` of every id, b"" for an id without a token. Special tokens are as written."""
         found = [part or b"" for part in self._parts]
         for number, text in self._added.items():
             found[number] = text.encode()
@@ -143,7 +143,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Decodes one growing sequence of ids. Special tokens appear only if `shown`.
+    """Decodes one growing sequence of ids. Special tokens appear only if in `shown`.
 
     1. The joined pieces are the library's decoding of all ids at once; bytes that are no UTF-8 become U+FFFD.
     2. A piece never ends within a character, and only an unfinished character is held back.
@@ -152,7 +152,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, shown: frozenset[int] = frozenset(), after: Sequence[int] = ()
     ) -> None:
-        """`shown` are special tokens to write, `after` preceding ids."""
+        """`shown`: special tokens to write. `after`: ids that precede the sequence."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -231,8 +231,8 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 
 class TextWriter:
-    """Writes an answer's text up to the first stop string, without half characters and parts of a stop string; no text
-    without a tokenizer. The stop string that ends first counts; of several, the longest."""
+    """Writes an answer's text up to the first stop string, without half characters and parts of a stop string; writes
+    nothing without a tokenizer. Of the stop strings that end first, the longest counts."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class TextWriter:
         after: Sequence[int] = (),
         marks: Sequence[str] = (),
     ) -> None:
-        """`after` are tokens before the text, `marks` special tokens to show. Raises UserError for an empty stop."""
+        """`after`: tokens before the text. `marks`: special tokens to show. Raises UserError for an empty stop."""
         if not all(stops):
             raise UserError("a stop string is empty; leave it out")
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()

@@ -16,7 +16,7 @@ def usual_compute(stored: Precision) -> Compute:
 
 
 def check_compute(stored: Precision, compute: Compute) -> None:
-    """Raises UserError, in words of the flags, unless layers in `stored` can be computed in `compute`."""
+    """Raises UserError, which names the flags, unless layers in `stored` can be computed in `compute`."""
     if stored.quantised and compute != "int8":
         raise UserError(
             f"--compute {compute} does not go with weights in {stored.value}, which are computed with in int8: "
@@ -42,7 +42,7 @@ def check_native(stored: Precision, kv: KVPrecision) -> None:
 
 
 def check_head_width(kv: KVPrecision, head_dim: int) -> None:
-    """Raises UserError if `kv` cannot keep heads of that width."""
+    """Raises UserError if `kv` cannot keep heads of width `head_dim`."""
     if kv not in _NUMBERS and head_dim > MAX_HEAD_WIDTH:
         raise UserError(
             f"keys and values of heads of {head_dim} columns, more than {MAX_HEAD_WIDTH}, cannot be kept in {kv}: "

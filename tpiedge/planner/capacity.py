@@ -1,7 +1,7 @@
 """Decides which machines take part, with which share, and why.
 
 A machine on a slow link, or with an empty share, can cost more time than it saves (`prediction`). Latency depends only
-on the slowest link, so the first candidates are the sets of machines up to each round trip."""
+on the slowest link, so the first candidates are, for each number of workers, those with the shortest round trips."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class SpareReason:
 
 @dataclass(frozen=True)
 class Allocation:
-    """`members[rank]` is a machine, `reasons[rank]` why it has a part, `spare[index]` why a machine has none."""
+    """`members[rank]` is a machine's index, `reasons[rank]` why it has a part, `spare[index]` why others have none."""
 
     members: tuple[int, ...]
     plan: Plan
@@ -48,7 +48,8 @@ def allocate(
     weights: Sequence[ShareWeight] | None = None,
     min_workers: int = 0,
 ) -> Allocation | Infeasible:
-    """Finds the fastest set of at least `min_workers` that holds the model, or takes that of `weights` (--shares)."""
+    """Finds the fastest set that holds the model, with at least `min_workers`. With `weights` (--shares), takes the
+    machines that have weights."""
     missing = min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(f"{counted(missing, 'more worker')} needed (--min-workers {min_workers})")
@@ -98,8 +99,8 @@ class _Candidates:
     min_workers: int
 
     def best_set(self, able: Sequence[int]) -> _Option | None:
-        """Finds the fastest set; None if no set holds the model. Tries all sets of few machines; of many machines the
-        sets up to each round trip, then changes the best set by one machine at a time."""
+        """Finds the fastest set; None if no set holds the model. Tries all sets if machines are few; else tries, for
+        each count, workers with the shortest round trips, then changes the best set by one machine at a time."""
         least = self.min_workers
         if len(able) <= _FEW:
             workers = able[1:]
@@ -122,8 +123,8 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """Returns the fastest of `best` and the plans for `sets`, without idle members; None if there is no plan. Plans
-        only the `tries` most promising sets in whole units."""
+        """Plans the `tries` most promising of `sets` in whole units, without idle members. Returns the fastest plan,
+        which may be `best`; None if there is no plan."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -151,7 +152,7 @@ class _Candidates:
         return members, plan
 
     def why_in(self, members: Sequence[int], rank: int, plan: Plan, total: int, *, assumed: bool) -> str:
-        """Explains a member's part of `total` bytes. `assumed` says that its speed was not measured."""
+        """Explains a member's part of `total` bytes. `assumed`: the machine's speed was not measured."""
         node, limit, need = self.machines[members[rank]], "", plan.needs[rank]
         guess = " (assumed, not measured)" if assumed else ""
         by_speed = node.speed / sum(self.machines[member].speed for member in members)
@@ -169,7 +170,7 @@ class _Candidates:
         return f"{format_bytes(node.speed)}/s of weights{guess}; computes {fraction:.0%} of the layers{limit}"
 
     def why_out(self, index: int, seconds: tuple[float, float], workers: int) -> SpareReason:
-        """Explains why a machine has no part. `seconds` per token are (least with it, without it)."""
+        """Explains why a machine has no part. `seconds` per token: (a lower bound with the machine, without it)."""
         model, machine = self.model, self.machines[index]
         small = too_small(model, machine)
         if small is not None:
@@ -194,7 +195,8 @@ def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[Mach
 
 
 def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
-    """Says that a machine saves no time. `with_s` and `without_s` are per token; --min-workers `workers` adds it."""
+    """Says that a machine saves no time. `with_s` and `without_s` are per token; `workers`: the --min-workers that
+    would take the machine in."""
     return SpareReason(
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
@@ -211,7 +213,7 @@ def drained(name: str) -> SpareReason:
 
 
 def without_native(model: ModelFacts, isa: str) -> SpareReason | None:
-    """Refuses a worker with `isa` if the model needs native kernels and `isa` means none."""
+    """Refuses a worker without native kernels (`isa` is NO_ISA) if the model needs these."""
     if not model.needs_native or isa != NO_ISA:
         return None
     return SpareReason(

@@ -1,6 +1,6 @@
-"""Divides every layer among nodes, in real numbers, so that the slowest node is fastest. With a fraction f of W bytes a
-node computes for f W / speed seconds. Meanwhile it reads weights that do not fit in memory for (f W - pinned) / disk
-rate seconds (TPI-LLM, section 3.3)."""
+"""Divides every layer among nodes, in real numbers, so that the slowest node takes the least time. A node with a
+fraction f of W bytes computes for f W / speed seconds. Meanwhile it reads, for (f W - pinned) / disk rate seconds, the
+weights that do not fit in memory (TPI-LLM, section 3.3)."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A node's largest part of every layer, the part in memory, and rates of computing and reading."""
+    """A node's parts of every layer: `limit` at most, `pinned` in memory; parts computed and read per second."""
 
     limit: float
     pinned: float
@@ -45,7 +45,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """The seconds that a sweep takes without layers: rank 0 may have to read the LM head."""
+        """The seconds that a sweep takes without layers, because rank 0 may have to read the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
@@ -84,7 +84,8 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Returns (fractions of 1 with which the slowest node is fastest, a lower bound of its time); None without room."""
+    """Returns (fractions of 1 with which the slowest node takes the least time, a lower bound of that time); None
+    without room."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -94,7 +95,7 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """Returns the time in which the nodes take everything. Their sum is linear between turns."""
+    """Returns the time in which the nodes take everything. The sum of their parts is linear between turns."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
@@ -111,7 +112,6 @@ def _seconds_for_all(bounds: Sequence[Bound]) -> float:
 
 
 def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound]) -> Infeasible:
-    """Explains why nodes with these `bounds` cannot hold the model."""
     limits = [bound.limit for bound in bounds]
     weights, kv_cache = whole_bytes(model)
     for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):

@@ -1,5 +1,5 @@
-"""Plans moves of KV heads when a plan replaces another. A machine keeps heads that its old and its new node have. Rank
-0 gathers other heads from the lowest old ranks, and scatters them to nodes that lack them. Pure."""
+"""Plans moves of KV heads when a plan replaces another. A machine keeps heads that both its old and its new node have.
+Rank 0 gathers other heads from the lowest old ranks, and scatters these to nodes that lack them. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _LINK_BYTES_PER_S: Final = 1e6  # of a link that was not measured
 
 @dataclass(frozen=True)
 class KVHolder:
-    """A node's machine ("": the master's, with rank 0) and KV heads."""
+    """A node's KV heads and machine ("": the master's, which has rank 0)."""
 
     machine: str
     heads: Share
@@ -22,8 +22,8 @@ class KVHolder:
 
 @dataclass(frozen=True)
 class KVMoves:
-    """The moves of KV heads: `kept` on their machine, by old rank; `stored` by old rank 0, as new nodes elsewhere lack
-    them; `gathered` by rank 0, (old rank, head); `scattered` by rank 0, (new rank, head)."""
+    """The moves of KV heads: `kept` on their machine, by old rank; `stored` by old rank 0, because new nodes on other
+    machines lack them; `gathered` by rank 0, (old rank, head); `scattered` by rank 0, (new rank, head)."""
 
     kept: tuple[Share, ...]
     stored: tuple[int, ...]
@@ -58,7 +58,7 @@ def plan_moves(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> KVMoves:
 
 
 def transfer_s(moves: KVMoves, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
-    """Predicts the seconds of a transfer, one link after another. `head_bytes` are a head's in all layers and pages."""
+    """Predicts the seconds of a transfer, link after link. `head_bytes`: one head's bytes in all layers and pages."""
     senders, receivers = [old[rank] for rank, _ in moves.gathered], [new[rank] for rank, _ in moves.scattered]
     rates = [one.link_bytes_per_s or _LINK_BYTES_PER_S for one in (*senders, *receivers)]
     travels = sum(head_bytes / rate for rate in rates)

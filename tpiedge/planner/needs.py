@@ -33,7 +33,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts as stored, of one layer unless named otherwise; of units, for each matrix."""
+    """Bytes of a model's parts as stored: of one layer unless named otherwise; for units, of each matrix."""
 
     shape: LayerShape
     num_layers: int
@@ -163,7 +163,7 @@ def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tu
 
 
 def node_need(model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts) -> NodeNeed | Infeasible:
-    """Returns the need with all weights in memory or, if the node streams, as many weights as fit."""
+    """Returns the need with all weights in memory or, if the node streams, with as many weights as fit."""
     whole = whole_need(model, rank, share, node)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(

@@ -1,14 +1,14 @@
 """Predicts all-reduces and chooses the fastest collective (TPI-LLM, section 3.2 and appendix A.1).
 
-A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer (at
-the slowest of its link and the ports at both ends, shared by the phase's messages), encryption and copies. With equal
-links of latency t and rate r, N nodes and B bytes:
+A node ends a phase once it has received everything and its messages have left. A message costs latency, transfer,
+encryption and copies. The slowest of link and ports (at both ends, shared by a phase's messages) limits transfer. With
+equal links of latency t and rate r, N nodes and B bytes:
 
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
     two-shot  2 t        + 2 (N-1)/N B / r           slices to nodes, which send sums to all
 
-All add in rank order, so `choose` never changes a bit.
+All three add in rank order, so `choose` never changes a bit.
 """
 
 from collections import defaultdict
@@ -75,8 +75,8 @@ class PairFacts:
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """Derives a link from an empty echo's round trip and the rate of a full echo's extra bytes. Omits processing,
-        as predictions add it. The rate is unlimited if processing takes most of the time."""
+        """Derives a link from an empty echo's round trip and the rate of a full echo's extra bytes. Subtracts
+        processing, because predictions add it. The rate is unlimited if processing takes most of the time."""
         latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
         byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > _COSTS.byte_s else None)
@@ -84,9 +84,9 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The nodes by rank. `links` has pairs of ranks, in one order or both; a missing pair cannot reach each other; rank
-    0 needs all its pairs. `hosts` has each rank's machine; ranks of a machine share its `cores` (default 1) and port.
-    `round_trips_s` has echoes by pair (lower rank first), only for people."""
+    """The nodes by rank. `links` has pairs of ranks, in one order or both; ranks whose pair is missing cannot reach
+    each other. Rank 0 needs links to all ranks. `hosts` has each rank's machine; ranks on one machine share its `cores`
+    (default 1) and port. `round_trips_s`, by pair (lower rank first), is only shown to people."""
 
     links: Mapping[tuple[int, int], PairFacts]
     hosts: tuple[Host, ...]
@@ -121,15 +121,13 @@ class NetworkFacts:
 
 @dataclass(frozen=True, slots=True)
 class ChosenCollective:
-    """`why` is a sentence for people."""
-
     collective: CollectiveName
     why: str
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
-    """Chooses the fastest collective for `nbytes` per node as they travel (bf16 halves them). Two nodes always exchange
-    their parts, with one latency and the fewest bytes and messages."""
+    """Chooses the fastest collective. `nbytes`: bytes per node as they travel (bf16 halves them). Two nodes always
+    exchange their parts: that takes one latency and the fewest bytes and messages."""
     known = {name: predict(name, nbytes, facts) for name in _CHOICES}
     seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]

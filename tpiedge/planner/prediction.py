@@ -1,6 +1,6 @@
 """Predicts a decode step on given machines: every node's weights and two all-reduces per layer. Three and more nodes
-all-reduce through rank 0: this takes the slowest link's round trip, and a row per worker each way. Two nodes exchange
-rows in half a round trip."""
+all-reduce through rank 0: this takes the slowest link's round trip, and the time of a row per worker each way. Two
+nodes exchange rows in half a round trip."""
 
 import re
 import statistics
@@ -16,8 +16,8 @@ _USUAL_DISK = 2e8  # bytes per second of a disk that was not measured
 
 @dataclass(frozen=True)
 class MachineFacts(NodeFacts):
-    """A machine that offers itself; the first of several must be the master's. Speeds are in bytes per second (0: not
-    measured). `free_disk_bytes` includes the model's shards already there. `round_trip_s` and `link_bytes_per_s` (None:
+    """A machine that offers itself; in a list, the master's must be first. Speeds are in bytes per second (0: not
+    measured). `free_disk_bytes` includes the model's shards on the disk. `round_trip_s` and `link_bytes_per_s` (None:
     no limit) describe the link to the master."""
 
     disk_bytes_per_s: float | None = 0.0
@@ -29,7 +29,7 @@ class MachineFacts(NodeFacts):
 def predict(
     model: ModelFacts, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Plan | Infeasible:
-    """Makes a plan for all these `measured` machines, by speed or `weights`. Times are of a step with one token."""
+    """Makes a plan for `machines` (from `measured`), by `weights` or else by speed. Times are of a one-token step."""
     plan = solve(model, machines) if weights is None else evaluate(model, machines, weights)
     if isinstance(plan, Infeasible):
         names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)
@@ -48,7 +48,7 @@ def without_idle(
 def least_step_s(
     model: ModelFacts, machines: Sequence[MachineFacts], bounds: Sequence[Bound]
 ) -> float | None:
-    """Returns a lower bound of every prediction with shares by speed; None if the machines cannot hold the model."""
+    """Returns a lower bound of all step times with shares by speed; None if the machines cannot hold the model."""
     found = fractions(bounds)
     if found is None:
         return None

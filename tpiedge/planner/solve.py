@@ -1,8 +1,9 @@
 """Cuts a model into shares by the nodes' capacities. Pure.
 
-Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, as all-reduces end blocks and rank 0
-computes the LM head alone; so the head does not move the split. Memory holds weights, KV cache and a fixed part, on
-rank 0 also the head. The split is by speed while parts fit; else full nodes stream, or pass weights on (`fractions`).
+Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, because all-reduces end blocks and
+rank 0 computes the LM head alone; so the head does not move the split. Memory holds weights, KV cache and a fixed part,
+on rank 0 also the head. The split is by speed while parts fit; a node that is full streams, or leaves weights to others
+(`fractions`).
 
 Attention and FFN are cut independently (TPI-LLM, section 3.1): attention at KV heads, or at query heads with replicated
 KV heads if more nodes take part."""
@@ -77,7 +78,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Apportions `units`; of `count` a node takes only `most(index, count)`. Returns None if units are left."""
+    """Divides `units` like `apportion`, but of `count` a node takes `most(index, count)`. None if units are left."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -100,7 +101,8 @@ def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeSh
 
 
 def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
-    """Returns the query heads between places where attention may be cut: a KV head's, or 1 if KV heads are too few."""
+    """Returns how many query heads lie between places where attention may be cut: those of a KV head, or 1 if KV heads
+    are too few."""
     takers = sum(weight > 0 for weight in weights)
     return 1 if takers > shape.kv_heads else shape.group_size
 
@@ -160,7 +162,7 @@ def _check(model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShar
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
-    """Finds the shares with which the slowest node is fastest, within all memories and disks; or why none fit."""
+    """Finds shares with which the slowest node takes the least time, within all memories and disks; or why none fit."""
     bounds = [node_bound(model, rank, node) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
@@ -180,7 +182,7 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
-    """Returns the fastest plan; among equal ones the first, which needs no disk."""
+    """Returns the fastest plan; of equally fast plans the first, which needs no disk."""
     found = [plan for plan in plans if isinstance(plan, Plan)]
     return min(found, key=lambda plan: plan.layers_s, default=None)
 
@@ -188,8 +190,8 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
 def _of_fractions(
     model: ModelFacts, nodes: Sequence[NodeFacts], parts: Sequence[float], seconds: float
 ) -> list[Plan | Infeasible]:
-    """Makes plans of whole units; the last plan rounds the fractions. One head too many may make a node read too much,
-    so another plan fits units to a time hardly longer than `seconds`."""
+    """Makes plans of whole units; the last plan rounds the fractions `parts`. One head too many may make a node read
+    too much, so another plan may fit units into a time hardly longer than `seconds`."""
     rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts])
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
@@ -221,8 +223,8 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts]) -> _SecondsOf:
 def _fit_whole_units(
     shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
-    """Fits attention, then the FFN, into every node's room and time, both by `parts`. Replicated KV heads take room
-    twice, so maybe only the largest nodes get attention."""
+    """Fits attention, then the FFN, into every node's room and time, both in proportion to `parts`. Replicated KV heads
+    take room twice, so maybe only the largest nodes get attention."""
 
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s

@@ -26,7 +26,7 @@ _Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Joined:
-    """Counts of events. `missing`: ranks without a part."""
+    """Counts of events. `missing`: ranks that wrote no part."""
 
     events: int
     dropped: int
@@ -77,7 +77,7 @@ class Collection:
 
 
 def writable(path: Path) -> Path:
-    """Returns the file that `path` leads to, which may be missing. Raises UserError if it cannot be replaced."""
+    """Returns the file that `path` leads to, which may be missing. Raises UserError if that file cannot be replaced."""
     found = Path(os.path.realpath(path))
     try:
         there = found.exists()
@@ -124,7 +124,7 @@ def _records(part: TracePart, origin_s: float) -> Iterator[_Record]:
 
 
 def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
-    """Cuts waits out of computations: the head waits for its tiles within its computation."""
+    """Cuts waits out of computations, because the head's computation includes waits for its tiles."""
     waits = union(event.span for event in events if event.lane == "wait")
     for event in events:
         if event.lane != "compute":
@@ -149,7 +149,7 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
 
 
 def rows(intervals: Iterable[Interval]) -> Iterator[int]:
-    """Yields for each of `intervals`, sorted by start, the first row that is free at its start."""
+    """Yields for each interval (sorted by start) the first row that is free when the interval starts."""
     busy_until: list[float] = []
     for start, end in intervals:
         row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))

@@ -1,4 +1,5 @@
-"""Records events of a node in memory of a fixed size, and writes them to a file at its end; computes with intervals.
+"""Records events of a node in memory of a fixed size, and writes them to a file when the node ends. Computes with
+intervals.
 
 Threads take places from one counter, without a lock. Events beyond the last place are counted.
 """
@@ -16,7 +17,8 @@ from typing import Protocol, TypeAlias
 
 Interval: TypeAlias = tuple[float, float]  # (start, end)
 
-#: The first three as in figure 4 of TPI-LLM; "wait": for weights; "travel": an all-reduce beside other work.
+#: The first three lanes are those of figure 4 of TPI-LLM. "wait": the node waits for weights. "travel": an all-reduce
+#: is on its way while the node may do other work.
 LANES = ("compute", "reduce", "load", "wait", "travel")
 COMPUTE, REDUCE, LOAD, WAIT, TRAVEL = range(len(LANES))
 
@@ -61,7 +63,7 @@ class EventSink(Protocol):
 
 
 class Tracer:
-    """Has room for `limit` events. Any thread may `add` and look up a `name`; only one may make names."""
+    """Has room for `limit` events. Any thread may `add` and look up a `name`; only one thread may make names."""
 
     def __init__(self, limit: int = 1 << 18) -> None:
         self._limit = limit

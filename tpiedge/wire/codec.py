@@ -4,9 +4,10 @@
     messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
 
 The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. No tag
-is used twice; a change of any message's fields raises PROTOCOL.
+is used twice; who changes any message's fields increments PROTOCOL.
 
-Anything but one valid message raises ProtocolError, sent or received, and takes at most a few times its bytes.
+Whether sent or received, anything but one valid message raises ProtocolError. Handling it takes memory of at most a few
+times its size.
 """
 
 import struct
@@ -84,7 +85,7 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER) -> Message:
-    """Returns the message in `data`. Raises ProtocolError for anything else."""
+    """Returns the message in `data`. Raises ProtocolError if `data` is anything else."""
     if len(data) > limit:
         raise ProtocolError(f"a message of {len(data)} bytes; at most {limit} are allowed")
     at = 3 if data[:1] == b"\xdc" else 1
@@ -111,7 +112,6 @@ def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER
 
 
 def tensor_of(message: Message) -> TensorHeader | None:
-    """Returns the header of the tensor that travels with `message`."""
     header: TensorHeader | None = getattr(message, "tensor", None)
     return header
 

@@ -15,12 +15,12 @@ SPECULATE_AUTO: Final = 255
 
 
 class Hello(f.NodeMessage, frozen=True, tag=32):
-    """Node to master: its first message."""
+    """Node to master: the node's first message."""
 
 
 class KVSnapshot(f.Wire, frozen=True):
-    """KV pages saved by the nodes of `epoch`. A node finds its KV heads on its machine, but rank 0 sends the heads
-    `scattered` (rank, head). `private`: the pages must not enter the prefix cache."""
+    """KV pages saved by the nodes of `epoch`. A node finds its KV heads on its machine, except those that rank 0 sends:
+    `scattered`, (rank, head). `private`: the pages must not enter the prefix cache."""
 
     epoch: f.U32
     pages: f.U32
@@ -29,7 +29,7 @@ class KVSnapshot(f.Wire, frozen=True):
 
 
 class Assign(f.NodeMessage, frozen=True, tag=33):
-    """Master to node: its part of the plan, among the ranks `nodes`.
+    """Master to node: the node's part of the plan, among the ranks `nodes`.
 
     `peer_keys`: public keys of all data endpoints. Unless `collective` is "star", every node but the last listens for
     higher ranks and connects to the lower ranks that Connect names. Partials travel as `wire`; keys and values are kept
@@ -59,7 +59,7 @@ class Assign(f.NodeMessage, frozen=True, tag=33):
 
 
 class Listening(f.NodeMessage, frozen=True, tag=34):
-    """Node to master: the address of its data endpoint."""
+    """Node to master: the address of the node's data endpoint."""
 
     endpoint: f.Name
 
@@ -79,15 +79,13 @@ class Loading(f.NodeMessage, frozen=True, tag=35):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLink:
-    """A measured link between two workers' nodes."""
-
     low: f.Rank
     high: f.Rank
     round_trip_s: f.Seconds
 
 
 class Ready(f.NodeMessage, frozen=True, tag=36):
-    """Node to master: it can take steps. Rank 0 adds its collectives, links, and `why` for a surprising choice."""
+    """Node to master: the node can take steps. Rank 0 adds collectives, links, and `why` for a surprising choice."""
 
     weight_bytes: f.U64
     collective: f.Name = ""
@@ -97,7 +95,7 @@ class Ready(f.NodeMessage, frozen=True, tag=36):
 
 
 class Heartbeat(f.NodeMessage, frozen=True, tag=37):
-    """Node to master, regularly: its engine's progress. Rank 0 adds how much of each prompt is computed."""
+    """Node to master, regularly: the engine's progress. Rank 0 adds how much of each prompt is computed."""
 
     step: f.U64
     block: f.U32
@@ -134,8 +132,8 @@ class Generate(f.EpochMessage, frozen=True, tag=40):
 
 
 class Compile(f.EpochMessage, frozen=True, tag=56):
-    """Master to rank 0: compile the grammar of a request that Generate will bring. The answer is Compiled or Failed;
-    after Cancel, Finished. Requests of one non-empty `group` share a grammar while any lasts."""
+    """Master to rank 0: compile the grammar of a request that Generate will bring. The answer is Compiled or Failed or,
+    after Cancel, Finished. Requests of one non-empty `group` share a grammar while any request lasts."""
 
     request: GenerationRequest
     group: f.Name
@@ -149,8 +147,8 @@ class Compiled(f.EpochMessage, frozen=True, tag=57):
 
 
 class Halt(f.EpochMessage, frozen=True, tag=51):
-    """Master to rank 0: take no more steps. Save the running requests' KV cache for the epoch `following`: ranks save
-    their KV heads `kept`, rank 0 also its `stored` and others' `gathered` (rank, head). The answer is Halted."""
+    """Master to rank 0: take no more steps, and save the running requests' KV cache for the epoch `following`. Ranks
+    save their KV heads `kept`; rank 0 also its `stored`, and `gathered` (rank, head) of others. The answer: Halted."""
 
     following: f.U32
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
@@ -159,7 +157,7 @@ class Halt(f.EpochMessage, frozen=True, tag=51):
 
 
 class Halted(f.NodeMessage, frozen=True, tag=52):
-    """Rank 0 to master: no more tokens are drawn; `pages` are saved for the epoch `following` (0: see `why`)."""
+    """Rank 0 to master: no more tokens are drawn; `pages` pages are saved for the epoch `following` (0: see `why`)."""
 
     following: f.U32
     pages: f.U32
@@ -171,7 +169,7 @@ class Resume(f.EpochMessage, frozen=True, tag=53):
 
 
 class Token(f.EpochMessage, frozen=True, tag=41):
-    """Rank 0 to master: the `index`-th token of the answer and the likeliest (id, log probability)."""
+    """Rank 0 to master: the answer's `index`-th token; `logprobs`: (id, log probability) of the likeliest tokens."""
 
     request: f.Name
     index: f.U32
@@ -206,7 +204,7 @@ AnswerPart = Token | PromptScores | Embedding
 
 
 class Finished(f.EpochMessage, frozen=True, tag=42):
-    """Rank 0 to master: the answer of `tokens` tokens is complete, by `steps` sweeps. The first `cached_tokens`
+    """Rank 0 to master: the answer of `tokens` tokens is complete, after `steps` sweeps. The first `cached_tokens`
     positions of the prompt came from earlier requests. `processor_s`: CPU time for the grammar since Compiled."""
 
     request: f.Name
@@ -228,7 +226,7 @@ class Failed(f.NodeMessage, frozen=True, tag=43):
 
 
 class Breach(f.NodeMessage, frozen=True, tag=49):
-    """Rank 0 to master, before its Failed: node `offender` broke the protocol on the tensor plane."""
+    """Rank 0 to master, before Failed: node `offender` broke the protocol on the tensor plane."""
 
     offender: f.Rank
     cause: f.Text
@@ -241,18 +239,19 @@ class Cancel(f.EpochMessage, frozen=True, tag=44):
 
 
 class AskStats(f.EpochMessage, frozen=True, tag=45):
-    """Master to node: send Stats. `timeline`, to rank 0: all nodes record the next step without prompts (StepSpans)."""
+    """Master to node: send Stats. `timeline` (rank 0): all nodes record the next step without prompts (StepSpans)."""
 
     timeline: bool = False
 
 
 class Stats(f.NodeMessage, frozen=True, tag=46):
-    """Node to master: what it used since its counters were reset.
+    """Node to master: what the node used since its counters were reset.
 
-    `attention_s` and `ffn_s` are parts of `compute_s`. Streamed weights took `reads` from disk; for `load_s` one or
-    more were under way. `prefetch_hits` blocks were read ahead; `stalls` were waited for, for `weight_wait_s`.
-    `window_bytes` is the ring's part of `weight_bytes`. `dropped` messages came late, `refused` ones are not an honest
-    node's. Some of `kv_pages_used` are kept for later requests. `accepted` of `drafted` tokens were right.
+    `attention_s` and `ffn_s` are parts of `compute_s`. `reads`: reads of streamed weights from disk; `load_s`: seconds
+    with at least one read under way. `prefetch_hits`: blocks that were read ahead; `stalls`: blocks that the node
+    waited for, `weight_wait_s` in all. `window_bytes` is the ring's part of `weight_bytes`. `dropped`: messages that
+    came late; `refused`: messages that no honest node sends. Some of `kv_pages_used` are kept for later requests.
+    `accepted` of `drafted` tokens were right.
     """
 
     peak_rss_bytes: f.U64

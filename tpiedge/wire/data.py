@@ -11,7 +11,7 @@ from msgspec import Meta
 from tpiedge.wire import fields as f
 
 CANCEL = 1
-"""Bit of `flags`: rank 0 ends the work; every node sees it after the same block."""
+"""Bit of `flags`: rank 0 ends the work; every node sees the bit after the same block."""
 
 
 class Segment(f.Wire, frozen=True):
@@ -101,7 +101,7 @@ class Gathered(BlockMessage, frozen=True, tag=5):
 
 
 class Slice(BlockMessage, frozen=True, tag=6):
-    """A part of a summand or sum in an all-reduce. `hop` counts from 0; no tensor: an empty share."""
+    """A part of a summand or sum in an all-reduce; no tensor for an empty share. `hop` counts from 0."""
 
     flags: f.U8
     hop: f.U8
@@ -110,14 +110,12 @@ class Slice(BlockMessage, frozen=True, tag=6):
 
 
 class Survey(f.EpochMessage, frozen=True, tag=7):
-    """Rank 0 to every node, before the first step: node `turn` measures its links to lower ranks; 0 ends the survey."""
+    """Rank 0 to all nodes, before the first step: node `turn` measures links to lower ranks; turn 0 ends the survey."""
 
     turn: f.Rank
 
 
 class MeasuredLink(f.Wire, frozen=True):
-    """A node's link to `rank`, measured by echoes."""
-
     rank: f.Rank
     round_trip_s: f.Seconds
     bytes_per_s: f.Rate
@@ -152,7 +150,7 @@ class Fetch(f.EpochMessage, frozen=True, tag=80):
 
 
 class FileChunk(f.EpochMessage, frozen=True, tag=81):
-    """Master to worker: the bytes, in a tensor of one dimension; `total`: the file's bytes."""
+    """Master to worker: the requested bytes, in a tensor of one dimension; `total`: the whole file's bytes."""
 
     number: f.U32
     total: f.U64

@@ -1,9 +1,9 @@
-"""Messages between the master and the agents. A worker's agent outlives the epochs, starts a node for each and keeps
-the worker's shards.
+"""Messages between the master and the agents. A worker's agent outlives the epochs, starts a node for each epoch and
+keeps the worker's shards.
 
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node's own messages, `control.py`) ->
-NodeEnded, or Release by the master, which NodeEnded answers. NodeEnded without Spawned: preparing failed. The previous
-epoch may serve until the Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
+NodeEnded; or Release by the master, then NodeEnded. NodeEnded without Spawned: preparing failed. The previous epoch may
+serve until the Launch. An agent without a node writes epoch 0. Prefetch and Prefetched belong to no epoch.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,11 @@ class Capacity:
         f.check_rates(self.weight_bytes_per_s, self.panel_bytes_per_s)
 
     def speed(self, quantised: bool) -> float:
-        """Returns the speed for quantised or for bf16 weights; 0: not measured."""
         return self.panel_bytes_per_s if quantised else self.weight_bytes_per_s
 
 
 class Offer(f.EpochMessage, frozen=True, tag=96):
-    """Agent to master, at first and on every change: what tpiedge may use. A new `nonce`: the agent restarted."""
+    """Agent to master, at first and on every change: what tpiedge may use. A restarted agent has a new `nonce`."""
 
     host: f.Name
     nonce: f.U64
@@ -54,7 +53,7 @@ class AskOffer(f.EpochMessage, frozen=True, tag=106):
 
 class Prepare(f.NodeMessage, frozen=True, tag=97):
     """Master to agent: fetch what is missing of the share of rank `rank` of `ranks`. `planned_bytes`: the plan's limit
-    for node and agent. The seconds are the node's Timing."""
+    for node and agent. The times are the node's Timing."""
 
     ranks: f.U32
     pack: PackId
@@ -67,7 +66,7 @@ class Prepare(f.NodeMessage, frozen=True, tag=97):
 
 
 class Preparing(f.EpochMessage, frozen=True, tag=98):
-    """Agent to master: it has `done_bytes` of the share's `total_bytes`."""
+    """Agent to master: the agent has `done_bytes` of the share's `total_bytes`."""
 
     done_bytes: f.U64
     total_bytes: f.U64
@@ -78,7 +77,7 @@ class Preparing(f.EpochMessage, frozen=True, tag=98):
 
 
 class Prepared(f.EpochMessage, frozen=True, tag=107):
-    """Agent to master: everything is on disk. The node will join with `public_key`, made for this epoch."""
+    """Agent to master: the share is on disk. The node will join with `public_key`, made for this epoch."""
 
     public_key: f.Key
 
@@ -94,7 +93,7 @@ class Spawned(f.NodeMessage, frozen=True, tag=99):
 
 
 class NodeEnded(f.EpochMessage, frozen=True, tag=100):
-    """Agent to master: no node runs here."""
+    """Agent to master: no node runs on this machine."""
 
     cause: f.Text
 
@@ -104,18 +103,18 @@ class Release(f.EpochMessage, frozen=True, tag=101):
 
 
 class Spare(f.EpochMessage, frozen=True, tag=110):
-    """Master to agent, again when `kind` changes: the plan has no part for it. `why`: a sentence about "it"."""
+    """Master to agent, again when `kind` changes: the plan has no part for this machine. `why` calls it "it"."""
 
     kind: f.SpareKind
     why: f.Text
 
 
 class AgentPulse(f.EpochMessage, frozen=True, tag=102):
-    """Agent to master, regularly: it lives."""
+    """Agent to master, regularly: the agent is alive."""
 
 
 class Leaving(f.EpochMessage, frozen=True, tag=109):
-    """Agent to master: it was told to end."""
+    """Agent to master: the agent was told to end."""
 
 
 class MasterPulse(f.EpochMessage, frozen=True, tag=103):
@@ -125,7 +124,7 @@ class MasterPulse(f.EpochMessage, frozen=True, tag=103):
 
 
 class Prefetch(f.EpochMessage, frozen=True, tag=111):
-    """Master to agent: prefetch only these shares (attention, ffn) of `pack`, while idle and the disk has room."""
+    """Master to agent: prefetch only these shares (attention, ffn) of `pack`, at rest and while the disk has room."""
 
     number: f.U32
     pack: PackId
@@ -133,7 +132,7 @@ class Prefetch(f.EpochMessage, frozen=True, tag=111):
 
 
 class Prefetched(f.EpochMessage, frozen=True, tag=112):
-    """Agent to master: its disk has `held_bytes` of the pack; if `complete`, all shares. `why`: the obstacle, or ""."""
+    """Agent to master: the disk has `held_bytes` of the pack; if `complete`, all shares. `why`: the obstacle, or ""."""
 
     number: f.U32
     held_bytes: f.U64

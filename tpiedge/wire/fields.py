@@ -16,7 +16,8 @@ MAX_CONTROL_HEADER = 1 * MIB + 640 * KIB
 """Bytes of a control message: room for a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS and MAX_GRAMMAR."""
 
 MAX_TENSOR_BYTES = 32 * MIB
-"""Bytes of a tensor. A chunk's has 1 MiB, or one row of hidden states if larger, and twice that for wide integers."""
+"""Bytes of a tensor. A chunk's tensor has 1 MiB or, if larger, one row of hidden states; wide integers have twice
+that."""
 
 ACTIVATION_BYTES = 64 * MIB
 """Bytes of the f32 hidden states of one step at most."""
@@ -28,7 +29,7 @@ MAX_NODES = MAX_ARRAY
 MAX_LAYERS = 1024
 MAX_SEGMENTS = MAX_ARRAY
 MAX_PAGES = 6000
-"""Pages of the KV cache in all lists of one message: with the segments they fit a header."""
+"""Pages of the KV cache in all lists of one message: so many fit a header, together with the segments."""
 MAX_SEQUENCES = 64
 MAX_SPANS = 4096
 MAX_MOVES = 1024
@@ -42,7 +43,7 @@ MAX_GRAMMAR = 60_000
 
 
 class Wire(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of a message: travels as the array of its fields (a dataclass travels with their names)."""
+    """A part of a message; travels as the array of its fields (a dataclass travels with the fields' names)."""
 
 
 class Message(Wire, frozen=True):
@@ -78,14 +79,15 @@ Compute = Literal["f32", "bf16", "int8"]
 KVPrecision = Literal["f32", "bf16", "q8", "q4"]
 CollectiveName = Literal["star", "mesh", "two-shot"]
 CollectiveChoice = Literal["auto", "star", "mesh", "two-shot"]
-"""A collective, or the fastest by the measured links."""
+"""A collective, or "auto": the fastest by the measured links."""
 WirePrecision = Literal["f32", "bf16", "int8"]
 """How summands travel: int8 has a scale for every group."""
 SpareKind = Literal[
     "slower", "too small", "no room", "shares", "too many", "excluded", "drained", "fetching", "no plan"
 ]
 """Why a machine has no part in the plan. slower: it would hinder or hardly help; too small: its memory holds no
-share; no room: no share fits its disk or memory, or it lacks kernels; excluded: it failed; fetching: takes long."""
+share; no room: no share fits its disk or memory, or it lacks kernels; excluded: it failed; fetching: its weights take
+long to fetch."""
 Pin = Literal["none", "auto", "all"]
 
 
@@ -102,7 +104,7 @@ class NodeMessage(EpochMessage, frozen=True):
 
 
 class WeightMemory(Wire, frozen=True):
-    """Memory for all weights, or `nbytes` with a ring of `ring_bytes` (0: chosen). `direct`: past the page cache."""
+    """Memory for weights: `nbytes` (0: all), with a ring of `ring_bytes` (0: chosen). `direct`: past the page cache."""
 
     nbytes: U64
     ring_bytes: U64
@@ -111,7 +113,7 @@ class WeightMemory(Wire, frozen=True):
 
 
 class Keeping(Wire, frozen=True):
-    """A user's wishes for a machine's weights. The window is in blocks (of the largest size) or bytes; 0: the best."""
+    """A user's wishes for a machine's weights. The window is in blocks of the largest size, or bytes (0: the best)."""
 
     pin: Pin = "auto"
     window_blocks: U32 = 0
@@ -123,12 +125,12 @@ ALL_PINNED = WeightMemory(0, 0, "all", True)
 
 
 def rate_of(nbytes: int, seconds: float) -> float:
-    """Returns a Rate: at least 1 where any bytes moved, else 0."""
+    """Returns a Rate: at least 1 if any bytes moved, else 0."""
     return max(1.0, nbytes / seconds) if nbytes else 0.0
 
 
 def check_rates(*rates: float) -> None:
-    """Raises ValueError for a rate between 0 and 1: planning divides by it and would overflow."""
+    """Raises ValueError for a rate between 0 and 1: to divide by such a rate would overflow."""
     if any(0 < rate < 1 for rate in rates):
         raise ValueError("a rate is 0 or at least 1 byte per second")
 
@@ -155,5 +157,4 @@ class TensorHeader(Struct, frozen=True):
 
 
 def wire_bytes(wire: WirePrecision, rows: int, columns: int) -> int:
-    """Returns the bytes of an f32 matrix that travels as `wire`."""
     return rows * (_ITEM_SIZES[wire] * columns if wire != "int8" else columns + 4 * -(-columns // INT8_GROUP))

@@ -1,4 +1,4 @@
-"""Messages by which a worker joins. Every version reads them, whatever its protocol.
+"""Messages by which a worker joins. Every version reads these messages, whatever its protocol.
 
 Their fields never change (a change needs a new tag), so master and worker can name their versions. They have no epoch.
 """
@@ -19,8 +19,9 @@ RefusalKind = Literal[
 
 
 class Enrol(Message, frozen=True, tag=64):
-    """Worker to master: its first message. `secret`: a token's, or "" for a member; `name`: the computer's; `nonce`:
-    each process's own, so restarts show; `torch`: its release; `numbers`: byte order and float format."""
+    """Worker to master: the worker's first message. `secret`: a token's secret, or "" for a member; `name`: the
+    computer's name; `nonce` differs in each process, so restarts show; `torch`: torch's release; `numbers`: byte order
+    and float format."""
 
     protocol: U32
     version: Name
@@ -35,7 +36,7 @@ class Enrol(Message, frozen=True, tag=64):
 
 
 class Enrolled(Message, frozen=True, tag=65):
-    """Master to worker: it belongs to `cluster` as `name`."""
+    """Master to worker: the worker belongs to `cluster` as `name`."""
 
     name: Name
     cluster: Name
@@ -51,7 +52,7 @@ class Refused(Message, frozen=True, tag=66):
 
 
 class PairingRequest(Message, frozen=True, tag=67):
-    """Worker to master, without a token: asks for pairing."""
+    """Worker without a token to master: asks for pairing."""
 
     protocol: U32
     version: Name
@@ -60,14 +61,14 @@ class PairingRequest(Message, frozen=True, tag=67):
 
 
 class Challenge(Message, frozen=True, tag=68):
-    """Master to worker: its key and nonce."""
+    """Master to worker: the master's key and nonce."""
 
     master_key: Key
     nonce: Blob
 
 
 class Reveal(Message, frozen=True, tag=69):
-    """Worker to master: proves that it knows the code."""
+    """Worker to master: `proof` that the worker knows the code."""
 
     proof: Blob
 

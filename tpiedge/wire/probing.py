@@ -12,7 +12,7 @@ _SHORTEST_S = 1e-6
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """`bytes_per_s`: from the answering peer to this one."""
+    """`bytes_per_s`: from the answering peer to this peer."""
 
     round_trip_s: float
     bytes_per_s: float
@@ -21,8 +21,8 @@ class LinkSpeed:
 @dataclass
 class Probing:
     """One measurement: send the probe of `next_probe`, then pass each Echo to `receive` until it returns the LinkSpeed.
-    Times are on the caller's clock. The quickest payload counts. Payload time below the noise of the empty echoes
-    counts as that noise."""
+    Times are on the caller's clock. The quickest payload counts. If its time is below the noise of the empty echoes,
+    the noise counts."""
 
     payload_bytes: int = MAX_BLOB
     payloads: int = 1
@@ -32,13 +32,12 @@ class Probing:
     _trips: list[float] = field(default_factory=list)
 
     def next_probe(self, now: float) -> Probe:
-        """Returns the next probe to send."""
         self._number += 1
         self._sent = now
         return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0)
 
     def receive(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
-        """Returns the next probe, or the result; None for an echo that was not asked for."""
+        """Returns the next probe or, at the end, the result; None for an echo that was not asked for."""
         if echo.number != self._number:
             return None
         self._trips.append(max(now - self._sent, _SHORTEST_S))

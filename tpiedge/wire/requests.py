@@ -45,9 +45,9 @@ class Grammar:
 class GenerationRequest:
     """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
 
-    `keep_prefix`: the KV cache may serve later requests of the same `scope`, an opaque name of a client; "" is shared.
-    `prompt_scores`: return the prompt's log probabilities. `answer_ids`: the answer's tokens from an earlier epoch;
-    they count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar` restricts the answer.
+    `keep_prefix`: the KV cache may serve later requests of the same `scope`, an opaque name of a client ("": shared).
+    `prompt_scores`: return the prompt's log probabilities. `answer_ids`: the answer's tokens from an earlier epoch,
+    which count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar` restricts the answer.
     """
 
     id: Name

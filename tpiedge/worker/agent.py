@@ -1,4 +1,4 @@
-"""A worker's agent keeps the link to the master and the shards, starts a node for each epoch, and reports its end."""
+"""A worker's agent keeps the link to the master and the shards, starts a node per epoch, and reports the node's end."""
 
 import contextlib
 import secrets
@@ -35,8 +35,6 @@ class MasterMoved(PeerError):
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """The master, this worker's host name, and what it offers."""
-
     control_address: str
     master_key: str
     host: str
@@ -48,8 +46,6 @@ class AgentSettings:
 
 @dataclass
 class _Part:
-    """A worker's part of an epoch; `shards` is None until fetched."""
-
     order: epochs.Prepare
     keys: CurveKeys
     shards: ShardCopy | None = None
@@ -104,7 +100,7 @@ class Agent:
         self._stopping.set()
 
     def _make_offer(self) -> None:
-        """Sends an offer; blocks up to _REPORT_S until the fork server has measured this machine."""
+        """Sends an offer. Blocks until the fork server has measured this machine, up to _REPORT_S. Raises PeerError."""
         if self._report is None:
             report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
@@ -247,7 +243,7 @@ class Agent:
         self._stand(f"one of {order.ranks}", f"now computing as one of {order.ranks} machines")
 
     def _stand(self, standing: str, line: str) -> None:
-        """Says `line` unless the user was told of this `standing` last."""
+        """Says `line` unless `standing` is what the user heard of last."""
         if standing != self._standing:
             self._standing = standing
             self._say(line)

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Background(Generic[_T]):
-    """Runs one piece of work after the other. For one thread; only `close` blocks. `drop` takes cancelled results."""
+    """Runs one piece of work after the other. For one thread; only `close` blocks. `drop` gets cancelled results."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name
@@ -32,7 +32,7 @@ class Background(Generic[_T]):
         return self._outcome is None and (self._thread is None or not self._thread.is_alive())
 
     def start(self, work: Callable[[threading.Event], _T]) -> None:
-        """Cancels the previous work and runs `work` once that has ended. Work must end soon after its event is set."""
+        """Cancels the previous work and, once it has ended, runs `work`. Work must end soon after its event is set."""
         self.cancel()
         cancelled, before = self._cancelled, self._thread
         outcome: Future[_T | TpiedgeError] = Future()
@@ -59,7 +59,7 @@ class Background(Generic[_T]):
             self._thread = thread
 
     def pop_result(self) -> _T | TpiedgeError | None:
-        """Returns the outcome once; None before and after."""
+        """Returns the outcome once, after the work has ended; else None."""
         outcome = self._outcome
         if outcome is None or not outcome.done():
             return None
@@ -75,7 +75,7 @@ class Background(Generic[_T]):
             outcome.add_done_callback(self._discard)
 
     def close(self) -> None:
-        """Cancels, and blocks up to 5 s for the thread. Idempotent."""
+        """Cancels the work, and waits up to 5 s for the thread. Idempotent."""
         self.cancel()
         if self._thread is not None:
             self._thread.join(5.0)
@@ -107,7 +107,8 @@ class Prefetcher:
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Prefetched | None:
-        """Fetches missing shards while `at_rest`, again a minute after an error. Reports success or a new error."""
+        """Fetches missing shards while `at_rest`, again a minute after an error. Returns a report of success or of a
+        new error."""
         order = self._order
         if not at_rest:
             self.pause()

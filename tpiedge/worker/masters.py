@@ -1,4 +1,4 @@
-"""The masters that a worker trusts, by their keys, and a probe of the path to a silent one."""
+"""The masters that a worker trusts, by their keys, and a probe of the path to a silent master."""
 
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -11,11 +11,11 @@ from tpiedge.transport.keys import is_key
 from tpiedge.transport.probe import passes_large_packets
 
 PathState: TypeAlias = Literal["moved", "small MTU", "unknown"]
-"""The master has another address; large packets vanish, as after a smaller MTU; or neither."""
+"""moved: the master has another address; small MTU: large packets vanish; unknown: neither was found."""
 
 
 class TrustedMasters:
-    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Methods raise UserError if that fails."""
+    """Keeps the latest 16 addresses and public keys in `folder`/masters.json. Methods raise UserError for that file."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "masters.json"

@@ -27,7 +27,6 @@ _SPARE: Final[Mapping[SpareKind, str]] = {
 
 
 def spare_line(spare: Spare) -> str:
-    """Says why the machine computes nothing."""
     return f"{_SPARE.get(spare.kind, 'this machine is not needed now')}: {sanitised_line(spare.why)}"
 
 

@@ -41,7 +41,7 @@ def integers(flag: str, text: str, low: int, high: int) -> list[int]:
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Sends a greedy request that ignores end tokens. `keep` continues the previous prompt, one token per step."""
+    """Sends a greedy request that ignores end tokens. `keep`: later requests may use the KV cache of the prompt."""
     ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
@@ -74,7 +74,8 @@ class LinkSetting:
         return ", ".join(filter(None, (latency, rate)))
 
     def over(self, testbed: RunningTestbed | None) -> tuple[float | None, float | None]:
-        """Returns (latency, rate) between the first two devices; None if unknown, or for no limit."""
+        """Returns (latency, rate) from the first device to the second. Latency None: unknown; rate None: unknown or
+        unlimited."""
         latency_s, rate = self.latency_s, self.bytes_per_s
         if testbed is not None:
             way = testbed.expected(*testbed.devices[:2])
@@ -87,7 +88,8 @@ AS_THEY_ARE = LinkSetting()
 
 
 def link_settings(latency: str | None, rate: str | None, testbed: str | None) -> list[LinkSetting]:
-    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s. Raises UserError, also without a testbed."""
+    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s. Raises UserError, also if a setting lacks a
+    testbed."""
     pairs = itertools.product(latencies(latency), rates(rate))
     found = list(dict.fromkeys(LinkSetting(*pair) for pair in pairs))
     if testbed is None and found != [AS_THEY_ARE]:
@@ -144,7 +146,7 @@ class Dial:
 
 
 def check_devices(name: str, nodes: int) -> None:
-    """Raises UserError unless the testbed has `nodes` devices, and two at least."""
+    """Raises UserError unless the testbed has at least two devices, and at least `nodes`."""
     devices = len(describe(name).devices)
     if devices < max(2, nodes):
         raise UserError(f"the testbed {name} has {counted(devices, 'device')}: {max(2, nodes)} are needed")

@@ -28,7 +28,7 @@ from tpiedge.pack.layout import whole_pages
 from tpiedge.units import MIB, counted, format_bytes
 from tpiedge.wire.fields import KVPrecision
 
-#: The grid of quantised sums, which then fit 32 bits: outputs are 1 to 1000.
+#: The grid of quantised sums. Outputs are 1 to 1000, so with this grid their sums fit 32 bits.
 GRID: Final = Grid(-16)
 
 UNIT = 128
@@ -106,7 +106,8 @@ def check_room(
     rotation: Rotation,
     available_bytes: int,
 ) -> None:
-    """Raises OutOfMemory if a case with all copies does not fit. Call it before operands are made."""
+    """Raises OutOfMemory if the operands of a case, in all copies, exceed `available_bytes`. Call it before operands
+    are made."""
     for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
         matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
         own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
@@ -240,7 +241,7 @@ def _ffn(block: _Block) -> MakeCase:
 
 
 def _attention(block: _Block) -> MakeCase:
-    """Makes cases of the last tokens of 2048 positions."""
+    """Makes cases in which the last tokens of 2048 positions attend to the cache."""
     heads, kv_heads, width = heads_of(block.hidden)
     stored = KVFormat(block.precision, width)
     nbytes = cache_nbytes(block.hidden, block.precision)

@@ -48,7 +48,7 @@ class _Samples:
 
 
 class Bench:
-    """Measures cases and the machine's bounds; without a `library` it times torch only. `say` gets a line per case."""
+    """Measures cases and the machine's bounds. Without a `library`, only torch is timed. `say` gets a line per case."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -58,7 +58,7 @@ class Bench:
     def measure(
         self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
     ) -> list[dict[str, Any]]:
-        """Measures the cases that `make` returns with every number of threads; returns JSON objects."""
+        """Measures, with every number of `threads`, the cases that `make` makes. Returns JSON objects."""
         found = []
         for case in make():
             for count in threads:
@@ -118,7 +118,8 @@ class _CallTimer:
 
 
 def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[str, Any]:
-    """Computes parts of a bound per repeat, as a noisy neighbour slows both."""
+    """Divides the kernel's speed by the bound's within each repeat, because a noisy neighbour slows the kernel and the
+    measured bound alike."""
     report: dict[str, Any] = {
         "kernel": case.kernel,
         "shape": case.shape,

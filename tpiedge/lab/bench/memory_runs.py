@@ -37,7 +37,7 @@ class Budget:
 
     @property
     def nbytes(self) -> int:
-        """The limit of every node, or the largest predicted need."""
+        """The limit of every node; without a limit, the largest predicted need."""
         if self.layout.memory_bytes is not None:
             return self.layout.memory_bytes
         return max(need.total_bytes for need in self.plan.needs)
@@ -53,7 +53,8 @@ class Budget:
 
 
 def budgets(text: str, model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Returns the settings that `text` names, smallest first. Raises UserError, OutOfMemory if one is impossible."""
+    """Returns the settings that `text` names, smallest first. Raises UserError, and OutOfMemory if a setting is
+    impossible."""
     names = dict.fromkeys(item.strip().lower() for item in text.split(","))
     found = [_budget(name, model, layout, capacity) for name in names]
     return sorted(found, key=lambda budget: budget.nbytes)
@@ -127,7 +128,7 @@ _IN_FLIGHT = 8
 
 
 def measure_sweep(pack: Pack, sweep: Sweep) -> DiskSpeed:
-    """Reads the sweep's pieces in order for 0.7 s with four threads, like a node. Raises ReadFault, UserError."""
+    """Reads the sweep's pieces in order for 0.7 s, with four threads like a node. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
     waiting: deque[Future[int]] = deque()
     done, started, last = 0, time.perf_counter(), 0.0
@@ -155,7 +156,7 @@ def _reads(pack: Pack, sweep: Sweep) -> Iterator[tuple[Path, int, int]]:
             yield pack.blob_path(piece.key), offset + start, min(_READ_BYTES, length - start)
 
 
-#: A node's figure -> the counter of which it is the difference per step.
+#: A node's figure -> the counter whose increase per step is the figure.
 _PER_STEP = {
     "streamed_bytes": "disk_read_bytes",
     "reads": "reads",
@@ -205,7 +206,8 @@ def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
 
 
 def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
-    """Measures with all nodes in one control group of their budgets' sum. Returns failures as results."""
+    """Measures with all nodes in one control group, limited to the sum of their budgets. Returns failures as
+    results."""
     limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
     with memory_group(limit_bytes) as group:
         place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
@@ -253,7 +255,8 @@ def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) ->
 
 
 def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
-    """Returns (seconds per token, source): all weights in memory, or else the fastest setting less its waits."""
+    """Returns (seconds per token, source): from the runs with all weights in memory, else from the fastest setting,
+    without its waits."""
     settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
     samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:
@@ -303,7 +306,7 @@ def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None
 
 
 def _busy(sample: Sample) -> float:
-    """Returns the part of the time in which the busiest node read; it is near 1 if the disk is the limit."""
+    """Returns the part of the time in which the busiest node read, which is near 1 if the disk is the limit."""
     return min(1.0, max(node["load_s"] for node in sample.nodes) / sample.s_per_token)
 
 

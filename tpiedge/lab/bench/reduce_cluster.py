@@ -1,4 +1,4 @@
-"""Processes that only all-reduce. The bench is rank 0; this module is the main module of other ranks."""
+"""Processes that only all-reduce. The bench is rank 0; the other ranks run this module as their main module."""
 
 import gc
 import json

@@ -34,8 +34,8 @@ class _Unreadable(Exception):
 def read_answer(
     sent_s: float, pieces: Sequence[Arrival], ended_s: float, prompt_tokens: int, failure: str = ""
 ) -> TimedAnswer:
-    """Parses a stream of `/v1/completions`. `failure` is the client's own error; `prompt_tokens` counts if the server
-    sends no count."""
+    """Parses a stream of `/v1/completions`. `failure`: the client's own error. `prompt_tokens` is the prompt's length
+    unless the server tells it."""
     arrivals: list[float] = []
     done, tokens = False, 0
     try:
@@ -59,7 +59,7 @@ def read_answer(
 
 
 def _tokens_of(choice: object) -> int:
-    """Returns the number of ids; without ids, 1 for text, else 0."""
+    """Returns the number of ids; if there are no ids, 1 for text, else 0."""
     match choice:
         case {"token_ids": list(ids)}:
             return len(ids)
@@ -76,7 +76,7 @@ def _value(payload: bytes) -> object:
 
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Yields each event's data, timed by its line's end."""
+    """Yields (time of its line's end, data) of each event."""
     status, rest = 0, b""
     for time_s, event in _parsed(pieces):
         if isinstance(event, h11.Response):
@@ -145,7 +145,7 @@ class ServerAddress:
         return common | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 
     def get(self, path: str) -> tuple[int, dict[str, object]]:
-        """Returns status and JSON object. Raises PeerError without a readable answer."""
+        """Returns (HTTP status, JSON object). Raises PeerError without a readable answer."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30.0)
         try:
             connection.request("GET", path, headers=self.headers)
@@ -168,7 +168,7 @@ class MeasuredServer:
     context_tokens: int | None
     vocabulary: int | None
     tells_ids: bool
-    """Whether the server sends token ids, so tokens without text count."""
+    """Whether the server sends token ids, so that tokens without text count."""
 
     @staticmethod
     def at(address: ServerAddress) -> "MeasuredServer":
@@ -262,7 +262,7 @@ class Streams:
         return exchange
 
     def wait(self, limit_s: float = _SILENT_S) -> list[StreamedRequest]:
-        """Blocks until data arrives, at most `limit_s`; returns the requests that ended."""
+        """Blocks until data arrives, but at most `limit_s`. Returns the requests that ended."""
         ready = self._selector.select(min(limit_s, _SILENT_S))
         if not ready and limit_s >= _SILENT_S:
             return self._silent()

@@ -21,9 +21,9 @@ from tpiedge.sanitise import sanitised_line
 
 _LOOPBACK = "127.0.0.1"
 _ALONE_S = 180.0
-"""Limit for a server that reads its weights."""
+"""Limit for a server without workers."""
 _WITH_WORKERS_S = 900.0
-"""Further limit for workers that fetch their shares."""
+"""Limit for a server with workers, which fetch their shares."""
 _END_S = 30.0
 _KILLED_S = 30.0
 _POLL_S = 0.1

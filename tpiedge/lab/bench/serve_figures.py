@@ -17,8 +17,8 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """A request as its client saw it, in seconds of one clock. `token_s`: arrivals of all tokens; `error` is empty for
-    a whole answer."""
+    """A request as its client saw it, in seconds of one clock. `token_s`: when each token arrived. `error`: empty for a
+    whole answer."""
 
     sent_s: float
     token_s: tuple[float, ...]
@@ -37,7 +37,7 @@ class TimedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """Figures of a round; times and rates count whole answers only. `answering_tokens_per_s`: the rate while all
+    """Figures of a round. Times and rates count only whole answers. `answering_tokens_per_s`: the rate while all
     clients received answers and no prompt was computed."""
 
     requests: int
@@ -72,8 +72,8 @@ class RoundFigures:
 
 @dataclass(frozen=True, slots=True)
 class LongPromptFigures:
-    """A long prompt and answers beside it. `normal_s` and `beside_s`: gaps in the answers before and during the
-    prompt."""
+    """A long prompt and answers beside it. `normal_s`: gaps of the answers before the prompt; `beside_s`: gaps during
+    the prompt."""
 
     normal_s: Distribution
     beside_s: Distribution
@@ -91,7 +91,7 @@ class LongPromptFigures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the least of `values` (at least one) that `percent` % of them do not exceed."""
+    """Returns the least of `values` (at least one) that is not exceeded by `percent` % of `values`."""
     rank = math.ceil(percent / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 
@@ -106,7 +106,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
-    """Returns an answer's gaps between tokens that overlap [start_s, end_s]."""
+    """Returns the gaps between tokens, of all answers, that overlap [start_s, end_s]."""
     return [
         later - earlier
         for answer in answers
@@ -116,7 +116,8 @@ def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) ->
 
 
 def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float | None:
-    """Returns tokens per second while exactly `clients` answers were between first and last token, or None."""
+    """Returns tokens per second while exactly `clients` answers were between first and last token; None without such a
+    time."""
     spans = _times_of(
         clients, [(answer.token_s[0], answer.token_s[-1]) for answer in answers if answer.token_s]
     )
@@ -140,7 +141,7 @@ def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tupl
 
 
 def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
-    """Returns median, minimum and maximum of each percentile over all distributions; None if there are none."""
+    """Returns median, minimum and maximum of each percentile over all distributions; None without distributions."""
     known = [one for one in found if one is not None]
     return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
 
@@ -148,6 +149,6 @@ def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]]
 def spread_of(
     repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
 ) -> dict[str, float] | None:
-    """Returns median, minimum and maximum over the repeats that have the figure; None if there are none."""
+    """Returns median, minimum and maximum over the repeats that have the figure; None if no repeat has the figure."""
     known = [value for value in map(figure, repeats) if value is not None]
     return spread(known) if known else None

@@ -55,7 +55,7 @@ def arrivals(rate: float, seed: int) -> Iterator[float]:
 
 def parse_prompts(text: str, name: str) -> list[ServePrompt]:
     """Reads a prompt from each line: a JSON string, a JSON array of token ids, or the line itself. Raises UserError,
-    which names `name`, also without a prompt."""
+    which has `name`, if no line has a prompt."""
     found = [_prompt(line) for line in text.splitlines() if line.strip()]
     if not found:
         raise UserError(f"{name} has no prompts: write one per line")
@@ -127,8 +127,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """`prompt` and `alone` are equally long. `prompt` is sent when OTHERS answers to `others`, of up to
-    `answer_tokens`, have `settled_tokens` each."""
+    """`prompt` and `alone` are equally long. `prompt` is sent once OTHERS answers to `others` have `settled_tokens`
+    tokens each. These answers have up to `answer_tokens` tokens."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -154,7 +154,7 @@ def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigur
 def _answering(
     streams: Streams, beside: list[StreamedRequest], wanted: LongPrompt, done: Callable[[], bool]
 ) -> None:
-    """Adds an answer to `beside` for each that ends, until `done`. Raises PeerError."""
+    """Starts another answer in `beside` for each answer that ends, until `done`. Raises PeerError."""
     while not done():
         for ended in streams.wait():
             if ended not in beside:
@@ -188,7 +188,7 @@ class ServeLoad:
     rate: float | None = None
 
     def requests(self, wanted: int | None) -> int:
-        """Returns `wanted`; without it, two per client but at least 4, or 32 at random times."""
+        """Returns `wanted` if given, else two per client (at least 4), or 32 for a load at random times."""
         if wanted is not None:
             return wanted
         return 32 if self.clients is None else max(4, 2 * self.clients)
@@ -199,7 +199,7 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """A measurement. Random prompts begin with `shared` equal tokens; `prompts`, if any, replace them."""
+    """A measurement. Random prompts begin with `shared` equal tokens; `prompts`, if any, replace random prompts."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None
@@ -282,7 +282,7 @@ class _Measuring:
             raise PeerError(f"the server does not answer: {answer.error}")
 
     def measure(self, found: _Repeats, repeat: int) -> None:
-        """Adds a repeat to `found`. Raises PeerError without any answer."""
+        """Adds a repeat to `found`. Raises PeerError if a load gets no answer."""
         self._say(f"repeat {repeat + 1} of {self._wish.repeats}")
         found.alone.append(ask_alone(self._streams, self._random.unlike(self._alone_tokens)))
         for load in self._wish.loads:

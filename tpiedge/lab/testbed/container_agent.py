@@ -1,13 +1,15 @@
-"""Runs in the container of a testbed's switch, which sees the processes of the engine's computer:
+"""Answers one request about a testbed of containers. Runs in the switch's container, which sees the processes of the
+engine's computer:
 
     python -m tpiedge.lab.testbed.container_agent '{"do": "state", "pids": {"device1": 4711}}'
 
 It prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
 
-`state`   returns the switch's counters, changed links, and the use of each device's group
-`set`     makes the changes `links`, as SwitchClient.set_links takes them; keeps `remember` as links for `state`
-`measure` returns round trips, which may take `longest_rtt_s`, and throughput from the first to the second of
-`devices`; each has name, address and pid
+`state`   returns the switch's counters, the changed links, and the use of each device's group
+`set`     makes the changes `links`, as SwitchClient.set_links takes them, and stores the field `remember`: `state`
+          returns it as changed links
+`measure` returns round trips, which may take `longest_rtt_s`, and throughput from the first of `devices` to the second;
+          a device has name, address and pid
 """
 
 import json
@@ -56,7 +58,8 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _use(pid: int) -> dict[str, Any]:
-    """Returns the use of a device's control group, read through a process in it: a container sees only its own."""
+    """Returns the use of a device's control group, read through a process of the group: a container sees only its own
+    group."""
     groups = Path(f"/proc/{pid}/root/sys/fs/cgroup")
     old = (groups / "memory" / "memory.limit_in_bytes").exists()
     controllers, group = Controllers(None, 0, groups, 1 if old else 2), "memory" if old else "."

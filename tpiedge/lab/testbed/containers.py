@@ -39,7 +39,7 @@ from tpiedge.units import counted
 
 @dataclass(frozen=True)
 class Containers:
-    """A snapshot of a testbed's containers; `devices` by name."""
+    """A snapshot of a testbed's containers. `devices`: device -> container."""
 
     name: str
     switch: Container | None
@@ -99,8 +99,8 @@ class DockerTestbeds:
         return sorted({container.labels[LABEL] for container in self._engine.found(LABEL)})
 
     def up(self, scenario: Scenario, say: Say) -> None:
-        """Removes leftovers and brings a testbed up. Raises UserError if it is up or lacks the image, ResourceError; a
-        failed start leaves nothing."""
+        """Removes leftovers and brings a testbed up. Raises ResourceError, and UserError if the testbed is up or
+        starting, or the engine lacks the image. A failed start leaves nothing."""
         name, description, engine = scenario.name, scenario.description, self._engine
         self._clear(name, say)
         engine.require_image(self._image)
@@ -191,7 +191,7 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether there is such a testbed of containers; False if no engine answers at once."""
+    """Whether there is a testbed of containers with this name; False if no engine answers within 2 s."""
     try:
         return name in DockerTestbeds(ContainerEngine(2.0), "").names()
     except TpiedgeError:
@@ -232,7 +232,7 @@ class AttachedContainers:
 
 
 def ask(engine: ContainerEngine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
-    """Runs container_agent.py. Raises UserError or ResourceError if its answer says so."""
+    """Runs container_agent.py. Raises UserError or ResourceError if the agent's answer says so."""
     if found.switch is None or not found.switch.running:
         raise ResourceError(
             f"the switch of the testbed {found.name} has ended: tpiedge testbed down {found.name}"

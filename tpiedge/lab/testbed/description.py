@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A testbed; the file's order of devices is that of ranks."""
+    """A testbed. Ranks follow the file's order of devices."""
 
     about: str
     routers: tuple[Router, ...]
@@ -166,7 +166,7 @@ def format_part(part: float) -> str:
 
 
 def parse_description(text: str, source: str) -> Description:
-    """Raises UserError, one line with `source`, table and key."""
+    """Raises UserError, one line that names `source`, table and key."""
     try:
         return _description(tomllib.loads(text))
     except UserError as error:
@@ -255,7 +255,7 @@ def _device(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def _uplink(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[str, Link, Link]:
-    """Returns (uplink, link up, link down). A table overrides [defaults]; a direction's key overrides the plain key."""
+    """Returns (uplink, link up, link down). `table` overrides `defaults`; a direction's key overrides the plain key."""
     if not isinstance(table["uplink"], str):
         raise UserError(f"{place}: uplink must be the name of a router")
     up, down = (_link(place, way, table, defaults) for way in ("up_", "down_"))

@@ -1,6 +1,6 @@
 """A docker engine, used by the command `docker`, and a testbed's containers.
 
-Labels on containers are the only record: the switch's labels hold the description and the maker. The switch's container
+Labels on containers are the only record: the switch's labels have the description and the maker. The switch's container
 is made first and started last. So any command can use and remove a testbed, even after a crash.
 """
 
@@ -25,11 +25,11 @@ from tpiedge.lab.testbed.state import Owner
 #: The image that deploy/compose builds.
 DEFAULT_IMAGE = "tpiedge:demo"
 
-#: The testbed's name, on each container.
+#: On each container: the testbed's name.
 LABEL = "org.tpiedge.lab.testbed"
-#: The device's name, or SWITCH.
+#: On each container: the device's name, or SWITCH.
 MEMBER = f"{LABEL}.member"
-#: The description in TOML and who brings it up, on the switch.
+#: On the switch: the description in TOML, and the process that brings the testbed up.
 TEXT = f"{LABEL}.text"
 _MAKER = f"{LABEL}.maker"
 
@@ -64,7 +64,7 @@ class Maker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process lives; one on another computer counts as gone."""
+        """Whether the process lives; a process on another computer counts as ended."""
         return self.node == platform.node() and self.process.alive
 
 
@@ -74,8 +74,8 @@ def container_name(testbed: str, member: str) -> str:
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """Describes a device's container, whose command only keeps it running. A limit of all processors, or more, is left
-    out."""
+    """Describes a device's container, whose command only keeps the container running. A limit that is not below
+    `processors` is left out."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:
         quota, period = cpu_quota_us(device.cpus)
@@ -111,7 +111,7 @@ def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
 
 
 def maker_of(labels: Mapping[str, str]) -> Maker | None:
-    """Reads the maker from a switch's labels; None if they lack it."""
+    """Reads the maker from a switch's labels; None if the labels lack one."""
     try:
         return msgspec.json.decode(labels[_MAKER], type=Maker)
     except (KeyError, ValueError):
@@ -119,14 +119,13 @@ def maker_of(labels: Mapping[str, str]) -> Maker | None:
 
 
 def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns the command that runs container_agent.py in the switch's container."""
     return (*_PYTHON, "tpiedge.lab.testbed.container_agent", json.dumps(request))
 
 
 @dataclass(frozen=True)
 class Container:
-    """`status` is docker's word (created, running, exited ...), `pid` the first process, or 0; `started` orders
-    containers by last start."""
+    """A container. `status`: docker's word (created, running, exited ...). `pid`: the first process, or 0. `started`:
+    orders containers by their last start."""
 
     id: str
     labels: Mapping[str, str]
@@ -141,7 +140,8 @@ class Container:
 
 
 class ContainerEngine:
-    """The engine of DOCKER_HOST or docker's settings. Raises UserError if unusable; its methods raise ResourceError."""
+    """The engine of DOCKER_HOST or docker's settings. Raises UserError if the engine is unusable; its methods raise
+    ResourceError."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -201,7 +201,7 @@ class ContainerEngine:
         return started
 
     def status(self, container: str) -> str:
-        """Returns docker's word, or "" if it is gone."""
+        """Returns docker's word for the status, or "" if the container is gone."""
         found = self._inspected(container)
         return found.status if found is not None else ""
 
@@ -220,7 +220,7 @@ class ContainerEngine:
         self._docker("cp", "-", f"{container}:{folder or '/'}", stdin=packed.getvalue())
 
     def run(self, container: str, command: Sequence[str]) -> tuple[str, str]:
-        """Runs `command` in a running container; returns standard output and error."""
+        """Runs `command` in a running container; returns (standard output, standard error)."""
         ended = self._ended("exec", container, *command)
         return ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
 

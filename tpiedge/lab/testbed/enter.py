@@ -1,7 +1,7 @@
 """Becomes a command inside a device: `python -I -S enter.py NAMESPACE [MEMBERS...] -- COMMAND...`.
 
 NAMESPACE is a network namespace's file, MEMBERS the files of control groups that take process ids. The process keeps
-its id, signals and standard input. Only the standard library is imported, as this runs for each process.
+its id, signals and standard input. This file imports only the standard library, because it runs for each process.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _NOT_FOUND = 127
 
 
 def main(arguments: list[str]) -> int:
-    """Returns a status only if it fails."""
+    """Returns only after a failure, with a status."""
     border = arguments.index("--")
     (namespace, *groups), command = arguments[:border], arguments[border + 1 :]
     try:

@@ -1,7 +1,7 @@
 """Network namespaces and control groups (version 1 or 2) of devices. Linux, root.
 
-All groups lie below the topmost group that this process sees. Their names contain the testbed's name, so leftovers
-of a crash are found.
+All groups lie below the topmost group that this process sees. The groups' names contain the testbed's name, so
+leftovers of a crash are found.
 """
 
 import contextlib
@@ -46,7 +46,8 @@ def remove_namespace(path: Path) -> None:
 
 @contextlib.contextmanager
 def inside(path: Path) -> Iterator[None]:
-    """Puts this thread into the namespace for the block; sockets and processes made there stay. Raises OSError."""
+    """Puts this thread into the namespace during the block; sockets and processes made there stay there. Raises
+    OSError."""
     with _opened(Path("/proc/thread-self/ns/net")) as before:
         with _opened(path) as wanted:
             _set_namespace(wanted)
@@ -93,7 +94,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
-    """Sends SIGTERM to all `members`, SIGKILL after `polite_s`, until only this process is left. Raises
+    """Sends SIGTERM to all `members` and, after `polite_s`, SIGKILL, until no member but this process is left. Raises
     ResourceError."""
     started = time.monotonic()
     signalled: set[int] = set()
@@ -113,7 +114,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Returns processes `... -m MODULE ARGUMENT` with this process's /run, so none in containers."""
+    """Returns the processes `... -m MODULE ARGUMENT` that share this process's /run, so no processes in containers."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -160,7 +161,6 @@ class Controllers:
 
     @staticmethod
     def here(root: Path = Path("/")) -> "Controllers":
-        """Returns this computer's controllers of either version."""
         own = Cgroups.own(root)
         cpu, cpu_version = _topmost(own.cpu_v1, own.unified, "cpu")
         memory, memory_version = _topmost(own.memory_v1, own.unified, "memory")
@@ -212,7 +212,8 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """Kills the group's processes and removes the group. This process moves up first. Raises ResourceError."""
+        """Moves this process out of the group, kills the group's processes and removes the group. Raises
+        ResourceError."""
         for folder in self.folders(name):
             _remove_group(folder)
 
@@ -228,7 +229,8 @@ def processors() -> int:
 
 
 def cpu_quota_us(cpus: float) -> tuple[int, int]:
-    """Returns (quota, period). The period keeps waits within 10 ms, unless the quota is below the kernel's least."""
+    """Returns (quota, period) in microseconds. The period is 10 ms, or longer if the quota would be below the kernel's
+    least."""
     least_us = 1_000
     period = max(10_000, math.ceil(least_us / cpus))
     return max(least_us, round(period * cpus)), period

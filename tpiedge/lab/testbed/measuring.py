@@ -63,7 +63,8 @@ def longest_rtt_s(there: Expected, back: Expected) -> float:
 
 
 def expected_payload(expected: Expected) -> float | None:
-    """Returns payload per second of one TCP connection without IP and TCP headers; None without a limit."""
+    """Returns the bytes per second of payload (without IP and TCP headers) of one TCP connection; None without a
+    limit."""
     return None if expected.bytes_per_s is None else expected.bytes_per_s * (1500 - 52) / 1500
 
 
@@ -82,7 +83,7 @@ def rtts_s(source: End, target: End, count: int = _RTTS, more_s: float = 0.0) ->
 
 
 def ping_rtt_s(source: End, target: End) -> float | None:
-    """Returns the mean round trip of the system's `ping`; None if it is missing or gets no answer."""
+    """Returns the mean round trip that the system's `ping` measures; None without `ping` or without an answer."""
     if shutil.which("ping") is None:
         return None
     command = ["ping", "-q", "-c", "20", "-i", "0.02", target.address]
@@ -102,7 +103,7 @@ def _socket(device: End, kind: socket.SocketKind, timeout_s: float) -> socket.so
 
 
 def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float | None:
-    """Plays both ends in one thread, so only the network wakes it. Returns None for a loss; skips late datagrams."""
+    """Plays both ends in one thread, which only the network wakes. Returns None for a loss; skips late datagrams."""
     time.sleep(0.002)
     started = time.perf_counter()
     here.send(_DATAGRAM.pack(number))

@@ -38,7 +38,8 @@ from tpiedge.progress import say
 
 @dataclass(frozen=True)
 class RunningDevice(End):
-    """A device. A command after `enter_command` runs on it as the same process, with its signals and standard input."""
+    """A device of a running testbed. A process `enter_command` COMMAND becomes COMMAND on the device, and keeps its
+    signals and standard input."""
 
     enter_command: tuple[str, ...]
 
@@ -76,7 +77,7 @@ class RunningTestbed:
 
     @property
     def links(self) -> Mapping[str, tuple[Link, Link]]:
-        """The current links as (up, down), by the member below each link."""
+        """The current links: member below the link -> (up, down)."""
         members = self._made.topology.description.members
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
@@ -113,8 +114,8 @@ class RunningTestbed:
 def open_testbed(
     given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
-    """Opens a running testbed, or brings one up for the block. After a kill, the next command of that name removes it.
-    `name` replaces the file's. Raises UserError, ResourceError."""
+    """Opens a running testbed, or brings a testbed up for the block. If this process is killed, the next command that
+    brings a testbed up removes the old one. `name` replaces the file's name. Raises UserError, ResourceError."""
     require_root()
     running = _running(given, name)
     if running is not None:
@@ -154,8 +155,8 @@ def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
 
 
 def status_of(made: TestbedState) -> dict[str, Any]:
-    """Returns the record of `status`. `state` is up, starting, abandoned (owner gone) or broken (switch ended). With
-    `backend` docker, `container` replaces `namespace`, without `totals`."""
+    """Returns the record of `status`. `state`: up, starting, abandoned (as in TestbedState) or broken (the switch
+    ended). Records of docker testbeds have `container` instead of `namespace`, and no `totals`."""
     topology, namespaces = made.topology, namespaces_of(made)
     switch_pids = sorted(switches(made.name))
     counted: dict[str, Any] = {"links": {}, "totals": None}
@@ -209,7 +210,8 @@ def _running(given: str, name: str | None) -> TestbedState | None:
 
 
 def timing_over(round_trip_s: float, loss: float) -> Timing:
-    """Returns the timing for a round trip and one-way loss: longer beyond 1 % loss, as TCP then doubles its waits."""
+    """Returns the timing for a round trip and a one-way loss. Timeouts are longer beyond 1 % loss, because TCP then
+    doubles its waits."""
     timeout_s = max(Timing().timeout_s, 8 * round_trip_s)
     return Timing(timeout_s=3 * timeout_s if loss > 0.01 else timeout_s)
 

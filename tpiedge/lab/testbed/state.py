@@ -1,8 +1,8 @@
 """A testbed's state while it exists, and who may change it. Linux.
 
-Namespaces and control groups `tpiedge.NAME.*`, the folder `/run/tpiedge/testbeds/NAME` and the socket in it are
-found by name, so leftovers need no record. The state file, written first, holds the description, changed links and
-the owner.
+Leftovers need no record, because names tell what belongs to a testbed: namespaces and control groups `tpiedge.NAME.*`,
+and the folder `/run/tpiedge/testbeds/NAME` with a socket. The state file, written first, has the description, changed
+links and the owner.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _NEEDS_LINUX = "the testbed needs Linux: elsewhere use containers (tpiedge testb
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, told by its start from a later process with the same id."""
+    """A process. The time of its start tells it from a later process with the same id."""
 
     pid: int
     started: float
@@ -47,7 +47,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings the testbed up; once `ready`, it ends with `owner`, if any. `links`: member -> (up,
+    """`maker` brings the testbed up; once `ready`, the testbed ends with `owner`, if any. `links`: member -> (up,
     down), if changed."""
 
     name: str

@@ -28,8 +28,9 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """One direction of a link. `latency_s` is one-way; a uniform part of `jitter_s` is added, in order. `loss`:
-    fraction of packets dropped. A limited rate queues at most `queue_bytes`; `bytes_per_s` None: no limit."""
+    """One direction of a link. `latency_s` is one-way. A random (uniform) part of `jitter_s` is added; packets stay in
+    order. `loss`: fraction of packets that are dropped. `bytes_per_s`: None without a limit; with a limit, at most
+    `queue_bytes` wait."""
 
     name: str
     latency_s: float
@@ -65,7 +66,7 @@ SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class SwitchClient:
-    """Each call connects and takes at most 5 s. Raises UserError if refused, ResourceError."""
+    """Each call connects and takes at most 5 s. Raises ResourceError, and UserError if the switch refuses."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,7 +76,7 @@ class SwitchClient:
         return self._ask({"do": "counters"})
 
     def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Changes fields of SwitchLink by link name. In force on return."""
+        """Changes fields of SwitchLink by link name; returns once the changes are in force."""
         self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +135,8 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens at `path` for this user. `answer` gets one request at a time, on other threads; its errors are sent back
-    as `error`. Raises UserError."""
+    """Listens at `path` for this user. `answer` gets one request at a time, on other threads. Errors that `answer`
+    raises are sent back as `error`. Raises UserError."""
     path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
     before = os.umask(0o177)
     try:

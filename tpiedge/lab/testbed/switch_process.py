@@ -1,7 +1,8 @@
 """The switch's process: `python -m tpiedge.lab.testbed.switch_process SOCKET`. Linux.
 
-It reads a SwitchPlan, one line, makes the devices' interfaces and prints `ready`. Then it forwards packets until
-SIGTERM or SIGINT, and answers on SOCKET (see switch.py). A failure prints `error: ...` and ends with status 1.
+The process reads one line, a SwitchPlan, makes the devices' interfaces and prints `ready`. Then it forwards packets
+until SIGTERM or SIGINT, and answers on SOCKET (see switch.py). After a failure, the process prints `error: ...` and
+ends with status 1.
 
 Each interface is a TAP device in its device's network namespace and vanishes with its descriptor here. Without ARP and
 IPv6, only packets of the device's programs are sent.
@@ -53,7 +54,7 @@ class Switch:
         self._links = {link.name: link for link in plan.links}
         self._stack = contextlib.ExitStack()
         self._taps: list[int] = []
-        #: The error that ended it.
+        #: The error that ended the forwarding thread.
         self.error: TpiedgeError | None = None
 
     def __enter__(self) -> "Switch":
@@ -109,7 +110,7 @@ class Switch:
 
 @contextlib.contextmanager
 def _open_port(port: Port, mac: bytes) -> Iterator[int]:
-    """Yields the nonblocking descriptor of an interface that is up and has its address. Raises UserError."""
+    """Yields the nonblocking descriptor of an interface that has its address and is up. Raises UserError."""
     try:
         with inside(Path(port.namespace)):
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -32,14 +32,14 @@ from tpiedge.units import counted
 
 _POLITE_S = 3.0
 _SWITCH_MODULE = "tpiedge.lab.testbed.switch_process"
-#: Detaches the switch but keeps its standard input, which a shell closes for background commands.
+#: Starts the switch in the background with its standard input, which a shell otherwise closes.
 _DETACH = 'exec 3<&0; "$@" <&3 3<&- &'
 _REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
-    """Removes leftovers and testbeds of dead owners, then brings a testbed up. Raises UserError if it is up or
-    impossible here, ResourceError; a failed start leaves nothing."""
+    """Removes leftovers and testbeds of dead owners, then brings a testbed up. Raises ResourceError, and UserError if
+    the testbed is up or cannot be made here. A failed start leaves nothing."""
     name = scenario.name
     with locked():
         _clear_orphans(say)
@@ -88,7 +88,6 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
 
 
 def namespaces_of(made: TestbedState) -> dict[str, Path]:
-    """Returns devices' namespaces; routers have none."""
     devices = made.topology.description.devices
     return {device.name: NAMESPACES / f"{prefix_of(made.name)}{device.name}" for device in devices}
 
@@ -103,7 +102,7 @@ def switches(name: str) -> set[int]:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a name is a testbed's; other programs may use similar ones."""
+    """Whether a name can be a testbed's; other programs may use similar names."""
     try:
         return bool(check_name(name, "a testbed"))
     except UserError:
@@ -111,7 +110,7 @@ def _is_name(name: str) -> bool:
 
 
 def _clear_orphans(say: Say) -> None:
-    """Removes every testbed whose owner has ended, as no later command may use its name."""
+    """Removes every testbed whose owner has ended, because perhaps no later command uses its name."""
     for name in state.names():
         found = read_state(name)
         if found is None or not found.orphaned:
@@ -166,7 +165,7 @@ def _make_groups(made: TestbedState, say: Say) -> None:
 
 
 def _limit(controllers: Controllers, group: str, device: Device) -> None:
-    """Sets a device's limits; leaves out a limit of all processors, or more."""
+    """Sets a device's limits, except a limit that allows all processors."""
     try:
         if device.cpus is not None and device.cpus < processors():
             controllers.limit_cpus(group, device.cpus)

@@ -54,7 +54,8 @@ class Topology:
         return tuple(passed)
 
     def path(self, source: str, target: str) -> tuple[tuple[str, str], ...]:
-        """Returns the links as (member, "up" or "down"), in order: up to the first router above both, then down."""
+        """Returns the links in order, as (member, "up" or "down"): up to the first router above both ends, then
+        down."""
         climb, descent = self.ascent(source), self.ascent(target)
         meeting = next(name for name in climb if name in descent)
         ups = itertools.takewhile(lambda name: name != meeting, climb)
@@ -96,7 +97,7 @@ class Topology:
         return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
-        """Returns the member `name`. Raises UserError, which lists names, unless it has a link."""
+        """Returns the member `name`. Raises UserError, which lists names, unless the member has a link."""
         found = self.members.get(name)
         if found is None or found.uplink is None:
             wired = [member.name for member in self.description.members if member.uplink is not None]
@@ -124,7 +125,8 @@ def pairs_of(topology: Topology) -> list[dict[str, Any]]:
 
 
 def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the device's record in `status`. `use` is its control group's, with the fields of GroupUse."""
+    """Returns the device's record in `status`. `use`: the use of the device's control group, with the fields of
+    GroupUse."""
     return {
         "name": device.name,
         "address": address,
@@ -138,7 +140,7 @@ def device_record(device: Device, address: str, use: Mapping[str, Any]) -> dict[
 
 
 def _settings(link: Link) -> dict[str, Any]:
-    """Returns settings for the switch; a queue holds a twentieth of a second, within bounds."""
+    """Returns settings for the switch; a queue has room for a twentieth of a second, within bounds."""
     least, most = 1 << 18, 1 << 22
     wanted = most if link.bytes_per_s is None else int(link.bytes_per_s / 20)
     return asdict(link) | {"queue_bytes": max(least, min(wanted, most))}

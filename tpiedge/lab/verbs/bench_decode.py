@@ -92,7 +92,8 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """Returns the setting and its least network time per token: a latency for each of 2 all-reduces per layer."""
+        """Returns the setting and its least network time per token, for which each of the 2 all-reduces per layer takes
+        one latency."""
         latency_s, rate = setting.links.over(self.testbed)
         reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {
@@ -212,7 +213,7 @@ def _counted(before: Sequence[Stats], after: Sequence[Stats], s_per_token: float
 
 
 def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns median, minimum and maximum of every float; other values are those of the last run."""
+    """Returns median, minimum and maximum of every float; other values are taken from the last run."""
     summary: dict[str, Any] = {}
     for name, value in samples[-1].items():
         is_time = isinstance(value, float)

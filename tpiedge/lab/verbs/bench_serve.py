@@ -38,7 +38,6 @@ _PERCENTILES = ("p50", "p90", "p99", "max")
 
 
 def print_serve_report(record: dict[str, Any]) -> None:
-    """Prints medians of the repeats, with minimum and maximum in brackets."""
     prefill = record["prefill"]
     click.echo(
         f"a prompt of {prefill['prompt_tokens']} tokens alone: {_plain(prefill['tokens_per_s'], 1)} tokens/s"
@@ -102,7 +101,7 @@ def _print_long(found: dict[str, Any]) -> None:
 
 
 _SMALL_VOCABULARY = 1000
-"""Every model's vocabulary has the token ids below it."""
+"""A bound of token ids: every model's vocabulary has the ids below."""
 _MOST = 1 << 20
 _OF_OWN_SERVER = (
     *("workers", "threads", "memory", "context", "parallel", "kv_tokens", "speculate"),

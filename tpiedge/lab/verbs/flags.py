@@ -19,7 +19,7 @@ testbed_option = click.option(
     metavar="NAME",
     help="Run on the devices and links of this testbed; root only.",
 )
-#: For lists of settings, each of which is measured.
+#: A flag with a list of settings, each of which is measured.
 varied_links = together(
     click.option(
         "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."

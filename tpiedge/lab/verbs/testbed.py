@@ -59,7 +59,7 @@ class NamespaceTestbeds:
 
 Backend = NamespaceTestbeds | DockerTestbeds
 Attached = RunningTestbed | AttachedContainers
-"""A running testbed: its `name`, `device_names`; `expected`, `measure` and `execute`."""
+"""A running testbed. Common members: `name`, `device_names`, `expected`, `measure`, `execute`."""
 
 
 def every_backend() -> tuple[Backend, ...]:
@@ -79,7 +79,7 @@ def backend_of(name: str) -> Backend:
 
 
 def require_free(name: str, chosen: Backend) -> None:
-    """Raises UserError if another backend has a testbed of that name."""
+    """Raises UserError if the other backend has a testbed with this name."""
     of_containers = isinstance(chosen, DockerTestbeds)
     if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
         raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")
@@ -102,7 +102,6 @@ def print_status(record: dict[str, Any]) -> None:
 
 
 def print_check(testbed: Attached, measured: Sequence[Measured], as_json: bool) -> None:
-    """Prints measurements beside the expected values; `off` is the deviation."""
     records = [_check_record(testbed, item) for item in measured]
     if as_json:
         click.echo(json.dumps({"name": testbed.name, "pairs": records}))

@@ -150,7 +150,7 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
-    """Finds the Llama 3 parameters that give the file's divisors of the frequencies; "default" if it has none."""
+    """Finds the Llama 3 parameters that give the frequencies' divisors in the file; "default" if the file has none."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}
@@ -188,7 +188,8 @@ _NORMAL = 1
 
 
 def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
-    """Returns the id of token `name` ("bos", "eos", ...), else SentencePiece's usual id; None if not below `rows`."""
+    """Returns the file's id of token `name` ("bos", ...), or SentencePiece's usual id; None if neither is below
+    `rows`."""
     value = header.fields.raw(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
@@ -197,7 +198,7 @@ def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
-    """Finds tokens that end an answer by their texts, whatever their kind in the file."""
+    """Finds, by text, the tokens that end an answer, whatever their kind in the file."""
     tokens, kinds = header.fields.raw("tokenizer.ggml.tokens"), header.fields.raw("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []

@@ -5,7 +5,7 @@ of keys; typed keys; descriptions of tensors; padding to `general.alignment`; te
 2. no key and no tensor's name occurs twice;
 3. every tensor begins at a multiple of the alignment and ends in the file, and no two overlap.
 
-All values end within the file, so a wrong length costs nothing.
+All values end within the file, so a wrong length costs no memory.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ from tpiedge.pack.quantised import BlockTensor
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import Precision
 
-#: Precisions that hold a type without rounding; q8 for the others.
+#: GGUF type -> the precision that stores it without rounding; other types become q8.
 _NATURAL = {"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32, "Q4_0": Precision.Q4}
 _BIASED = ("attn_q", "attn_output", "ffn_down")
 
@@ -51,7 +51,7 @@ class GgufModel:
         return self.path.name
 
     def text(self) -> tuple[dict[str, bytes], str | None]:
-        """Returns (a checkpoint's files beside its weights; why the tokenizer is missing, or None). Takes half a second
+        """Returns (a checkpoint's files except the weights; why the tokenizer is missing, or None). Takes half a second
         for a large vocabulary. Raises UserError."""
         files, notice = text_files(self.header, self.config.vocab_size)
         return config_files(self.header) | files, notice

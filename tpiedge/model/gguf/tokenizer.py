@@ -174,7 +174,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
-    """Returns all merges by their results' scores, best first, like SentencePiece. Raises _NoTokenizer."""
+    """Returns all merges, sorted by their results' scores, best first, like SentencePiece. Raises _NoTokenizer."""
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
