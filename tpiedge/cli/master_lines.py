@@ -53,8 +53,7 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Writes a token for any number of workers into `token_file` or, without that file, says one worker's command. The
-    tokens are void after the block."""
+    """Writes a token for all workers into `token_file`; without one, says one worker's command. Voids the tokens."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):

@@ -21,10 +21,7 @@ from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
 
 _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
-    "unknown": (
-        "secret",
-        "the master does not know this token: it was revoked or used up, or is of another cluster",
-    ),
+    "unknown": ("secret", "the master does not know this token: revoked, used up, or of another cluster"),
     "expired": ("expired", "this token has expired"),
     "used": ("used", "this token was used before"),
 }

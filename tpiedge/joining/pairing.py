@@ -83,8 +83,7 @@ class PairingMaster:
         self._workers.pop(name, None)
 
     def approve(self, code: str, now: float) -> tuple[Pending, PairingResult]:
-        """Returns (the worker whose screen shows `code`, the answer to send to that worker). Takes up to half a second.
-        Raises UserError."""
+        """Returns (worker that shows `code`, answer for that worker). Takes up to half a second. Raises UserError."""
         self._expire(now)
         if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")
