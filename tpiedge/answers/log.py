@@ -189,7 +189,7 @@ class AnswerLog:
             reader.end(why)
 
     def delete(self) -> None:
-        """Deletes the answer for its client."""
+        """Deletes the answer, as its client asked."""
         self.interrupt(Cancelled("the answer was deleted by its client"))
         self.end()
 

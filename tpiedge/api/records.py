@@ -108,7 +108,7 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """The content of a file. `size`: bytes of complete lines; `resubmissions`: their number since the last event."""
+    """The content of a file. `size`: bytes of complete lines. `resubmissions`: how many since the last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]

@@ -177,8 +177,8 @@ def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) 
 
 
 def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
-    """Returns the commands whose options settings can set, keyed by table. `names`: imports and returns only these
-    commands of the root; None: all commands."""
+    """Returns, by table, the commands with options that a settings file can set. `names`: imports and returns only
+    these commands of the root; None: all commands."""
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
         root.load(*(names or ()))

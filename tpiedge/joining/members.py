@@ -1,6 +1,6 @@
 """Keeps the members of the cluster and the revoked keys.
 
-An admission counts once it is on disk, a revocation counts at once. One write admits a member and spends a token's use.
+An admission takes effect when it is on disk, a revocation immediately. One write admits a member and uses its token.
 """
 
 import threading

@@ -127,7 +127,7 @@ class ReadingRate:
         self._tokens += tokens
 
     def stop(self, now: float) -> None:
-        """Notes that no prompt is read any more. Ignores fewer than 64 tokens, which mostly waited."""
+        """Notes that no prompt is read any more. Ignores a time with fewer than 64 tokens: most of it was waiting."""
         if self._since is not None and self._tokens >= 64:
             self._rates.append((now - self._since) / self._tokens)
         self._since = None
@@ -145,7 +145,7 @@ class Reading:
 
 
 class ReadingProgress:
-    """Progress of one prompt in one epoch. The rate omits tokens before the first report, which may be cached."""
+    """Progress of one prompt in one epoch. The rate omits tokens before the first report: they may be cached."""
 
     def __init__(self) -> None:
         self._done = self._before = 0

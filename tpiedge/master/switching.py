@@ -73,7 +73,7 @@ class Switching:
         return (found, takes_s) if takes_s <= min(reread_s or 10.0, 120.0) else again
 
     def resume(self, serving: Session | None, coming: Session | None) -> None:
-        """Lets a halted `serving` go on, unless it halted for `coming` and `coming` is still prepared."""
+        """Lets a halted `serving` go on, unless it halted for `coming` and `coming` still is PREPARED."""
         if serving is None or not serving.halting or serving.phase is not Phase.READY:
             return
         if coming is None or coming.number != serving.halting or coming.phase is not Phase.PREPARED:
