@@ -1,7 +1,7 @@
 """Encodes matrices as f32, rounded to bf16, as int8 with a scale for each group of a row, or as integers.
 
-A rank computes with the rounded values that it sends: parts are rounded, then the sum. So bits do not depend on the
-route. numpy and the native side give the same bits.
+A rank computes with the rounded values that it sends: parts are rounded, then the sum. So the sum's bits do not depend
+on the route. numpy and the native side give the same bits.
 """
 
 from math import prod
@@ -32,7 +32,7 @@ def header_of(wire: SummandPrecision, shape: Shape, itemsize: int = 4) -> Tensor
 
 
 def encode_array(wire: SummandPrecision, array: Summable) -> Buffer:
-    """Returns the bytes of a contiguous matrix of f32 ("i32": of integers), perhaps its own memory."""
+    """Returns the bytes of a contiguous matrix (integers if `wire` is "i32", else f32), perhaps its own memory."""
     if wire in EXACT:
         return array.data.cast("B") if array.size else b""
     library = packing_library()
@@ -46,8 +46,8 @@ def encode_array(wire: SummandPrecision, array: Summable) -> Buffer:
 
 
 def decode_array(wire: SummandPrecision, data: Buffer, shape: Shape) -> Summable:
-    """Returns the matrix, perhaps read-only in the memory of `data`. Values that are not finite stay so. Integers are
-    int64 if `data` is longer than for int32. Raises ValueError for a wrong length."""
+    """Returns the matrix, perhaps read-only in the memory of `data`. Values that are not finite stay non-finite.
+    Integers are int64 if `data` is longer than int32 needs. Raises ValueError for a wrong length."""
     if wire == "f32":
         return np.frombuffer(data, np.float32).reshape(shape)
     if wire == "i32":
@@ -74,8 +74,8 @@ def rounded(wire: SummandPrecision, array: Summable) -> Summable:
 
 
 def read_array(envelope: Envelope, rank: int, shape: Shape, wire: SummandPrecision | None) -> Summable | None:
-    """Returns a message's decoded tensor, perhaps read-only; None without one. Raises Misconduct unless its header says
-    `shape` and `wire` (None: f32 or bf16)."""
+    """Returns a message's decoded tensor, perhaps read-only, or None without a tensor. Raises Misconduct unless the
+    tensor's header says `shape` and `wire` (None: f32 or bf16)."""
     if envelope.tensor is None:
         return None
     header = envelope.message.tensor  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def read_array(envelope: Envelope, rank: int, shape: Shape, wire: SummandPrecisi
 
 
 def _int8_from_f32(array: Summable) -> bytes:
-    """Scales each group so that its largest magnitude is 127. A row has its elements, then its groups' scales."""
+    """Scales each group to a largest magnitude of 127. A row's bytes are its elements, then its groups' scales."""
     rows, columns = array.shape
     groups = -(-columns // INT8_GROUP)
     padded = np.zeros((rows, groups * INT8_GROUP), np.float32)

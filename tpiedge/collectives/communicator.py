@@ -45,14 +45,14 @@ class Doing(NamedTuple):
 
 
 class Liveness(Protocol):
-    """Knows whether waiting for a peer still makes sense; asked several times a second."""
+    """Knows whether waiting for a peer still makes sense. Callers ask several times a second."""
 
     def check(self, rank: int, waiting_for: str) -> None:
         """Raises PeerLost unless `rank` lives and gets on with its work."""
         ...
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost unless `rank` lives; it may have nothing to do, for however long."""
+        """Raises PeerLost unless `rank` lives. The rank may have had nothing to do for long."""
         ...
 
 
@@ -70,7 +70,7 @@ class Communicator:
         self._begun: dict[Tag, torch.Tensor] = {}
 
     def announce(self, _plan: StepPlan | SavePages) -> None:
-        """Begins a step on rank 0: sends the plan to the others. Clears `cancelled`. Steps count upwards."""
+        """Begins a step on rank 0: sends the plan to the other ranks. Clears `cancelled`. Steps count upwards."""
         self.cancelled = False
         self._begun.clear()
 
@@ -82,18 +82,19 @@ class Communicator:
         """Receives on rank 0 what peers send while no step runs, and notices broken connections."""
 
     def request_cancel(self, step: int) -> None:
-        """Sends the cancel flag with the next all-reduce of `step`. For rank 0, any thread."""
+        """Sends the cancel flag with the next all-reduce of `step`. For any thread of rank 0."""
         self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         """Returns the sum over ranks of `partial` (contiguous, [tokens, hidden]), perhaps in `partial`. All ranks give
-        f32, or all give integers (`summation.py`). With `contributes=False` only its shape and dtype kind count."""
+        f32, or all give integers (`summation.py`). With `contributes=False` only `partial`'s shape and dtype kind
+        count."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
         """Starts an all-reduce that travels while the caller computes. `partial` must not change before
-        `finish_all_reduce`. Several may be under way, in the same order on every rank."""
+        `finish_all_reduce`. Several all-reduces may be under way, begun in the same order on every rank."""
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
@@ -106,17 +107,18 @@ class Communicator:
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends the part (f32, 2-D) of `rank`, not 0, to rank 0; returns it there, None elsewhere. Rank 0's own part
-        only gives the shape. A rank must not be ahead by more than PeerChannel holds."""
+        """Sends the part (f32, 2-D) of `rank` (never 0) to rank 0. Returns the part on rank 0, None on others. Rank 0's
+        own part only gives the shape. A rank may be ahead by what PeerChannel holds."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
-        """Sends rank 0's part to `rank`, not 0; returns it there, None elsewhere. The tag's block has no effect."""
+        """Sends rank 0's part to `rank` (never 0). Returns the part on that rank, None on others. The tag's block has
+        no effect."""
         raise InternalError(f"there is no rank {rank}")
 
 
 class DeadlineLiveness:
-    """Gives every wait `timeout_s`; a new `waiting_for` begins a new wait."""
+    """Lets every wait last `timeout_s`; a new `waiting_for` begins a new wait."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
-"""The collectives. All add in the order of ranks, and give the same bits.
+"""The collectives, which add in the order of ranks and give the same bits.
 
 Star: every rank sends its part to rank 0, which sums and answers (TPI-LLM, section 3.2): two latencies, 2 (N - 1)
 messages over rank 0's links. Mesh: every rank sends its part to all: one latency, N (N - 1) messages. Two-shot, for
-large matrices: every rank sums a slice and sends it to all: two latencies, about twice the matrix over each link.
+large matrices: every rank sums a slice and sends the sum to all: two latencies, about twice the matrix over each link.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ from tpiedge.wire.fields import INT8_GROUP, SummandPrecision
 
 @dataclass(slots=True, eq=False)
 class AllReduce:
-    """One all-reduce under way. All ranks call the same methods in the same order; each raises PeerLost, ProtocolError.
+    """One all-reduce under way. All ranks call the same methods in the same order; every method raises PeerLost,
+    ProtocolError.
 
-    `own`: this rank's part, not rounded, None without one; it must not change meanwhile. `cancel`: on rank 0 whether to
-    send the flag, elsewhere whether it was sent. `sent`: how many peers, in order, have this rank's first message (from
-    a star's root: the sum). `total`: the sum as far as it is known.
+    `own`: this rank's part, not rounded (None: it has no part), which must not change meanwhile. `cancel`: on rank 0,
+    whether to send the cancel flag; elsewhere, whether rank 0 sent it. `sent`: how many peers, in order, have this
+    rank's first message (a star's root first sends the sum). `total`: the sum as far as it is known.
     """
 
     channel: PeerChannel
@@ -48,7 +49,7 @@ class AllReduce:
         raise NotImplementedError
 
     def advance(self) -> None:
-        """Waits, on the first call, for the messages that others sent in `start`, and sends its next ones."""
+        """Waits for the messages that other ranks sent in `start`, then sends its next ones. Later calls do nothing."""
         if not self.advanced:
             self._advance()
             self.advanced = True
@@ -57,14 +58,14 @@ class AllReduce:
         pass
 
     def finish(self) -> Summable:
-        """Returns the sum, in the caller's own memory; `cancel` is the same on every rank then."""
+        """Returns the sum, in memory of its own. Then `cancel` is the same on every rank."""
         raise NotImplementedError
 
     def _room(self) -> Summable:
         return np.empty(self.shape, np.int32 if self.wire == "i32" else np.float32)
 
     def _send(self, part: Summable | None, to: Sequence[int], hop: int | None = None) -> Buffer:
-        """Sends this rank's part, or a slice in its `hop`; no tensor if None. Returns the encoded bytes."""
+        """Sends this rank's `part` (a slice if `hop` is given; None: no tensor). Returns the encoded bytes."""
         header = None if part is None else header_of(self.wire, part.shape, part.itemsize)
         encoded = None if part is None else encode_array(self.wire, part)
         rank, place = self.channel.rank, (self.channel.epoch, *self.tag, CANCEL if self.cancel else 0)
@@ -75,8 +76,8 @@ class AllReduce:
     def _sum(
         self, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Sums all parts, in `out` unless that is too narrow. `blames`: whether an error may name the rank that sent a
-        wrong value; None: the sum is not checked. Sets `cancel`."""
+        """Sums all parts in `out`, or in an int64 copy if `out` is too narrow. `blames`: whether an error may name the
+        rank that sent a wrong value; None: the sum is not checked. Sets `cancel`."""
         channel, what = self.channel, self.what
         parts = {channel.rank: own}
         for rank, part, message in channel.collect(kind, self.tag, channel.peers, what, out.shape, self.wire):
@@ -145,7 +146,7 @@ def cut(array: Summable, count: int) -> list[Summable]:
 
 
 def check_slices(slices: Sequence[Summable], what: object) -> None:
-    """Raises ProtocolError if a slice is not finite; only the rank that summed it could tell whose part it was."""
+    """Raises ProtocolError if a slice is not finite. Only the rank that summed the slice could tell who is to blame."""
     with np.errstate(over="ignore", invalid="ignore"):
         for owner, part in enumerate(slices):
             if not is_finite(part):
@@ -197,7 +198,7 @@ class TwoShot(AllReduce):
         return self.total
 
     def _put(self, slices: list[Summable], rank: int, values: Summable) -> list[Summable]:
-        """Puts a slice's sum into its place. Returns the slices of the total, which may be wider now."""
+        """Puts a slice's sum into `total`. Returns the slices of `total`, perhaps int64 now."""
         assert self.total is not None  # since `advance`
         total = widened(self.total, values)
         if total is not self.total:

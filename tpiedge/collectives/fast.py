@@ -28,8 +28,8 @@ _Byte = ctypes.c_char
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A native call, and counts per kind of block (even: attention, odd: FFN; a rank may lack a share of one): calls in
-    a row that stopped early (`left_off`), all-reduces to do step by step before the next call (`pause`)."""
+    """A native call, and two counts per kind of block (even: attention, odd: FFN; a rank may lack one kind).
+    `left_off`: calls in a row that stopped early. `pause`: all-reduces to do step by step before the next call."""
 
     reduce: Reduce
     #: The sum, once a star's root has begun to send it.
@@ -48,8 +48,8 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Tries to sum in `own`; returns (0, `own`) if done. Else returns how many peers have this rank's first
-        message, and None; but at a star's root that sent the sum to some, the unrounded sum."""
+        """Tries to sum in `own`. Returns (0, `own`) if done, else (how many peers have this rank's first message,
+        None). A star's root that has sent the sum to some peers returns the unrounded sum instead of None."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None
         prepared = self._prepared(name, wire, own.shape)

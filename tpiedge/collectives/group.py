@@ -1,4 +1,4 @@
-"""The communicator of several ranks. The plan names the collective; all other messages go over rank 0's links."""
+"""The communicator of several ranks. The plan names the collective; messages of other calls go over rank 0's links."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -22,7 +22,7 @@ COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh,
 
 
 class Group(Communicator):
-    """The caller closes `endpoint`. `linked`: every rank has a link to every other, so there is a choice."""
+    """The caller closes `endpoint`. `linked`: all ranks have links to each other: plans may name any collective."""
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class Group(Communicator):
 
     @property
     def dropped(self) -> int:
-        """The number of messages that came too late."""
         return self._channel.dropped
 
     def announce(self, plan: StepPlan | SavePages) -> None:

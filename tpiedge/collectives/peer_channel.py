@@ -1,6 +1,7 @@
-"""Sorts one rank's messages of the tensor plane: awaited now, too early (held up to a limit), too late (dropped).
+"""Sorts one rank's messages of the tensor plane into awaited ones, early ones (held up to a limit) and late ones
+(dropped).
 
-A message that speaks for another rank, or that its rank may not send, raises Misconduct. Liveness is asked every 50 ms.
+A message raises Misconduct if its sender speaks for another rank or may not send it. Liveness is asked every 50 ms.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set
@@ -25,7 +26,7 @@ from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, SavePages, Sli
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.fields import Message, SummandPrecision
 
-#: Messages held of each rank, at most. The protocol lets a rank be ahead by the all-reduces under way.
+#: Most messages held of one rank. The protocol lets a rank be ahead by the all-reduces under way.
 MAX_HELD: Final = 64
 MAX_HELD_BYTES: Final = 32 * MIB
 _SLICE_S: Final = 0.05
@@ -54,7 +55,7 @@ class PeerChannel:
         self._ranks = {node_name(peer): peer for peer in self.peers}
         self._held: dict[_Key, Envelope] = {}
         self._step = 0
-        #: Ranks whose links steps need; others may break and come back.
+        #: Ranks whose links are needed for steps; links to other ranks may break and come back.
         self.needed: Set[int] = set(self.peers)
         self.dropped = 0
 
@@ -65,7 +66,7 @@ class PeerChannel:
     def send(
         self, message: Message, tensor: Buffer | None, ranks: Sequence[int], what: Doing, sent: int = 0
     ) -> None:
-        """Sends to `ranks` in this order, without the first `sent`. Raises PeerLost, ProtocolError."""
+        """Sends to `ranks` in this order, except the first `sent` of them. Raises PeerLost, ProtocolError."""
         waiting = ranks[sent:]
         if not waiting:
             return
@@ -98,8 +99,8 @@ class PeerChannel:
         wire: SummandPrecision | None = None,
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
-        """Yields one message of `kind` from each of `ranks`, as they arrive: rank, tensor (`read_array`), message. A
-        list has the shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
+        """Yields (rank, tensor by `read_array`, message) for a message of `kind` from each of `ranks` on arrival. A
+        list `shape` has a shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
         missing: dict[_Key, int] = {(kind, *tag, hop, rank): rank for rank in ranks}
         while missing:
             here = next((key for key in self._held if key in missing), None)
@@ -127,7 +128,7 @@ class PeerChannel:
                     self._liveness.check_idle(peer, what)
 
     def take_in(self, what: str) -> None:
-        """Receives what has come already, so that it does not pile up. Does not wait."""
+        """Receives the messages that have come, so that they do not pile up. Does not wait."""
         for _ in range(_BURST):
             if self._receive(what, timeout_s=0.0) is None:
                 return
@@ -135,7 +136,8 @@ class PeerChannel:
     def _receive(
         self, what: object, awaited: Container[_Key] = (), timeout_s: float = _SLICE_S
     ) -> bool | None:
-        """Receives and holds one message. False if it is late; None if none came or a link broke that no step needs."""
+        """Receives one message. Returns True if it is held, False if it is late, None if no message came or a link
+        broke that no step needs."""
         try:
             envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:
@@ -159,7 +161,7 @@ class PeerChannel:
         return True
 
     def _key(self, envelope: Envelope) -> _Key | None:
-        """Returns the message's key; counts a late message, and returns None."""
+        """Returns the message's key, or None for a late message, which is counted."""
         rank = self._rank(envelope.sender)
         message = envelope.message
         if isinstance(message, Probe | Echo):

@@ -1,8 +1,8 @@
 """Sums the collectives' tensors, as numpy arrays, in the order of ranks.
 
-Quantised models sum integers exactly. A part is narrow (int32) or wide (int64); the sum is wide if a part is. Narrow
-parts are at most (2^31 - 1) // size, wide ones LARGEST, so no sum overflows. A wide part beyond LARGEST is not finite:
-the sum is NOT_A_NUMBER there.
+Quantised models sum integers exactly. A part is narrow (int32) or wide (int64); the sum is wide if any part is.
+Magnitudes are at most (2^31 - 1) // size in narrow parts, LARGEST in wide ones, so no sum overflows. A number beyond
+LARGEST is not finite: the sum is NOT_A_NUMBER there.
 """
 
 from collections.abc import Mapping
@@ -56,12 +56,12 @@ def is_finite(array: Summable, *, part: bool = False) -> bool:
 
 
 Parts = Mapping[int, Summable | None]
-"""Maps each rank to its part; None where it has none."""
+"""Maps each rank to its part (None: no part)."""
 
 
 def ordered_sum(parts: Parts, out: Summable) -> Summable:
-    """Returns ((p0 + p1) + p2) + ..., zeros without parts. The sum grows in `out` (f32 or int32), or in an int64 copy
-    from the first wide part on. Call it within `np.errstate(over="ignore", invalid="ignore")`."""
+    """Returns ((p0 + p1) + p2) + ..., or zeros without parts. The sum grows in `out` (f32 or int32), from the first
+    wide part on in an int64 copy. Call it within `np.errstate(over="ignore", invalid="ignore")`."""
     total: Summable | None = None
     given = [part for _, part in sorted(parts.items()) if part is not None]
     for part in given:
@@ -78,8 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises Misconduct, if the sum is not finite, for the first rank with a non-finite part; ProtocolError if all
-    parts are non-finite, if none is (an overflow), or if `adds` names the adding rank, which may not blame."""
+    """Raises ProtocolError for a non-finite sum if no part (an overflow) or every part is non-finite, or if `adds`
+    names the adding rank, which may not blame. Else raises Misconduct for the first rank with such a part."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

@@ -1,10 +1,11 @@
 """Plans steps: which tokens of which sequences. Pure: without tensors, sockets or clock.
 
 1. Sequences begin in order of arrival, when a slot and pages for all their tokens are free. A sequence waits while
-   another computes a page for both.
-2. If no page is free, the youngest sequence is preempted: it waits in front; lost pages are computed anew.
-3. A step that decodes may take `_MAX_SLOWDOWN` times as long with prompts; a step of prompts alone may take `_STEP_S`,
-   or twice the least step's time. The oldest prompt gets a share; prompts nearest to their first tokens get the rest.
+   another computes a page that both use.
+2. If no page is free, the youngest sequence is preempted: it waits first in line; its lost pages are computed anew.
+3. A step that decodes may take `_MAX_SLOWDOWN` times as long with prompts as without. Prompts alone may take `_STEP_S`,
+   or twice the least step's time. The oldest prompt gets a share; other tokens go to prompts nearest to their first
+   tokens.
 4. A page is published when all its tokens are decided and computed.
 """
 
@@ -22,16 +23,16 @@ from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
-#: Most guesses for one sequence in a step: a native call takes no more, with the row before them.
+#: Most guesses for one sequence in a step: a native call takes at most these and the row before them.
 MAX_DRAFTED: Final = 15
 _MAX_SLOWDOWN: Final = 4.8
 _STEP_S: Final = 1.0
 _UNKNOWN_TOKENS: Final = 64  # most prompt tokens beside answers while costs are unknown
 _LEAST_TOKENS: Final = 16  # least prompt tokens allowed beside answers
 _ROOMY_TOKENS: Final = 256  # least prompt tokens allowed in a step without answers
-#: The oldest prompt gets one in so many of a step's prompt tokens.
+#: The oldest prompt gets one in this many of a step's prompt tokens.
 _OLDEST_PART: Final = 4
-#: Rows of answers and guesses in a step.
+#: Most rows of answers and guesses in a step.
 _MOST_ROWS: Final = 64
 #: Most new pages of one step: half of the pages that its plan can name.
 _MOST_PAGES: Final = MAX_PAGES // 2
@@ -57,8 +58,8 @@ class Batch:
 
 
 class Batcher:
-    """Plans steps of at most `step_tokens` tokens, `sequences` sequences and `speculate` guesses for each. Add measured
-    times to `cost`."""
+    """Plans steps of at most `step_tokens` tokens, `sequences` sequences and `speculate` guesses for each sequence. Add
+    measured times to `cost`."""
 
     def __init__(self, pool: PagePool, step_tokens: int, sequences: int = 1, speculate: int = 0) -> None:
         self._pool, self.cost = pool, StepCost()
@@ -82,7 +83,7 @@ class Batcher:
         return (*self._running, *self._waiting)
 
     def add(self, request: GenerationRequest) -> RunningSequence:
-        """Accepts a request, which must fit the cache. Its answer so far is computed anew, like a prompt."""
+        """Accepts a request, which must fit the cache. The request's answer so far is computed anew, like a prompt."""
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
         if self._speculate:
             sequence.lookup = PromptLookup()
@@ -95,8 +96,8 @@ class Batcher:
         return sequence
 
     def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
-        """Returns pages of running sequences, oldest first and at most `most_pages`, and these sequences. Skips scanned
-        prompts: their hidden states would be missing."""
+        """Returns (pages, sequences): at most `most_pages` pages of running sequences, the oldest first, and those
+        sequences. Skips scanned prompts, whose hidden states would be missing."""
         places: dict[int, int] = {}
         saved: list[SavedSequence] = []
         for one in self._running:
@@ -123,7 +124,7 @@ class Batcher:
         self._pool.give_back(allocated)
 
     def free_restored(self, *, claimed: bool = False) -> bool:
-        """Frees restored pages of requests that were not added, or (`claimed`) did not begin. Returns whether there
+        """Frees restored pages of requests that were not added or, if `claimed`, have not begun. Returns whether there
         were any."""
         found, self._restored = list(self._restored.values()), {}
         for sequence in self._waiting if claimed else ():
@@ -144,7 +145,7 @@ class Batcher:
             self._release(sequence)
 
     def plan(self) -> Batch | None:
-        """Plans the next step; None if no sequence can be computed."""
+        """Plans the next step. Returns None if no sequence can be computed."""
         self._admit()
         pieces = self._pieces()
         if not pieces:
@@ -157,14 +158,14 @@ class Batcher:
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
     def undrawn(self, piece: StepPiece) -> None:
-        """Notes that the piece's mask is missing: its sequence pauses until `decided` is called, or it is preempted."""
+        """Notes that the piece's mask is missing: the sequence pauses until `decided` or a preemption."""
         sequence = piece.sequence
         sequence.undrawn = True
         sequence.done = piece.stop - piece.drafted - 1
         self._publish(sequence)
 
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
-        """Notes the tokens drawn after a piece: one more than its right guesses; none within a prompt."""
+        """Notes the tokens drawn after a piece: one more than the piece has right guesses, or none within a prompt."""
         sequence = piece.sequence
         sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
@@ -195,7 +196,7 @@ class Batcher:
         self._waiting.extendleft(reversed(passed))
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
-        """Finds pages with which the sequence can begin; None while another sequence computes the next one."""
+        """Returns pages with which the sequence can begin, or None while another sequence computes the next page."""
         if sequence.restored is not None:
             return list(sequence.restored.pages)
         if not self._shares(sequence):
@@ -307,7 +308,7 @@ class Batcher:
 
     def _secure(self, sequence: RunningSequence, positions: int, pieces: Sequence[StepPiece]) -> bool:
         """Gets pages for `positions`, preempting younger sequences that are not in the step yet. Returns False if pages
-        are missing, or the sequence was preempted itself."""
+        are missing or the sequence itself was preempted."""
         planned = {piece.sequence.slot for piece in pieces}
         while len(sequence.pages) < self._pool.pages_of(positions):
             if self._pool.available:

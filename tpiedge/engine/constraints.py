@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 class TriggeredConstraint:
     """A grammar that applies from a trigger token to the first place where its text may end. Elsewhere the answer is
-    free, and everywhere once the grammar failed (the log says so)."""
+    free. Once the grammar has failed (the log says so), the answer is free everywhere."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         self._constraint = constraint
@@ -127,7 +127,8 @@ class TriggeredConstraint:
 
 AnswerConstraint = Constraint | TriggeredConstraint
 
-#: Masks delay a step of several requests by `_PART` of the step before, at least `_LEAST_S`; a lone one by `_LONE_S`.
+#: Masks may delay a step of several requests by `_PART` of the previous step's time, or by `_LEAST_S` if that is more;
+#: a step of one request by `_LONE_S`.
 _PART: Final = 0.1
 _LEAST_S: Final = 0.001
 _LONE_S: Final = 0.05
@@ -216,7 +217,8 @@ def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> 
 
 
 class MaskWaits:
-    """A step's time for mask waits, shared by its answers. `wait` returns when an answer has news, or after a time."""
+    """A step's time for mask waits, which all its answers share. `wait` returns once an answer has news, or after the
+    given seconds."""
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many a step takes. Pure.
 
-1. A guess repeats what followed the latest of the longest earlier matches of the text's end. Just after a long match
-   failed, the guess continues near the failed place. A guess that reaches the end of the text repeats itself.
+1. A guess repeats what followed the longest earlier match of the text's end, of equal ones the latest. Just after a
+   long match failed, the guess continues near the failed place. A guess that reaches the end of the text repeats
+   itself.
 2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
-3. A step takes the first tokens of guesses that maximise its expected tokens per second.
-4. Drafts cost a sequence at most `_RISK` of its time without drafts plus the time of `_CREDIT` tokens, by `StepCost`.
+3. A step takes as many first tokens of guesses as maximise its expected tokens per second.
+4. By `StepCost`, drafts cost a sequence at most `_RISK` of its time without drafts plus the time of `_CREDIT` tokens.
    Gains of up to `_GAINED` tokens' time may be lost again.
 """
 
@@ -20,7 +21,7 @@ from tpiedge.engine.step_cost import StepCost
 _HASHES: Final = 1 << 14
 _CANDIDATES: Final = 64
 _ENOUGH: Final = 32
-#: After a match of `_TRUSTED` tokens failed, guesses continue within `_REACH` tokens of it.
+#: After a match of `_TRUSTED` tokens failed, guesses continue within `_REACH` tokens of the failed place.
 _TRUSTED: Final = 4
 _REACH: Final = 8
 
@@ -38,8 +39,8 @@ NO_GUESS: Final = Guess()
 
 
 class PromptLookup:
-    """Finds pairs of tokens as LZ77 does: `_heads` maps a pair's hash to its latest end, `_earlier` each end to the
-    previous one. A pair is added when its successor is known, so a suffix does not find itself."""
+    """Finds pairs of tokens as LZ77 does: `_heads` maps a pair's hash to the pair's latest end, `_earlier` maps each
+    end to the previous end. A pair is added when its successor is known, so the text's end does not find itself."""
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self._ids = array("I")
@@ -98,7 +99,7 @@ class PromptLookup:
             self._place, self._matched = self._beside()
 
     def _longest(self) -> tuple[int, int]:
-        """Returns the place after the longest earlier match of the text's end, and the match's length, or zeros."""
+        """Returns (the place after the longest earlier match of the text's end, the match's length), or (0, 0)."""
         ids, best, longest = self._ids, 0, 1
         last = len(ids) - 1
         if last < 1:
@@ -125,7 +126,8 @@ class PromptLookup:
         return length
 
     def _beside(self) -> tuple[int, int]:
-        """Returns the place after the same token near the failed place, and 1; or after one replaced token, and 0."""
+        """Returns (the place after a token near the failed place that equals the latest token, 1) or, without one, (the
+        place as if single tokens had been replaced, 0)."""
         ids, latest = self._ids, self._ids[-1]
         in_step = self._lost + self._strayed
         near = range(self._lost, min(self._lost + _REACH, len(ids) - 1))
@@ -158,7 +160,7 @@ class DraftLength:
         #: By kind of match length (`_kind`): guessed tokens seen, and the right ones among them.
         self._seen = [_WEIGHT] * len(_EXPECTED)
         self._right = [_WEIGHT * expected for expected in _EXPECTED]
-        #: Time lost by drafts beyond their gain, time of the answer without drafts, and of one such token.
+        #: Seconds: lost by drafts beyond their gain; of the answer without drafts; of one token without drafts.
         self._lost_s = self._plain_s = self._token_s = 0.0
 
     def chances(self, guess: Guess) -> Iterator[float]:
@@ -169,18 +171,17 @@ class DraftLength:
 
     @property
     def affordable_s(self) -> float:
-        """Seconds that the next step's drafts may lose."""
         left_s = _RISK * self._plain_s + _CREDIT * self._token_s - self._lost_s
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes the `seconds` that drafts add to a step, and the sequence's part of the remaining time."""
+        """Notes the sequence's parts of a step's time: `seconds` that its drafts add, `token_s` without drafts."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds
 
     def learn(self, guess: Guess, tokens: Sequence[int]) -> None:
-        """Notes the tokens (at least one) drawn in the step with the guess."""
+        """Notes the tokens (at least one) drawn in the step that took the guess."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
             if i >= guess.sure:
                 kind = _kind(guess.matched + i)
@@ -217,7 +218,7 @@ def allot(bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost, 
 def _likeliest(
     bids: Sequence[tuple[DraftLength, Guess]], rows: int, cost: StepCost
 ) -> list[tuple[float, int]]:
-    """Returns (chance, index in `bids`) of affordable tokens, the likeliest first, a bid's tokens in their order."""
+    """Returns (chance, index in `bids`) of affordable tokens, the likeliest first, each bid's tokens in their order."""
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))

@@ -1,4 +1,4 @@
-"""The LM head, on rank 0 only (TPI-LLM, section 3.1): makes tokens, scores and embeddings of hidden states.
+"""The LM head, on rank 0 only (TPI-LLM, section 3.1): turns hidden states into tokens, scores and embeddings.
 
 Shapes: M positions, V vocabulary, R vocabulary rows of a tile.
 """
@@ -89,7 +89,7 @@ class Head:
 
 
 class MeanState:
-    """The mean of hidden states of `width` numbers, summed in f64 one by one: its bits do not depend on the batches."""
+    """The mean of hidden states of `width` numbers, summed in f64 one by one: the bits do not depend on batches."""
 
     def __init__(self, width: int) -> None:
         self._total_H: NDArray[np.float64] = np.zeros(width)
@@ -112,7 +112,8 @@ class MeanState:
 @dataclass(eq=False)
 class LiveRequest:
     """A request that has not ended. `scored`: the first position whose log probability was not sent. `deferred`: a
-    piece without its mask, its logits, and whether its step was shared. `refused`: the request's error."""
+    piece that waits for its mask, the piece's logits, and whether several requests shared the step. `refused`: the
+    request's error."""
 
     sequence: RunningSequence
     sampler: Sampler
@@ -134,7 +135,7 @@ class LiveRequest:
         return self.forced() is not None
 
     def forced(self) -> Sequence[int] | None:
-        """Returns the only tokens that may come next; None while unknown, empty if the grammar has failed."""
+        """Returns the only tokens that may come next; None while unknown, empty if there is no grammar or it failed."""
         found: Sequence[int] | None = ()
         with refusing(self):
             found = () if self.constraint is None else self.constraint.forced()
@@ -206,7 +207,7 @@ class Drawing:
         self._meter.accepted += max(0, len(tokens) - 1)
 
     def _room(self, rows: int) -> Tensor:
-        """Returns memory for logits, kept between steps: new memory costs a page fault every 4 KiB."""
+        """Returns memory for logits, kept between steps to save page faults."""
         if self._logits_MV.shape[0] >= rows:
             return self._logits_MV[:rows]
         room = torch.empty(rows, self._vocab_size)
@@ -238,7 +239,7 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Sends log probabilities of the prompt tokens after these positions, unless sent before a preemption."""
+        """Sends log probabilities of the prompt tokens after the piece's positions, except those sent already."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
@@ -254,7 +255,8 @@ class Drawing:
             live.scored += len(scores[part])
 
     def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """Pools hidden states not pooled before a preemption, or the prompt's last one if only that counts."""
+        """Pools the piece's hidden states, except those pooled already; only the prompt's last state if no other
+        counts."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
         with self._meter.head_span:

@@ -2,7 +2,7 @@
 
 Shapes: T tokens of the step, C of a chunk, H hidden size, n local query heads, K local KV heads, d head dimension, P
 rows of a head as products see them (f32 and bf16 units are padded to whole pages). The residual stream x_TH is f32 and
-identical on all nodes: each adds the same sums in the same order (TPI-LLM, section 3.1).
+identical on all nodes: every node adds the same sums in the same order (TPI-LLM, section 3.1).
 """
 
 import functools
@@ -191,7 +191,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Takes rank 0's embeddings of a chunk. All-reduces hold up rank 0: few messages wait for a slow node."""
+        """Receives rank 0's embeddings of a chunk. Few messages wait for a slow node: all-reduces hold up rank 0."""
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
@@ -263,8 +263,8 @@ class Engine:
 
     @cached_property
     def _layers(self) -> FusedLayers | None:
-        """Returns all layers as one native call; None if some cannot be fused, weights are streamed, or matrix o or
-        down has a bias, to be added after the all-reduce."""
+        """Returns all layers as one native call, or None if some cannot be fused, if weights are streamed, or if matrix
+        o or down has a bias, which is added after the all-reduce."""
         kept = self.weights.kept()
         if self.linear.pool is None or kept is None:
             return None

@@ -1,12 +1,12 @@
 """Compiles grammars and follows answers, in a process per grammar, without torch.
 
-A grammar may be hostile, so each child has limits. One of its two sockets carries frames; shutting the other one ends
-the child, and brings its `FATE`.
+A grammar may be hostile, so each child has limits. One of a child's two sockets carries frames; shutting the other one
+ends the child, and then brings its `FATE`.
 
-Frames are as in `text_child.py`, with u32 numbers and an answer's number, 0 for the grammar:
+Frames are as in `text_child.py`, with u32 numbers and an answer's number (0: the grammar):
 - received: `g` JSON, `a` drawn tokens, `d` guessed tokens, `b` restart and tokens, `x` end;
 - sent: `r` pid, `y` compiled (microseconds), `e` error;
-- sent after `g`, `a`, `b`: `f` (count of the grammar's tokens in `b`, forced tokens), `m` mask; after `d`: `d` masks.
+- sent after `g`, `a`, `b`: `f` (how many tokens of `b` count, forced tokens), `m` mask; after `d`: `d` masks.
   Microseconds precede masks. A mask is a byte (may the answer end?) and a bit per token.
 """
 
@@ -67,7 +67,7 @@ class _Nursery:
         self._vocabulary = vocabulary
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
-        #: By file number of the watch: the child's pid, and the watch.
+        #: The child's pid and its watch, by the watch's file number.
         self._children: dict[int, tuple[int, socket.socket]] = {}
 
     def run(self) -> None:
@@ -111,7 +111,7 @@ class _Nursery:
         return bool(data)
 
     def _leave(self, session: socket.socket, parent: int) -> NoReturn:
-        """Runs the child, and exits whatever happens: no code of its parent may run in it."""
+        """Runs the child, then exits whatever happens: no code of the parent may run in the child."""
         try:
             die_with_parent()
             if os.getppid() == parent:
@@ -237,7 +237,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """Restarts the grammar, and takes tokens until its text may end. Returns how many it took."""
+        """Restarts the grammar, and consumes tokens until its text may end. Returns how many tokens were consumed."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():

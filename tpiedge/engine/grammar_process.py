@@ -22,17 +22,18 @@ from tpiedge.wire.requests import Grammar
 
 FATE: Final = struct.Struct("<iQ")
 """A child's exit status (negative: a signal), and its CPU time in microseconds."""
-#: Limit until a child is ready, behind others and the tokenizer. All limits together are below a stall limit.
+#: Limit until a child is ready; other children and the tokenizer may come first. All limits together are below a stall
+#: limit.
 _READY_S: Final = 25.0
 COMPILE_S: Final = 20.0
-"""Limit until a grammar is compiled, and then until its answer begins; CPU limits end most grammars long before."""
+"""Limit until a grammar is compiled, and again until its answer begins. CPU limits end most grammars long before."""
 AGAIN_S: Final = 30.0
 """The same limit if an answer has begun."""
 
 
 class GrammarLink:
-    """The parent's sockets of a child: `session` carries frames; shutting `watch` ends the child, and then its `FATE`
-    arrives."""
+    """The parent's sockets of a child: `session` carries frames; shutting `watch` ends the child and brings its
+    `FATE`."""
 
     def __init__(self, session: socket.socket, watch: socket.socket) -> None:
         session.setblocking(False)
@@ -69,12 +70,12 @@ class GrammarLink:
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
-        """Sends a frame. Keeps bytes that find no room for later, as the child may not read yet."""
+        """Sends a frame. Bytes that find no room are kept for later, because the child may not read yet."""
         self._unsent += HEAD.pack(len(body), letter, number) + body
         self._flush()
 
     def receive(self) -> Sequence[tuple[bytes, int, bytes]]:
-        """Returns the frames that have come: letter, number, body."""
+        """Returns (letter, number, body) of each frame that has come."""
         self._flush()
         if not self._silent:
             part = _received(self._session, 1 << 18)
@@ -169,7 +170,7 @@ class GrammarProcess:
         self._is_ready = self._compiled = False
         self._error: TpiedgeError | None = None
         self.begun = 0
-        """How many processes there were: a new one knows no answer."""
+        """How many processes there have been; a new process knows no answer."""
         self._spent_s = self._deadline = 0.0
 
     @property
@@ -177,7 +178,7 @@ class GrammarProcess:
         return self._error is None and bool(self._answers)
 
     def join(self, hear: Callable[[bytes, bytes], None]) -> int:
-        """Numbers a new answer. `hear` gets the answer's frames (letter, body) whenever any answer calls `ready`."""
+        """Returns a new answer's number. `hear` gets its frames (letter, body) whenever any answer calls `ready`."""
         number = 1 + next(self._numbers) % 0xFFFF  # frames of an answer that left may still come
         self._answers[number] = hear
         return number

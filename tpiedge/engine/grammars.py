@@ -1,7 +1,7 @@
 """Gets masks of allowed tokens from processes beside rank 0 (`grammar_child.py`) while steps are computed.
 
-1. An answer that ends by itself is a text of its grammar; other answers begin such a text. Masks depend on grammar and
-   tokens alone, so another epoch can continue an answer.
+1. An answer that ends by itself is a text of its grammar; other answers are beginnings of such texts. Masks depend on
+   grammar and tokens alone, so another epoch can continue an answer.
 2. A wrong or too expensive grammar is refused, and hurts only requests that share its process.
 3. No process outlives its requests or its parent.
 """
@@ -36,7 +36,8 @@ from tpiedge.wire.requests import GenerationRequest
 
 #: How long a mask may take.
 _ANSWER_S: Final = 10.0
-#: Beside other answers a mask may take `_MASK_S` of CPU time, or `_PART` of its step; all masks `_SLACK_S` more.
+#: Beside other answers a mask may take `_MASK_S` of CPU time or, if that is more, `_PART` of its step's time. All masks
+#: of an answer together may take `_SLACK_S` more.
 _MASK_S: Final = 0.005
 _PART: Final = 0.1
 _SLACK_S: Final = 1.0
@@ -44,7 +45,7 @@ _SLACK_S: Final = 1.0
 
 class Grammars:
     """The grammar processes of one model with `rows` tokens and the tokenizer in `folder`. One thread makes all calls;
-    the processes die with it."""
+    the processes die with that thread."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder, self._rows = folder, rows
@@ -53,8 +54,8 @@ class Grammars:
         self._end = -1
 
     def start_compile(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
-        """Starts to compile the request's grammar. `again`: an answer has begun with it. Requests of one `group` share
-        a process while one of them lasts. Raises GrammarRefused."""
+        """Starts to compile the request's grammar. `again`: an answer with the grammar has begun before. Requests of
+        one `group` share a process while any such request lasts. Raises GrammarRefused."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
         if not grammars_installed():
@@ -109,7 +110,7 @@ class Constraint:
         *,
         again: bool,
     ) -> None:
-        """`model`: the end token that the child knows, instead of the request's own, and the number of tokens."""
+        """`model`: (the end token that the child knows, perhaps not the request's; the number of tokens)."""
         child_end, self._rows = model
         self._process = process
         self._number = process.join(self._understand)
@@ -132,7 +133,7 @@ class Constraint:
         self.kept = 0
         """How many tokens of the last restart the grammar took before its text might end."""
         self._refused: GrammarRefused | None = None
-        #: Processor time since tokens were drawn last, and how much more than allowed.
+        #: Processor seconds since tokens were last drawn, and processor seconds beyond the allowed ones so far.
         self._cost_s = self._debt_s = self._deadline = 0.0
         self._drawn_at = now()
 
@@ -161,8 +162,8 @@ class Constraint:
             self._ask(b"d", ids)
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """Yields masks for the next token and after each guess, up to a guess not allowed. `shared`: other answers
-        wait, too."""
+        """Yields masks for the next token and for the token after each guess, up to a guess that is not allowed.
+        `shared`: other answers wait, too."""
         while not self.known():
             await_any([self], _ANSWER_S)
         assert self._mask is not None
@@ -269,7 +270,7 @@ class _Waiting(Protocol):
 
 
 def await_any(constraints: Sequence[_Waiting], limit_s: float) -> None:
-    """Waits until one of the links has news, at most `limit_s`; not at all if a constraint has no links."""
+    """Waits until a link of `constraints` has news, at most `limit_s`. Does not wait if a constraint has no links."""
     waiting = [one.links() for one in constraints]
     if waiting and all(waiting):
         links = {link for some in waiting for link in some}

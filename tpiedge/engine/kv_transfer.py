@@ -1,11 +1,12 @@
-"""KV transfer from one epoch to the next, instead of prefilling again.
+"""KV transfer from one epoch to the next, in place of prefilling.
 
-At an epoch's end every node saves the heads that its machine's next node needs in a snapshot. Rank 0 also saves heads
+At an epoch's end every node saves a snapshot: the heads that its machine's next node needs. Rank 0 also saves heads
 that nodes elsewhere will lack (`planner/kv_transfer.py`). In the next epoch every node reads its machine's snapshot
-into the first pages of its cache, and rank 0 sends the rest. The pages count only if every node has all its heads.
+into the first pages of its cache, and rank 0 sends the other heads. Pages count only if every node has all its heads.
 
-A snapshot is a file: a nonce, the header's length, the header (JSON, without tokens), and parts by head, page, layer,
-encrypted with a key that only this machine's processes hold. Opening a snapshot deletes it, as does a failed write.
+A snapshot is a file: a nonce, the header's length, the header (JSON, without tokens), and parts by head, page, layer.
+Header and parts are encrypted with a key that only this machine's processes hold. Opening a snapshot deletes it, and so
+does a failed write.
 """
 
 import contextlib
@@ -43,8 +44,6 @@ _LENGTH: Final = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class SnapshotStore:
-    """The folder of this machine's snapshots, and the key to them."""
-
     folder: Path
     key: bytes = field(repr=False)
 
@@ -86,7 +85,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 class SnapshotWriter:
-    """Writes a snapshot. `error` holds the first error."""
+    """`error` holds the first error of writing."""
 
     def __init__(self, store: SnapshotStore, epoch: int, header: SnapshotHeader, stack: ExitStack) -> None:
         self.error = ""
@@ -196,8 +195,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages that rank 0 orders. Call it on all ranks, on rank 0 with `sequences` and the heads `stored`
-        for nodes elsewhere. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages that rank 0 orders. Call it on all ranks; rank 0 gives `sequences`, and in `stored` the heads
+        to save for nodes elsewhere. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")
@@ -232,8 +231,8 @@ class KVTransfer:
             self._saved = None
 
     def restore(self, snapshot: KVSnapshot) -> tuple[Sequence[SavedSequence], int]:
-        """Fills the first pages of the cache. Call it on all ranks, before the first step. Returns rank 0's sequences
-        (none if anything is missing) and the number of pages. Raises PeerLost, ProtocolError."""
+        """Fills the first pages of the cache. Call it on all ranks, before the first step. Returns (rank 0's sequences,
+        or none if anything is missing; the number of pages). Raises PeerLost, ProtocolError."""
         self._check_moves(snapshot.scattered, "brings")
         self._number = 0
         pages = range(min(snapshot.pages, self._cache.pages))

@@ -18,7 +18,7 @@ _LANES = (COMPUTE, REDUCE, WAIT)
 class Meter:
     """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read. `attention_s`
     and `ffn_s` cover arithmetic, `reduce_wait_s` the collectives, `head_s` (rank 0 only) embedding, LM head and
-    sampling with waits for streamed tiles."""
+    sampling, including waits for streamed tiles."""
 
     attention_s: float = 0.0
     ffn_s: float = 0.0
@@ -53,7 +53,7 @@ class Meter:
             self.sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
     def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
-        """Records every span in `sink`, or stops (None). `traced`: layers are not fused; a fused one is one span."""
+        """Records every span in `sink`; None stops that. `traced`: layers are not fused; a fused layer is one span."""
         self.sink, self.traced = sink, traced
 
     def reduce_span(self, block: int) -> "_Span":
@@ -68,7 +68,7 @@ class Meter:
 
 
 class _Span:
-    """Adds the time of a `with` block to a field of the meter. It runs twice per block, with cold caches."""
+    """Adds the time of a `with` statement to a field of the meter. Runs twice per model block, with cold caches."""
 
     __slots__ = ("_field", "_lane", "_layer", "_meter", "_name", "_started")
 

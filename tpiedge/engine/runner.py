@@ -34,14 +34,16 @@ from tpiedge.wire.data import SavePages, StepPlan
 from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
-#: Requests of the previous epoch are resubmitted at once unless cancelled; unclaimed pages are freed after this.
+#: Requests of the previous epoch are resubmitted at once unless cancelled; pages that are unclaimed after this time are
+#: freed.
 _CLAIM_S: Final = 10.0
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings of an epoch. `context_tokens`: most positions of one sequence; `sequences` run at once; `speculate`:
-    drafts of one sequence in a step; `grain_pages`: pages whose memory goes back together, 0 for never."""
+    """Settings of an epoch. `context_tokens`: most positions of one sequence; `sequences`: how many run at once;
+    `speculate`: most drafts of one sequence in a step; `grain_pages`: how many pages give back memory together (0:
+    none)."""
 
     epoch: int
     context_tokens: int
@@ -112,7 +114,7 @@ class Leader:
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
-        """Makes all nodes record the next step without prompts. From any thread."""
+        """Makes all nodes record the next step that has no prompts. From any thread."""
         self._recording_wanted = True
 
     def compile(self, request: GenerationRequest, group: str) -> None:
@@ -141,7 +143,7 @@ class Leader:
         return order, sequences
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first pages for requests whose keys and values are in them. Call it before `submit`."""
+        """Holds the first `pages` pages, filled for `sequences`, until their requests come. Call it before `submit`."""
         self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
@@ -285,7 +287,7 @@ class Leader:
 
 
 def follow(engine: Engine, transfer: KVTransfer, told: Callable[[StepSpans], None]) -> NoReturn:
-    """Runs a rank other than 0 until this raises Cancelled (shutdown), PeerLost or ProtocolError."""
+    """Runs a rank other than 0. Ends only by raising Cancelled (shutdown), PeerLost or ProtocolError."""
     recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
     while True:
         plan = engine.communicator.next_plan()

@@ -4,7 +4,7 @@
 2. repetition penalty r, for tokens of prompt and answer: a positive score is divided by r, a negative one multiplied;
 3. presence and frequency penalty, for tokens of the answer: score -= presence + frequency * count;
 4. grammar: forbidden tokens get -inf;
-5. temperature 0 ends here: the largest score, the lowest id among equals.
+5. temperature 0 ends here: the largest score wins, among equals the lowest id.
 
 `kernels/draw.py` goes on with temperature, top-k, top-p and min-p.
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 _F32 = NDArray[np.float32]
 TokenMask = NDArray[np.uint8]
-"""A bit for each token, the lowest first: whether it is allowed."""
+"""A bit for each token, the lowest first: whether the token is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token. `logprobs`, if asked for: (id, log probability) of the likeliest tokens, descending, then of the
-    drawn token if it is not among them, by the model's logits."""
+    """One drawn token. `logprobs`, if asked for, by the model's logits: (id, log probability) of the likeliest tokens,
+    descending, then of the drawn token if it is not among them."""
 
     token: int
     logprobs: tuple[tuple[int, float], ...]
 
 
 class Sampler:
-    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A new sampler of prompt
+    """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A new sampler with prompt
     and answer so far draws the same tokens. Token ids must be below `vocab_size`, `sampling` in its ranges."""
 
     def __init__(

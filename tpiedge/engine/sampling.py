@@ -1,4 +1,4 @@
-"""Ranges of sampling parameters, for flags, which are checked here, and for the API's fields."""
+"""Ranges of sampling parameters: for flags, which are checked here, and for the API's fields."""
 
 from importlib.util import find_spec
 

@@ -11,7 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """A sequence in a KV snapshot. `pages` hold `done` positions; `tokens` is a digest."""
+    """A sequence in a KV snapshot. `pages` hold `done` positions; `tokens` is a digest of their tokens."""
 
     request: str
     scope: str
@@ -44,23 +44,23 @@ class RunningSequence:
     done: int = 0
     pages: list[int] = field(default_factory=list)
     told: int = 0
-    #: Names of its full pages, as far as computed or found.
+    #: Names of the sequence's full pages that are computed or found.
     names: list[bytes] = field(default_factory=list)
-    #: Names of all full pages of its tokens when it began.
+    #: Names of all full pages of the tokens with which the sequence began.
     expected: list[bytes] = field(default_factory=list)
     cached: int = 0
-    #: The pages of an earlier epoch with which it will start.
+    #: The pages of an earlier epoch with which the sequence will start.
     restored: SavedSequence | None = None
-    #: Other sequences must not find its pages: their bits depend on the split.
+    #: Whether other sequences must not find the pages, because the pages' bits depend on the split.
     private: bool = False
     steps: int = 0
-    #: Its first `fed` tokens, for guesses; and how well guesses did.
+    #: For guesses: the sequence's first `fed` tokens, and how well guesses did.
     lookup: PromptLookup | None = None
     fed: int = 0
     drafting: DraftLength = field(default_factory=DraftLength)
-    #: Whether it is computed but waits for its mask.
+    #: Whether the sequence is computed but waits for its mask.
     undrawn: bool = False
-    #: Tokens that its grammar forces next; None while unknown.
+    #: Returns the tokens that the grammar forces next; None while unknown.
     forced: Callable[[], Sequence[int] | None] = tuple
 
     @property
@@ -83,7 +83,7 @@ class RunningSequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether all but the latest token of its answer is computed."""
+        """Whether all tokens except the answer's latest are computed."""
         return self.remaining == 1 and self.answer_tokens > 0
 
 

@@ -1,6 +1,7 @@
 """The time of a step by its number of rows, learnt from measured steps. Pure.
 
-Row counts between the same powers of two are of one kind. The median of a kind's latest `_KEPT` is a point of a curve.
+Row counts between the same powers of two are of one kind. The median of a kind's latest `_KEPT` steps is a point of a
+curve.
 
 1. More rows never take less time: contradicting measurements are averaged (isotonic regression).
 2. One slow step has no effect once its kind was measured three times.
@@ -60,7 +61,7 @@ class StepCost:
         self._draw()
 
     def seconds(self, rows: int) -> float | None:
-        """Estimates a step of `rows`; None below the smallest measured step."""
+        """Estimates a step's time; returns None below the smallest measured step."""
         if not self._rows or rows < self._rows[0]:
             return None
         above = bisect_left(self._rows, rows)

@@ -1,5 +1,5 @@
-"""Cuts steps into chunks: each is one message per block. A chunk's sum is needed when the next block begins; until then
-the sum travels while this node computes other chunks."""
+"""Cuts steps into chunks. A chunk is one message per block. A chunk's sum is needed when the next block begins; until
+then the sum travels while this node computes other chunks."""
 
 import time
 from bisect import bisect_left
@@ -35,13 +35,13 @@ class StepLimits:
 
     @staticmethod
     def of(hidden_size: int) -> "StepLimits":
-        """Limits f32 hidden states of a step to ACTIVATION_BYTES, a message to 1 MiB."""
+        """Limits a step's f32 hidden states to ACTIVATION_BYTES, a message's to 1 MiB."""
         row_bytes = 4 * hidden_size
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, (1 << 20) // row_bytes))
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
-        """Returns a chunk's rows: half a shared step at most, so that one chunk travels while another is computed, if
-        products stay efficient. The half is rounded up to whole tiles, lest a few rows make a third chunk."""
+        """Returns a chunk's rows: at most half of a shared step, because one half travels while the other is computed.
+        Steps too short for efficient halves stay whole. Halves are whole tiles, lest few rows make a third chunk."""
         if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
         half = -(-tokens // 2)
@@ -135,8 +135,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """Adds the sum of all nodes' partials, and a bias once, to `rows`: before it returns (`wait`), or by the next
-        `finish`. Partials count steps of `grid`, the same on all nodes."""
+        """Adds the sum of all nodes' partials, and once the bias, to `rows`: before returning if `wait`, else by the
+        next `finish`. Partials count steps of `grid`, the same on all nodes."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

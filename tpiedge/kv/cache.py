@@ -97,7 +97,7 @@ class KVCache:
             self._lengths[segment.slot] = segment.start
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Adds positions to their sequences. Call it once every layer has appended them."""
+        """Counts the segments' positions as present. Call it once every layer has appended them."""
         for segment in segments:
             self._lengths[segment.slot] = segment.start + segment.length
 

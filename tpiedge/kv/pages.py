@@ -1,11 +1,11 @@
 """Rank 0's ledger of the KV cache's pages: a pure machine.
 
-Full pages may be published under a name: sequences that begin alike share them.
+Sequences that begin alike share full pages, which are published under names.
 
 1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held by `_counts`
    sequences.
-2. A name is the keyed hash of a page's tokens and the previous name, at first the scope's: sequences share within a
-   scope only, and no one can make two texts with one name.
+2. A name is the keyed hash of a page's tokens and the previous page's name (at first the scope's): sequences share
+   within a scope only, and no one can give two texts one name.
 3. A published page is never written again.
 4. Blank pages are allocated first, then cold ones; then the least recently used idle page. A sequence's last pages
    become idle first, so that a beginning outlives the pages after it.
@@ -24,8 +24,8 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, as its nodes compute
-    other bits. Memory is given and taken by `grain` pages (0: never)."""
+    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, because every
+    epoch's nodes compute other bits. Memory is given and taken for `grain` pages at once (0: never)."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
@@ -60,7 +60,7 @@ class PagePool:
         return sum(page in self._idle for page in pages)
 
     def allocate(self) -> int:
-        """Returns a page to write to, held once. Raises InternalError without one."""
+        """Returns a page to write to, held once. Raises InternalError if none is available."""
         if self._blank:
             page = heapq.heappop(self._blank)
         elif self._cold:
@@ -102,7 +102,7 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """Returns the scope's published pages for the beginning of `ids`, without the last id. Holds none."""
+        """Returns the scope's published pages, not held, for the beginning of `ids` without the last id."""
         known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         return [self._named[name] for name in known]
 
@@ -121,12 +121,12 @@ class PagePool:
         return self._bound
 
     def fit(self, lengths: Iterable[int]) -> None:
-        """Takes memory from pages that sequences of such `lengths` do not need."""
+        """Takes memory from pages that sequences of the `lengths` do not need."""
         if self._grain:
             self.shrink(self.bound(sum(map(self.pages_of, lengths))))
 
     def shrink(self, most: int) -> None:
-        """Takes memory from pages that are not held until `most` pages have memory."""
+        """Takes memory from unheld pages while more than `most` pages have memory."""
         while self.in_memory > most and (self._blank or self._idle):
             if self._blank:
                 page = max(self._blank)

@@ -1,5 +1,5 @@
-"""One block of memory in extents of whole pages, for all weights of a node or its KV cache. Tensors are views that
-keep it alive."""
+"""A mapping of memory in extents of whole pages, for all weights of a node or for its KV cache. Tensors are views that
+keep the memory alive."""
 
 import contextlib
 import mmap
@@ -32,7 +32,7 @@ class Arena:
         committed: bool = False,
         filled: bool = False,
     ) -> None:
-        """`committed`: refuses sizes that the system can never give. `filled`: all will be used, in huge pages."""
+        """`committed`: refuses sizes that the system can never give. `filled`: all is used, in huge pages."""
         self.nbytes = whole_pages(nbytes)
         # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if committed else _NORESERVE)
@@ -61,7 +61,7 @@ class Arena:
             self._map.madvise(mmap.MADV_DONTNEED, offset, length)
 
     def close(self) -> None:
-        """Returns the memory, at the latest when the last tensor that views it is gone."""
+        """Frees the memory, at the latest when the last tensor that views it is gone."""
         with contextlib.suppress(BufferError):
             self._map.close()
 

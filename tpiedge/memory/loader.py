@@ -26,8 +26,8 @@ from tpiedge.tracing.tracer import LOAD, Tracer
 
 
 class PieceLoader:
-    """Owns two arenas: one with a place for every piece, mere address space until it is filled, and the ring. Raises
-    OutOfMemory, UserError, IntegrityError (of a table of hashes)."""
+    """Owns two arenas: the ring, and one with a place for every piece, which is mere address space until the piece is
+    read. Raises OutOfMemory, UserError, IntegrityError (of a table of hashes)."""
 
     def __init__(
         self, pack: Pack, sweep: Sweep, ring_bytes: int, reader: DirectReader, *, direct: bool = True
@@ -52,7 +52,7 @@ class PieceLoader:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read so far through this reader, also by others."""
+        """Bytes read so far through the DirectReader, also by its other users."""
         return self._reader.bytes_read
 
     def trace(self, tracer: Tracer) -> None:
@@ -61,7 +61,7 @@ class PieceLoader:
         self._tracer = tracer
 
     def read(self, order: Read, done: Callable[[Exception | None], None]) -> None:
-        """Begins a read, checked in the reading threads; some thread calls `done` once nothing is written any more."""
+        """Begins a read, which the reading threads check. Some thread calls `done` once nothing is written any more."""
         piece = self._sweep.pieces[order.piece]
         if order.piece not in self._groups:  # worked out once: a piece is read again in every sweep
             matrix = self._pack.layout(piece.key).matrix(piece.matrix)
@@ -74,14 +74,15 @@ class PieceLoader:
             job.add_done_callback(finished)
 
     def drop(self, piece: int | None) -> None:
-        """Gives back the pages of a pinned piece, or of the ring."""
+        """Gives back the pages of a pinned piece (None: of the ring)."""
         if piece is None:
             self._ring.discard(0, self._ring.nbytes)
         else:
             self._own.discard(self._offsets[piece], self._sweep.pieces[piece].nbytes)
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
-        """Returns the piece at that place without a copy: panels, or [rows, cols] as stored with rows of padding."""
+        """Returns the piece at `offset` of the ring (None: at its own place), not copied: panels, or [rows, cols] as
+        stored, with padding rows."""
         held = self._sweep.pieces[piece]
         arena, at = self._place(piece, offset)
         stored = arena.bytes(at, held.nbytes)
@@ -133,7 +134,7 @@ def _last_of(count: int, done: Callable[[Exception | None], None]) -> "Callable[
 
 class EmbeddingTable:
     """Rows of the pack's embedding on disk, for one thread. A unit is checked before its first row is used. A quantised
-    row is read with the 15 others of its panel; `bytes_read` counts all."""
+    row is read with the 15 others of its panel; `bytes_read` counts all 16."""
 
     def __init__(self, pack: Pack) -> None:
         self.bytes_read = 0

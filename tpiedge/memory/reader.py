@@ -81,7 +81,7 @@ class DirectReader(Closable):
         timed: Timed | None = None,
     ) -> "Future[int]":
         """Fills `into` from `offset`, then runs `check`, then `timed`. Offset, length and address must be multiples of
-        ALIGN. The future has the bytes read, ReadFault, or an error of `check`."""
+        ALIGN. The future returns the bytes read, or raises ReadFault or an error of `check`."""
         if offset % ALIGN or len(into) % ALIGN:  # the system's EINVAL would read as a refusal of O_DIRECT
             raise InternalError(f"read of {len(into)} bytes at {offset} of {file.path} is not aligned")
 

@@ -1,14 +1,14 @@
 """Decides which weights are in memory and what is read next (TPI-LLM, section 3.3). Pure.
 
-Sweeps pass the blocks in order without end. A block has pieces, one of each matrix: pinned in a place of its own, or
-streamed through a ring of bytes, read in the order of use.
+Sweeps pass the blocks in order without end. A block has one piece of each matrix, pinned in a place of its own or
+streamed through a ring in the order of use.
 
 Laws
 
 1. A block is ready only when all its pieces are read.
 2. Memory that is used or written to is not reused or given back. A piece has one place at a time.
 3. An entered block becomes ready once the reads asked for are complete.
-4. Pins change between two blocks: unpinned pieces are dropped before more is read, or after a read into them.
+4. Pins change only while no block is entered. Unpinned pieces are dropped before more is read, or after their own read.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ _NO_USE = -1
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read `piece` to `offset` of the ring, or to its own place if None; then call `loaded(ticket)`."""
+    """Read `piece` to `offset` of the ring, or to its own place if `offset` is None; then call `loaded(ticket)`."""
 
     ticket: int
     piece: int
@@ -32,7 +32,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give back the pages of a piece that was pinned, or of the ring if None."""
+    """Give back the pages of `piece`, which was pinned; None: of the ring."""
 
     piece: int | None
 
@@ -42,7 +42,7 @@ Instruction = Read | Drop
 
 @dataclass(slots=True)
 class _Entry:
-    """A stretch of the ring for piece number `use`, counted over all sweeps; _NO_USE if none needs it."""
+    """A stretch of the ring for piece number `use`, counted over all sweeps (_NO_USE: for no piece)."""
 
     use: int
     offset: int
@@ -56,7 +56,7 @@ class _Entry:
 
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
     """Returns the fewest bytes with which every block can become ready: the most that a block streams, and a gap at the
-    ring's end, as pieces are not divided. `blocks` as in Residency."""
+    ring's end, because pieces are not divided. `blocks` as in Residency."""
     rings = (
         sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
     )
@@ -140,7 +140,7 @@ class Residency:
         return self._settle()
 
     def places(self, block: int) -> "list[int | None] | None":
-        """Returns the offsets of the entered block's pieces, None if pinned; None until the block is ready."""
+        """Returns each piece's ring offset (None: pinned) for the entered block, or None until the block is ready."""
         found: list[int | None] = []
         for use, piece in enumerate(range(self._first[block], self._first[block + 1]), self._front):
             entry = self._streamed.get(use)
@@ -189,7 +189,7 @@ class Residency:
         return len(self._wanted) == len(self._sizes)
 
     def _advance(self) -> Iterator[Instruction]:
-        """Yields reads of the next pieces until the ring or the limit is full, then of pins further away."""
+        """Yields reads of the next pieces until the ring is full or the limit reached, then of later pinned pieces."""
         if not self._sizes or self._reading >= self._reading_limit:
             return
         if self._all_wanted and self._ring and self._ring[-1].use < self._front:
@@ -231,7 +231,7 @@ class Residency:
         return Read(self._ticket, piece, None if entry is None else entry.offset)
 
     def _room(self, nbytes: int) -> int | None:
-        """Returns the offset of free bytes after the newest entry or at the ring's start."""
+        """Returns the offset of free bytes after the newest entry or at the ring's start, or None."""
         if not self._ring:
             return 0 if nbytes <= self._ring_bytes else None
         oldest, newest = self._ring[0], self._ring[-1]

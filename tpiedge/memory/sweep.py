@@ -1,7 +1,7 @@
-"""Lists the pieces of every block that a node reads in a sweep, in the order of use, and which are pinned. Pure.
+"""Lists the pieces of every block that a node reads in a sweep, in the order of use, and chooses the pinned ones. Pure.
 
-Pins are spread evenly over the sweep; with equal pieces this is the retention period of TPI-LLM, equations 9 and 10.
-More pieces are pinned, in one fixed order, in memory that the KV cache leaves free: a growing cache only unpins.
+Pins are spread evenly over the sweep; with equal pieces this is the retention period of TPI-LLM, equations 9 and 10. In
+memory that the KV cache leaves free, more pieces are pinned in one fixed order: a growing cache only unpins pieces.
 """
 
 from bisect import bisect_right
@@ -105,15 +105,12 @@ def _head_blocks(pack: Pack) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
 
 
 def head_tile_bytes(pack: Pack) -> int:
-    """Returns the bytes of the largest tile of the LM head."""
     _, (first,) = next(_head_blocks(pack))
     return first.nbytes
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The size of the ring, and the numbers of the pinned pieces."""
-
     ring_bytes: int
     pinned: frozenset[int]
 
@@ -125,7 +122,7 @@ class Placement:
 
 
 class SparePins:
-    """Pins pieces beyond `placement` while bytes are spare. If all pieces fit without a ring, its size is 0."""
+    """Pins more pieces than `placement` while bytes are spare. If all fit without a ring, the ring's size is 0."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])
@@ -141,7 +138,7 @@ class SparePins:
 
 
 def in_turn(pieces: Sequence[int]) -> list[int]:
-    """Orders pieces by their index with reversed bits: every first part is spread over the sweep."""
+    """Orders pieces by their index with reversed bits: any number of first pieces is spread over the sweep."""
     bits = max(1, (len(pieces) - 1).bit_length())
     places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
     return [pieces[place] for place in places]
@@ -150,7 +147,7 @@ def in_turn(pieces: Sequence[int]) -> list[int]:
 def place(
     blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | int:
-    """Divides `nbytes` into a ring and pinned pieces. If they do not suffice, returns the bytes of the smallest
+    """Divides `nbytes` into a ring and pinned pieces. If `nbytes` do not suffice, returns the bytes of the smallest
     placement. `blocks`: the bytes of each piece of each block."""
     sizes = list(chain.from_iterable(blocks))
     everything = Placement(0, frozenset(range(len(sizes))))
@@ -171,7 +168,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Pins at most the part `nbytes` / `total` of the bytes of every beginning of the sweep."""
+    """Pins in every beginning of the sweep at most the part `nbytes` / `total` of its bytes."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size
@@ -184,7 +181,7 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
 def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
-    """Returns `window_bytes`, or enough to read a block ahead if `nbytes` allow it; at least the smallest ring."""
+    """Returns `window_bytes`, or enough to read a block ahead if `nbytes` allow that; at least the smallest ring."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)

@@ -23,7 +23,7 @@ from tpiedge.tracing.tracer import EventSink, Tracer
 @dataclass(frozen=True)
 class BlockWeights:
     """The node's share of a block. `matrices` (only those of which the node has units): panels, or [rows, cols] as
-    stored with zero rows of padding, row stride >= cols. `vectors`: all vectors of the layer, whole, in f32."""
+    stored, including padding rows of zeros; row stride >= cols. `vectors`: all vectors of the layer, whole, in f32."""
 
     matrices: Mapping[str, Weight]
     vectors: Mapping[str, torch.Tensor]
@@ -32,8 +32,8 @@ class BlockWeights:
 class NodeWeights:
     """The share of one node; rank 0 also has the embedding and the LM head.
 
-    Without a `placement` everything is pinned. The constructor reads ahead, and tells `progress` (bytes read, bytes to
-    read). Raises OutOfMemory, ReadFault, IntegrityError, UserError. The memory goes back when the last matrix is gone.
+    Without a `placement` everything is pinned. The constructor reads ahead, and calls `progress(bytes read, bytes in
+    all)`. Raises OutOfMemory, ReadFault, IntegrityError, UserError. The memory goes back when the last matrix is gone.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class NodeWeights:
         direct: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`kv_bytes`: the size of a full KV cache, for which `placement` leaves room; before, more is pinned."""
+        """`kv_bytes`: the size of a full KV cache, for which `placement` leaves room. A smaller cache allows more
+        pins."""
         self.sweep = Sweep.of(pack, share, rank0)
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
@@ -93,7 +94,7 @@ class NodeWeights:
         return self._scheduler.counts if self._scheduler else Counts()
 
     def kept(self) -> Mapping[Block, BlockWeights] | None:
-        """Returns all blocks if they stay in memory until `close`; always the same object."""
+        """Returns all blocks, always as the same object, if they stay in memory until `close`; else None."""
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
@@ -162,7 +163,7 @@ class NodeWeights:
             self._embedding = EmbeddingTable(self._pack)
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
-        """Lends matrices for the time of a `with`. They must not be changed."""
+        """Lends a block's matrices, which must not be changed, for a `with` statement."""
         found = self._kept.get(block)  # none once they are closed
         if found is not None:
             return nullcontext(found)

@@ -1,8 +1,8 @@
 """Measures what this process computes per second.
 
-A decode step reads every weight once, so speed is bytes of weights per second. That of bf16 also stands for f32, that
-of q4 for q8. The fastest quartile of passes counts: the median of a machine that is busy starting promises too little,
-and the best may be luck.
+A decode step reads every weight once, so speed is bytes of weights per second. The speed of bf16 also stands for f32,
+the speed of q4 for q8. The lower quartile of the times counts: the median promises too little while the machine is busy
+starting, and the best time may be luck.
 """
 
 import time
@@ -50,7 +50,8 @@ def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:
-    """Returns the fastest quartile of the times of calls within `limit_s`, or a longer warm-up's time."""
+    """Returns the lower quartile of the times of calls during `limit_s`, or the warm-up call's time if that alone
+    exceeds `limit_s`."""
     started = time.perf_counter()
     work()
     times: list[float] = []

@@ -1,7 +1,7 @@
 """A node's control thread: heartbeats out, the master's commands in, and the health of peers.
 
-The engine thread takes from `commands` and posts. A wait for a peer goes on while the master is heard, the master hears
-the peer, and the peer's progress (step, block, bytes read) advances; otherwise it ends in PeerLost.
+The engine thread takes from `commands`, and posts messages. A wait for a peer goes on while the master is heard, the
+master hears the peer, and the peer's progress (step, block, bytes read) advances; otherwise the wait ends in PeerLost.
 """
 
 import queue
@@ -20,7 +20,8 @@ from tpiedge.wire.fields import Message
 
 
 class ClusterLiveness:
-    """The engine's view of its peers. `timeout_s` bounds silence, `stall_s` a live peer without progress."""
+    """The engine's view of its peers. `timeout_s` bounds the master's silence, `stall_s` a live peer's lack of
+    progress."""
 
     def __init__(self, clock: Clock, *, timeout_s: float, stall_s: float) -> None:
         self._clock = clock
@@ -29,7 +30,7 @@ class ClusterLiveness:
         self._lock = threading.Lock()
         self._master_heard = self._listened = clock.now()
         self._lost: dict[int, str] = {}
-        #: Each node's progress, and since when.
+        #: Each node's progress, and the time of its last change.
         self._progress: dict[int, tuple[tuple[int, int, int], float]] = {}
         self._waits: dict[int, tuple[str, float]] = {}
         self._stopping = False
@@ -67,7 +68,7 @@ class ClusterLiveness:
 
     def check(self, rank: int, waiting_for: str) -> None:
         """Raises PeerLost (Cancelled at shutdown) if the wait for `rank` makes no more sense. Call it repeatedly with
-        the same `waiting_for`: progress counts from the first call, as a peer may have been idle."""
+        the same `waiting_for`: lack of progress counts from the first call, because a peer may have been idle."""
         with self._lock:
             now = self._clock.now()
             known = self._waits.get(rank)

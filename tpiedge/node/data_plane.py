@@ -34,8 +34,8 @@ def route(
     chunk_bytes: int,
     wire: WirePrecision,
 ) -> tuple[Route, str]:
-    """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes` as f32. Returns the route and the
-    reason. `facts` is None unless all nodes had to link."""
+    """Chooses the route for all-reduces of `row_bytes` (one token) to `chunk_bytes`, both as f32. Returns (the route,
+    the reason). `facts` is None unless every node had to link to all others."""
     if wanted == "auto" and size == 2:
         return Route(
             "mesh", "mesh", 0, wire
@@ -114,7 +114,7 @@ class DataPlane:
 
     @property
     def traffic(self) -> tuple[int, int, int, int]:
-        """Bytes sent and received, late messages, and messages and connections refused. For any thread."""
+        """Bytes sent, bytes received, late messages, refused messages and connections. For any thread."""
         group = self.communicator
         if self.endpoint is None or not isinstance(group, Group):
             return 0, 0, 0, 0
@@ -174,7 +174,7 @@ def _connect(
 
 
 def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: ClusterLiveness, clock: Clock) -> None:
-    """Waits for the links and closes failed ones. Raises PeerLost if rank 0's fails."""
+    """Waits for the links and drops failed ones. Raises PeerLost if rank 0's link fails."""
     started = clock.now()
     for rank, spoke in list(spokes.items()):
         deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)

@@ -1,9 +1,9 @@
 """Entry of a fork server: `python -m tpiedge.node.fork_server`.
 
-The server imports torch once and forks a node for each bootstrap, so that nodes share the imports and do not wait for
-them. Standard input, a socket of the parent, first brings the number of threads to measure with (0: do not measure),
-then each bootstrap with three open files: the node's standard input, its log, and a pipe for its pid and its exit
-status. A measurement is reported on standard output. The server ends with its parent, the nodes end with the server.
+The server imports torch once and forks a node for each bootstrap, so that nodes share the imports without waiting.
+Standard input, a socket of the parent, first brings the number of threads to measure with (0: do not measure), then
+each bootstrap with three open files: the node's standard input, its log, and a pipe for the node's pid and exit status.
+A measurement is reported on standard output. The server ends with its parent, the nodes end with the server.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Forks:
         return line
 
     def measure(self, threads: int, pipe: int) -> None:
-        """Forks a process that measures and reports on `pipe`: measuring starts threads, which forks lose."""
+        """Forks a process that measures and reports on `pipe`, because measuring starts threads, which forks lose."""
         if (pid := self._fork()) == 0:
             _report(threads, pipe)
             os._exit(0)

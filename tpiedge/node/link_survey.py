@@ -24,7 +24,7 @@ from tpiedge.wire.probing import LinkSpeed, Probing
 
 _SLICE_S: Final = 0.05
 _START_S: Final = 180.0  # until all nodes are there: the slowest may still be starting
-#: One node's turn, and more for each link to a rank above 0.
+#: Seconds for one node's turn, and further seconds for each of its links to a rank above 0.
 _TURN_S: Final = 60.0
 _PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
@@ -33,8 +33,8 @@ _SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
-    """One rank's part; `endpoint` must receive nothing else. Rank 0 begins once every node answers; then each node has
-    its turn. Messages out of turn are dropped; rank 0 raises Misconduct."""
+    """One rank's part in the survey; `endpoint` must receive nothing else. Rank 0 begins once every node answers; then
+    each node has its turn. Rank 0 raises Misconduct for messages out of turn; others drop them."""
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
@@ -45,7 +45,8 @@ class LinkSurvey:
         self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
-        """Returns facts on rank 0, else None. `reached`: lower ranks with a link. Raises PeerLost, ProtocolError."""
+        """Returns facts on rank 0, else None. `reached`: lower ranks to which there is a link. Raises PeerLost,
+        ProtocolError."""
         self._probes.clear()
         if self._rank == 0:
             return self._lead()
@@ -94,7 +95,7 @@ class LinkSurvey:
         return message
 
     def _measure(self, rank: int) -> MeasuredLink | None:
-        """Measures the link to `rank`. Returns None without an answer; raises PeerLost if rank 0 is silent."""
+        """Measures the link to `rank`. Returns None if no answer comes; raises PeerLost if rank 0 is silent."""
         probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
         step: Probe | LinkSpeed | None = probing.next_probe(self._clock.now())
@@ -163,7 +164,7 @@ def _cores() -> int:
 
 
 def _machine() -> str:
-    """Names this machine, alike in all containers."""
+    """Returns this machine's name, the same in all containers."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

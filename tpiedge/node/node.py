@@ -1,7 +1,7 @@
 """A computing process, started and fed by a master.
 
-Its main thread is the engine thread, `link` the control thread. It ends when the master says so, when the master or a
-peer is lost, or its lifeline breaks.
+The main thread is the engine thread; `link` has the control thread. The process ends when the master says so, when the
+master or a peer is lost, or when its lifeline breaks.
 """
 
 import functools
@@ -69,7 +69,7 @@ class Node:
         self._data = DataPlane(Communicator())
         self._route = Route()
         self._leading: Leader | None = None
-        #: Bytes loaded, of how many, until the node is ready; and bytes of the KV cache that have been moved.
+        #: (Bytes loaded, bytes in all) until the node is ready, then None; and bytes of the KV cache moved so far.
         self._loaded: tuple[int, int] | None = 0, 0
         self._transferred_bytes = 0
         self._drawn: list[c.AnswerPart] = []  # the step's messages for the master

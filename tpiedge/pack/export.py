@@ -77,7 +77,6 @@ def split_shards(tensors: Iterable[TensorEntry], limit: int) -> dict[str, list[T
 
 
 def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
-    """Returns the content of INDEX_NAME for `shards` (by file name)."""
     total = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
     weight_map: dict[str, JSON] = {tensor.name: name for name, shard in shards.items() for tensor in shard}
     return {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -147,7 +147,8 @@ class FileLock(Descriptor):
             return not self.try_lock(fcntl.LOCK_EX)
 
     def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
-        """Takes the lock alone. Raises UserError (`what`, the holder) after `timeout_s`, Cancelled if `stopped()`."""
+        """Waits for the lock, to take it alone. Raises UserError (naming `what` and the holder) after `timeout_s`,
+        Cancelled if `stopped()`."""
         deadline = time.monotonic() + timeout_s
         while not self.try_alone():
             if stopped is not None and stopped():
@@ -225,7 +226,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Removes partial folders that killed writers of `target` left, unless a writer is at work."""
+    """Removes partial folders of writers of `target` that were killed, unless a writer is at work."""
     with contextlib.suppress(UserError, OSError), lock_target(target, timeout_s=0.0):
         _remove_partials(target)
 

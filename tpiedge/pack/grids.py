@@ -20,7 +20,8 @@ Exponents = tuple[tuple[int, int], ...]
 """(o, down) of each layer; empty for a pack that is not quantised."""
 
 _BELOW: Final = 16
-#: log2 of the expected size of a weight in scales; the largest of a group is 8 scales in 4 bits, 127 in 8 bits.
+#: log2 of a weight's expected size in units of its scale; the largest weight of a group is 8 scales in 4 bits, 127 in 8
+#: bits.
 _SCALES: Final = {4: 2, 8: 6}
 _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, with room
 

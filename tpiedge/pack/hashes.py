@@ -1,5 +1,5 @@
-"""The hashes of a blob: a record (sha256, crc32) per range, in the order of the layout. A blob's id is the sha256 of
-its layout and this table, so the id vouches for every range."""
+"""The hashes of a blob: a pair (sha256, crc32) per range, in the order of the layout. A blob's id is the sha256 of its
+layout and this table, so the id vouches for every range."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ RECORD_BYTES = _RECORD.size
 
 
 class HashTable:
-    """A blob's records by `HashedRange.index`."""
+    """A blob's pairs of hashes by `HashedRange.index`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -37,7 +37,6 @@ class HashTable:
         return HashTable(data)
 
     def record(self, index: int) -> tuple[bytes, int]:
-        """Returns the sha256 and the crc32 of a range."""
         found: tuple[bytes, int] = _RECORD.unpack_from(self._data, index * RECORD_BYTES)
         return found
 

@@ -2,10 +2,10 @@
 
 1. A matrix is stored unit after unit, every unit a multiple of ALIGN bytes, so that O_DIRECT can read units [a, b).
    Column-parallel matrices have a row per output feature, row-parallel ones (o, down; `transposed`) per input feature.
-2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; zero rows fill up a unit.
+2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; rows of zeros fill up a unit.
 3. q8 and q4: a unit is panels (kernels/panels.py), filled up with zeros.
-4. The vectors (norms, biases) form one section at the start of the blob, each aligned to ROW_ALIGN, the section to
-   ALIGN. All other bytes are zero.
+4. The vectors (norms, biases) form one section at the start of the blob. Each vector is aligned to ROW_ALIGN, the
+   section to ALIGN. All other bytes are zero.
 """
 
 import math
@@ -153,7 +153,7 @@ class VectorLayout(VectorSpec, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class BlobLayout:
-    """The places of all parts of a blob; its spec and precisions determine them."""
+    """The places of all parts of a blob, which its spec and precisions determine."""
 
     precision: Precision
     vectors: tuple[VectorLayout, ...]
@@ -244,8 +244,8 @@ def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
 @dataclass(frozen=True)
 class Storage:
     """The precision of each kind of blob, and whether the quantiser searches for scales. `vectors_f32` keeps norms and
-    biases in f32 beside bf16 matrices; it is refused if they are f32 anyway, so that equal content has one name.
-    Embedding and head may have another precision only if layers are quantised."""
+    biases in f32 beside bf16 matrices; the flag is refused if vectors are f32 anyway, so that equal content has one
+    name. Embedding and head may have another precision than layers only if layers are quantised."""
 
     layers: Precision
     embedding: Precision
@@ -273,7 +273,7 @@ class Storage:
         head: Precision | None = None,
         search: bool = True,
     ) -> "Storage":
-        """Fills in the defaults. Beside quantised layers: embedding bf16, head q8; both q8 if tied."""
+        """Fills in the defaults. Beside quantised layers the embedding is bf16, the head q8; if tied, both are q8."""
         usual = Precision.Q8 if layers.quantised else layers
         if tied:
             if None not in (embedding, head) and embedding is not head:

@@ -1,5 +1,5 @@
-"""The file manifest.json says what a pack holds; its hash names the pack. It is untrusted: every field is checked, and
-every complaint is a UserError."""
+"""The file manifest.json says what a pack holds; the file's hash names the pack. The file is untrusted: every field is
+checked, and every complaint is a UserError."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def storage(self) -> Storage:
-        """The pack's storage. Raises UserError for precisions that do not go together."""
+        """Raises UserError for precisions that do not go together."""
         others = self.precisions or _Precisions()
         embedding, head = others.embedding or self.precision, others.head or self.precision
         return Storage(self.precision, embedding, head, self.search, self.vectors is not UNSET)

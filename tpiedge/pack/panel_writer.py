@@ -1,8 +1,8 @@
 """Quantises the matrices of a blob: a thread reads pieces of whole units in order; other threads quantise the pieces,
 or keep the source's own integers.
 
-quality.json beside the manifest has the error of each tensor as dB of squared weights to squared errors (null: none).
-It is not part of the pack's identity.
+quality.json beside the manifest has the error of each tensor as dB of squared weights to squared errors (null: no
+error). The file is not part of the pack's identity.
 """
 
 import math

@@ -24,15 +24,15 @@ BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Type -> (weights, bytes) of a block."""
 
 EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
-"""Type -> bits of the pack's weights that hold it exactly."""
+"""Type -> bits of the pack's weights that hold the type exactly."""
 
 
 class BlockTensor(msgspec.Struct, frozen=True):
     """Rows of blocks of a GGUF type `kind`, from `offset` of `file` on; a vector's numbers count as rows.
 
     A block of Q4_0 has 32 weights: an f16 scale d, then 16 bytes; byte j holds the code of weight j in its lower four
-    bits and that of weight 16 + j in its upper four; a weight is d * (code - 8). Q8_0 has d and 32 signed bytes.
-    Other blocks become f32.
+    bits, the code of weight 16 + j in its upper four; a weight is d * (code - 8). Q8_0 has d and 32 signed bytes. Other
+    blocks become f32.
 
     `paired` counts the rows of a head if they are stored for a rotation of neighbours (else 0): stored row 2 i + a of
     a head is row a * paired / 2 + i of the checkpoint.
@@ -142,12 +142,13 @@ _WORDS = np.dtype("<u4")
 
 
 class Int4Tensor(msgspec.Struct, frozen=True):
-    """A matrix of O outputs and I inputs of a checkpoint, row-major and little-endian. `scheme` is "gptq" or "awq".
-    Weight (o, i) is scales[g, o] * (code - zero point), where g is i // group or `group_of[i]`.
+    """A checkpoint's matrix of O outputs and I inputs, row-major, little-endian. `scheme` is "gptq" or "awq". Weight
+    (o, i) is scales[g, o] * (code - zero point), where g is i // group or `group_of[i]`.
 
-    `scales` [G, O], f16. `qzeros` [G, O / 8], int32: the zero points of eight outputs, to which `zero_offset` is added.
-    GPTQ: word (r, o) of `qweight` [I / 8, O] holds the codes of inputs 8 r + k in bits 4 k to 4 k + 3. AWQ ("gemm"):
-    word (i, c) of `qweight` [I, O / 8] holds the code of output 8 c + AWQ_ORDER[k] there, and so does a word of qzeros.
+    `scales` [G, O], f16. `qzeros` [G, O / 8], int32: a word has eight zero points, to which `zero_offset` is added.
+    GPTQ: nibble k (bits 4 k to 4 k + 3) of word (r, o) of `qweight` [I / 8, O] holds the code of input 8 r + k. AWQ
+    ("gemm"): nibble k of word (i, c) of `qweight` [I, O / 8] holds the code of output 8 c + AWQ_ORDER[k]. `qzeros` have
+    the same order in AWQ, plain order in GPTQ.
     """
 
     scheme: str

@@ -76,7 +76,7 @@ class Pack:
 
     @property
     def head_matrix(self) -> tuple[BlobKey, str]:
-        """The blob and the name of the LM head's matrix; the embedding's if they are tied."""
+        """Blob and name of the LM head's matrix, which is the embedding's if the head is tied."""
         return ("embedding", "embedding") if self.spec.tied else ("head", "head")
 
     @property
@@ -126,7 +126,7 @@ def verify_pack(pack: Pack, *, fast: bool = False) -> None:
 def checked_ranges(
     pack: Pack, key: BlobKey, ranges: Sequence[HashedRange], fast: bool
 ) -> Iterator[tuple[HashedRange, bool]]:
-    """Yields each range and whether its bytes have their hash. Raises ReadFault, UserError, IntegrityError."""
+    """Yields each range and whether its bytes have the right hash. Raises ReadFault, UserError, IntegrityError."""
     if not ranges:
         return
     hashes = pack.hashes(key)

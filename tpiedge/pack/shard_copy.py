@@ -1,7 +1,7 @@
 """A pack of the shard store that this process uses; writes the pack's missing ranges.
 
 A file beside each blob, changed under a lock, has a bit per range, set if verified. A bit is set durably after the
-bytes are durable, and cleared durably before they change: after any power cut a set bit means verified bytes.
+bytes are durable, and cleared durably before the bytes change: after any power cut a set bit means verified bytes.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Presence:
         sync_folder(self.path.parent)
 
     def mark(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
-        """Sets the bits of `ranges` (their bytes must be durable), or clears the bits. Raises OSError."""
+        """Sets the bits of `ranges` (their bytes must be durable) if `present`, else clears them. Raises OSError."""
         new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -80,8 +80,9 @@ def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextMan
 
 
 class RangeWriter(Descriptor):
-    """Writes the bytes of `ranges` of one blob, given in order, cut anywhere; `damaged` collects ranges with a wrong
-    hash. `commit` and `close` may run in another thread than `write` and `pop_verified`, but one call at a time."""
+    """Writes the bytes of `ranges` of one blob. `write` gets the bytes in order, cut anywhere; `damaged` collects
+    ranges with a wrong hash. `commit` and `close` may run in another thread than `write` and `pop_verified`, but only
+    one call at a time."""
 
     def __init__(
         self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
@@ -199,7 +200,7 @@ class ShardCopy(Closable):
                 self.presence(layer).mark(ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> LayerRanges:
-        """Returns present ranges of `share` that lack their hash (crc32 if `fast`, else sha256) or cannot be read."""
+        """Returns present ranges of `share` that have a wrong hash (crc32 if `fast`, else sha256) or cannot be read."""
         found = {}
         for layer in self.pack.unique_layers:
             held = self.presence(layer).present(self.pack.share_ranges(layer, share))
@@ -217,7 +218,7 @@ class ShardCopy(Closable):
         return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}
 
     def import_from(self, other: Pack) -> int:
-        """Links incomplete blobs to files of the whole pack `other`, unread; returns the number of linked blobs."""
+        """Links incomplete blobs to files of the complete pack `other`, without reading; returns how many."""
         held, count = self.held(), 0
         for layer, path in self.shared_with(other).items():
             if len(held[layer]) < self.pack.layout(layer).range_count:

@@ -1,4 +1,4 @@
-"""Intervals of units say what each node holds."""
+"""Intervals of units say what each node computes."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

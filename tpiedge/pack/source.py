@@ -65,7 +65,7 @@ class SourceFile(OpenFile):
 
 
 class OpenFiles(dict[Path, SourceFile]):
-    """Files by path, opened at first use. Raises UserError if one cannot be opened."""
+    """Files by path, opened at first use. Raises UserError if a file cannot be opened."""
 
     def __missing__(self, path: Path) -> SourceFile:
         self[path] = SourceFile(path)
@@ -95,12 +95,12 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, grouped from the first column on; None unless exact with finite scales."""
+        """Reads integers of `bits` bits, in groups from the first column on; None unless exact with finite scales."""
         ...
 
 
 class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor in row-major order, little-endian. `dtype` is any name of safetensors, maybe not packable."""
+    """A tensor in row-major order, little-endian. `dtype` is any dtype of safetensors, even one not packable."""
 
     file: Path
     dtype: str

@@ -58,8 +58,6 @@ class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A norm's weight or a bias of `length` numbers, from the checkpoint's tensor `source`."""
-
     name: _Name
     source: _Source
     length: _Rows

@@ -145,7 +145,8 @@ class ShardStore:
             self._check_room(needed)
 
     def check_spare_room(self, needed: int, reserve: int) -> None:
-        """Raises DiskFull unless both sizes fit without eviction. Without limit, 10 % of the disk stay free."""
+        """Raises DiskFull unless `needed` and `reserve` fit together without eviction. In a store without limit, 10 %
+        of the disk stay free."""
         with self._locked():
             if self.limit_bytes is None:
                 reserve += shutil.disk_usage(self.folder).total // 10
@@ -228,7 +229,7 @@ class ShardStore:
         return True
 
     def _discard(self, identity: str) -> bool:
-        """Removes the pack without its blobs, unless a process uses it. Needs the store's lock."""
+        """Removes the pack but not its blobs. Returns False if a process uses the pack. Needs the store's lock."""
         folder = self._folder_of(identity)
         with FileLock(folder / _IN_USE) as lock:
             if not lock.try_alone():
@@ -240,7 +241,7 @@ class ShardStore:
 
 
 def _open(folder: Path) -> Pack:
-    """Opens the pack. Makes sparse files without present ranges for missing blobs."""
+    """Opens the pack. Replaces missing blobs by sparse files without present ranges."""
     pack = Pack(folder)
     for key in pack.unique_keys:
         path, layout = pack.blob_path(key), pack.layout(key)

@@ -181,7 +181,8 @@ class Provision:
         self._lock = threading.Lock()  # the master takes one connection of this worker
 
     def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
-        """Fetches the share; the caller closes the copy. `verify`: checks ranges on disk first. Raises as `fetch`."""
+        """Fetches the share; the caller closes the copy. `verify`: checks ranges on disk first. Raises as the function
+        `fetch`."""
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
         with self._locked(cancelled):
             if verify and self._store.has(order.pack):
@@ -202,7 +203,7 @@ class Provision:
         return copy
 
     def prefetch(self, order: Prefetch, cancelled: threading.Event) -> None:
-        """Fetches the shares that fit without eviction. Raises as `fetch`."""
+        """Fetches the shares that fit without eviction. Raises as the function `fetch`."""
         full: DiskFull | None = None
         with self._locked(cancelled), self._connect() as spoke:
             for attention, ffn in order.shares:

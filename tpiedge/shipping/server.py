@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def _files_of(pack: Pack) -> Mapping[tuple[FilePart, str], tuple[Path, int]]:
-    """Returns the files that may be sent and their sizes, by part and blob. Raises UserError."""
+    """Returns (path, size) of each file that may be sent, by part and blob. Raises UserError."""
     found: dict[tuple[FilePart, str], tuple[Path, int]] = {}
     found["manifest", ""] = pack.path / MANIFEST_NAME, len(manifest_bytes(pack.path))
     private = {pack.blob_id("embedding"), pack.blob_id("head")}

@@ -40,7 +40,8 @@ class FileBytes:
 
 
 class RequestWindow:
-    """Asks for bytes of `pack` over `spoke`, its own during a `stream`. Waits raise Cancelled once `stopped()`."""
+    """Asks for bytes of `pack` over `spoke`, which nothing else may use during a `stream`. Waits raise Cancelled once
+    `stopped()`."""
 
     def __init__(self, spoke: Endpoint, pack: str, clock: Clock, stopped: Callable[[], bool]) -> None:
         self._spoke = spoke

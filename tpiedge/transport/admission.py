@@ -30,9 +30,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UnknownPeerPolicy:
-    """Admits `limit` peers with unknown keys, `per_address` of one address, for `stay_s`. Newcomers may replace the
-    oldest after `grace_s`. With `accepts_ticket`, called in the hub's thread, valid tickets give `limit` further
-    places; peers without a place get `refusal`. A peer has one connection: a second would get its route."""
+    """Admits at most `limit` peers with unknown keys, `per_address` of them from one address, each for `stay_s`.
+    Newcomers may replace the oldest peer after `grace_s`. With `accepts_ticket`, which the hub's thread calls, valid
+    tickets give `limit` further places, and peers without a place get `refusal`. A peer has one connection: a second
+    would take its route."""
 
     name_of: Callable[[str], str]
     limit: int = 32
@@ -45,7 +46,8 @@ class UnknownPeerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _UnknownPeer:
-    """A peer to be introduced by `until` (0: it is). `connection`: None before, or if gone."""
+    """A peer that must introduce itself before the time `until` (0: it has done so). `connection`: None before the
+    introduction, or if the connection is gone."""
 
     key: str
     since: float
@@ -107,7 +109,7 @@ class Admission:
             self._replace({**kept, key: name})
 
     def revoke(self, name: str, key: str = "") -> None:
-        """Refuses `key` and the key of `name`, even as unknown keys, until admitted; drops what `name` still sends."""
+        """Refuses `key` and the key of `name`, even as unknown keys, until `admit`; drops what `name` still sends."""
         with self._lock:
             peer = self._unknown.pop(name, None)
             gone = [known for known, other in self._names.items() if other == name]
@@ -124,7 +126,7 @@ class Admission:
                 self._dismiss(name)
 
     def expire(self) -> tuple[str, ...]:
-        """Removes overdue unknown peers. Returns their names and those of replaced peers: disconnect them."""
+        """Removes overdue unknown peers. Returns the names of removed and replaced peers, to be disconnected."""
         if self._policy is None:
             return ()
         with self._lock:
@@ -143,7 +145,7 @@ class Admission:
                 self._unknown[name] = replace(peer, until=0.0, connection=connection)
 
     def authenticate(self, key: str, address: str = "") -> str | None:
-        """Returns the peer name of a known or unknown `key`; None if it is refused."""
+        """Returns the name of the peer with `key`, known or unknown; None if the key is refused."""
         with self._lock:
             name = self._names.get(key)
             if name is None:
@@ -177,7 +179,7 @@ class Admission:
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
-        """Gives `name` a place if its `ticket` is valid and one is free; else returns the refusal, if any."""
+        """Gives `name` a place if its `ticket` is valid and a place is free; else returns the refusal, if any."""
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.accepts_ticket is None or caller is None or not caller.until:
             return None
@@ -200,7 +202,7 @@ class Admission:
         self._replace(self._names)
 
     def _remember(self, name: str, peer: _UnknownPeer) -> None:
-        """Remembers `peer`; forgets up to two old ones that are not connected, so that few are kept."""
+        """Remembers `peer`; forgets up to two old peers that are not connected, so that few are kept."""
         for other in tuple(itertools.islice(self._others, 2)):
             one = self._others.pop(other)
             if one.may_be_connected(self._clock.now()):

@@ -4,8 +4,8 @@ libzmq's high-water mark counts messages, not bytes, and libzmq 4.3.5 aborts the
 longer reads fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this module compares the
 kernel's count of received bytes with the bytes that the hub took.
 
-A connection is unauthenticated until its peer is introduced, and once the peer is no longer admitted. Time and number,
-per address and in all, are limited: the fullest address loses its oldest connection.
+A connection is unauthenticated until its peer is introduced, and once the peer is no longer admitted. Such connections
+are limited in time and, per address and in all, in number: the fullest address loses its oldest one.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def overfull_address(addresses: Sequence[str]) -> str | None:
-    """Returns the address with too many unauthenticated connections (the last is new), or None."""
+    """Returns the address with too many unauthenticated connections, or None. The last of `addresses` is new."""
     counts = Counter(addresses)
     if counts[addresses[-1]] > UNAUTHENTICATED_PER_ADDRESS:
         return addresses[-1]
@@ -74,8 +74,8 @@ def curve_bytes(frame_bytes: int) -> int:
 @dataclass(slots=True, eq=False)
 class Flow:
     """One connection. The hub adds received wire bytes to `taken`, and sets `route` and `name` at the introduction.
-    `flooded`: cut for too many bytes. `left`: bytes waiting at the last check. It is unauthenticated since `since`, and
-    cut at `until`."""
+    `flooded`: cut for too many bytes. `left`: bytes waiting at the last check. `since`: when it became unauthenticated.
+    `until`: when it is cut unless authenticated."""
 
     route: bytes = b""
     name: str = ""
@@ -91,7 +91,7 @@ class Flow:
     _other: int = 0
 
     def waiting(self, taken: int, arrived: int, segments: int) -> tuple[int, int]:
-        """Returns the waiting bytes, and the segments since a message was taken. Read `taken` before `arrived`."""
+        """Returns (waiting bytes, segments since a message was last taken). Read `taken` before `arrived`."""
         if taken != self._taken:
             self._taken, self._idle_since = taken, segments
         self._other = max(self._other, taken - arrived)
@@ -100,8 +100,8 @@ class Flow:
 
 
 class Backlog:
-    """Watches one ROUTER in a thread until `close`; make it before the bind. At most `limit` bytes of an admitted peer
-    may wait. While ended connections have left more unread bytes, every new connection is cut."""
+    """Watches one ROUTER in a thread until `close`; make the Backlog before the bind. At most `limit` bytes of an
+    admitted peer may wait. While ended connections have left more than `limit` unread bytes, new ones are cut."""
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
         self._router = router

@@ -1,5 +1,5 @@
-"""Ends TCP connections of a ZeroMQ socket by shutting down the file descriptor, as ZeroMQ has no call for that. libzmq
-sees the peer hang up.
+"""Ends TCP connections of a ZeroMQ socket by shutting down the file descriptor, because ZeroMQ has no call for that.
+libzmq sees the peer hang up.
 
 (Taking over the peer's routing id instead leaves an engine without a pipe, which libzmq 4.3.5 does not survive.)
 """
@@ -16,7 +16,7 @@ FAREWELL_S: Final = 0.25
 
 
 class TcpConnection(NamedTuple):
-    """A file descriptor and the inode that it had then, because descriptors are reused. `address`: the peer's."""
+    """A file descriptor and the connection's inode, because descriptors are reused. `address`: the peer's address."""
 
     descriptor: int
     inode: int
@@ -24,8 +24,8 @@ class TcpConnection(NamedTuple):
 
 
 def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpConnection | None:
-    """Returns the connection of `descriptor` (a frame's property `__fd`, or an event's value), None if it is gone. As
-    descriptors are reused, only a TCP connection to `port`, and from `address` if given, counts."""
+    """Returns the connection of `descriptor` (a frame's property `__fd`, or an event's value), or None if it is gone.
+    Descriptors are reused, so only a TCP connection to `port`, and from `address` if given, counts."""
     with contextlib.suppress(OSError, ValueError):
         connection = TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
         with borrowed(connection) as lent:

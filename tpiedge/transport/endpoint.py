@@ -51,7 +51,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew: messages may be lost. `broke`: a sentence's predicate."""
+    """The connection of `peer` broke and was made anew: messages may be lost. `broke`: a predicate that tells this."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"
@@ -112,7 +112,7 @@ FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
 
 def frame_of(message: Message, tensor: Buffer | None, plane: Plane) -> bytes:
-    """Encodes a message. Raises ProtocolError if it breaks limits of `plane` or does not fit the tensor."""
+    """Encodes a message. Raises ProtocolError if the message breaks limits of `plane` or does not fit the tensor."""
     view = None if tensor is None else memoryview(tensor)
     _check_tensor(message, None if view is None else view.nbytes, plane)
     header = encode(message, plane.header_limit)
@@ -163,7 +163,7 @@ class Counters:
 
 
 class Endpoint:
-    """A hub or a spoke. Calls of a hub must name the peer in `to`."""
+    """A hub or a spoke. Calls on a hub must name the peer in `to`."""
 
     address: str
 
@@ -180,7 +180,8 @@ class Endpoint:
         timeout_s: float | None = None,
     ) -> None:
         """Encodes a message once and sends it to each peer, waiting up to `timeout_s` (None: SEND_TIMEOUT_S) for each.
-        Unreachable names the first peer that did not take it; later peers get nothing. ProtocolError comes before."""
+        Raises Unreachable for the first peer that does not take the message; later peers get nothing. Raises
+        ProtocolError before sending."""
         self.send_frame(frame_of(message, tensor, self._plane), to, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
@@ -209,8 +210,9 @@ class Endpoint:
         return None
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        """Queues messages without tensors, from any thread; the owner sends them inside `recv` or its next `send`. A
-        spoke keeps them until the hub takes them; a hub drops them if `to` is gone. Raises ProtocolError."""
+        """Queues messages without tensors, from any thread. The endpoint's owner sends queued messages inside its next
+        `recv` or `send`. A spoke keeps a message until the hub takes it; a hub drops messages if `to` is gone. Raises
+        ProtocolError."""
         messages = message if isinstance(message, Sequence) else (message,)
         self._queue([(frame_of(one, None, self._plane), to) for one in messages])
 

@@ -23,12 +23,10 @@ class CurveKeys:
 
 
 def is_key(text: str) -> bool:
-    """Whether `text` is a key in Z85."""
     return _KEY.fullmatch(text) is not None
 
 
 def public_of(secret: str) -> str:
-    """Returns the public key of a secret one (both Z85)."""
     return zmq.curve_public(secret.encode("ascii")).decode("ascii")
 
 
@@ -38,7 +36,6 @@ def key_bytes(text: str) -> bytes:
 
 
 def key_text(raw: bytes) -> str:
-    """Returns a key's 32 bytes as Z85."""
     return z85.encode(raw).decode("ascii")
 
 

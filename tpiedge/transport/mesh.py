@@ -80,7 +80,6 @@ class ZmqMesh(Endpoint):
         return functools.partial(self._reduce, native)
 
     def _requeue_frames(self) -> None:
-        """Returns frames received ahead to their links, for `recv_frame`."""
         with self._lock:
             if self._holder is not None:
                 self._holder.requeue()

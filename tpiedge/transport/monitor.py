@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING: for a handshake, first or after a break; REFUSED: by a hub, perhaps a false one; FAILED: wrong key."""
+    """WAITING: for a handshake, first or after a break. REFUSED: by a hub, perhaps a false one. FAILED: wrong key."""
 
     WAITING = "waiting"
     UP = "up"
@@ -58,7 +58,7 @@ class LinkMonitor:
         return self.state
 
     def gave_up(self) -> bool:
-        """Whether libzmq does not mend a break, as after bytes that it cannot decrypt. True once per break."""
+        """Whether libzmq leaves a break unmended, as after bytes that it cannot decrypt. True once per break."""
         self.poll()
         if self._broken_at is None or time.monotonic() - self._broken_at < _RETRY_S:
             return False
@@ -73,7 +73,6 @@ class LinkMonitor:
 
     @property
     def is_final(self) -> bool:
-        """Whether waiting longer is useless."""
         return self.state in (LinkState.UP, LinkState.REFUSED) or self._failures >= _CERTAIN
 
     def _read_event(self, timeout_s: float) -> bool:

@@ -1,7 +1,8 @@
-"""Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets it works.
+"""Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets the native side works.
 
-Python does the same if pyzmq's libzmq is uncertain (no Linux, inside the extension, two of them), or the native side is
-not built or switched off. TPIEDGE_FAST_LINK=0 switches off all but the packing, TPIEDGE_NATIVE=0 also the kernels.
+Python code does the same if pyzmq's libzmq is uncertain (not on Linux, inside the extension, two copies), or if the
+native side is not built or is switched off. TPIEDGE_FAST_LINK=0 switches off all but the packing, TPIEDGE_NATIVE=0 also
+the packing and the kernels.
 """
 
 import ctypes
@@ -106,7 +107,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 @functools.cache
 def _zmq_functions() -> "ctypes.Array[ctypes.c_void_p]":
-    """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError where that is uncertain."""
+    """Returns the addresses of _FUNCTIONS in pyzmq's libzmq. Raises OSError if that libzmq is uncertain."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"which libzmq pyzmq uses is not known on {sys.platform}")
     extension = sys.modules[zmq.backend.Socket.__module__].__file__

@@ -52,8 +52,9 @@ class Exchange:
 
 Reduce = Callable[[bytes, int], int]
 """`reduce(place, tensor)` all-reduces the contiguous tensor (f32 or int32) at the address `tensor` in place and returns
-DONE. If it stops early, the tensor is unchanged, and it returns how many peers, in order, got this rank's frame: with
-Combine.SUM the sum, unrounded in `scratch`; after 0, parts are to be received. Never raises."""
+DONE. If the call stops early, the tensor is unchanged, and the result is how many peers, in order, got this rank's
+frame. With Combine.SUM the frame has the sum, unrounded in `scratch`; if the result is 0, parts are still to be
+received. Never raises."""
 
 
 class ReceivedFrame:
@@ -94,7 +95,7 @@ class NativeReducer:
         self._wire_bytes = curve_bytes(self.frame_bytes)
 
     def open(self, first: "ZmqEndpoint") -> bool:
-        """Opens the native side; False if a peer has no route. `run` does nothing once `first` admits other peers."""
+        """Opens the native side; returns False if a route is missing. `run` does nothing once `first` admits others."""
         # The count is read first: a change from here on shows. The counter must live as long as the handle.
         self._changes = first.changes
         self._plan.changes, self._plan.seen = ctypes.addressof(self._changes), self._changes.value
@@ -113,7 +114,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce`. Returns less than DONE if done and holding more frames, for the next run or `requeue`."""
+        """Runs as `Reduce`. A result below DONE: done, and more frames are held, for the next `run` or `requeue`."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:

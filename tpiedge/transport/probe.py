@@ -23,7 +23,7 @@ class Listener(Enum):
 
 
 def probe(host: str, port: int, timeout_s: float) -> Listener:
-    """Returns what listens: connects, exchanges ZeroMQ greetings and hangs up."""
+    """Connects, exchanges ZeroMQ greetings and hangs up. Returns what listens."""
     deadline = time.monotonic() + timeout_s
     try:
         connection = socket.create_connection((host, port), timeout_s)
@@ -45,8 +45,8 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
-    """Tells whether the peer confirms the longest packets of the path MTU; None without a connection, or if the system
-    does not tell. Tries twice, as links may be lossy: blocks up to four times `timeout_s`."""
+    """Returns whether the peer confirms the longest packets of the path MTU, or None if there is no connection or the
+    system does not tell. Tries twice because links may be lossy: may take four times `timeout_s`."""
     try:
         return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)
     except OSError:

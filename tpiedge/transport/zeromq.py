@@ -1,6 +1,6 @@
 """Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-A key identifies a peer. `admission` gives the key a name; the first frame of a connection shows whether the routing id,
+A key identifies a peer. `admission` gives the key a name. The first frame of a connection shows whether its routing id,
 `name/nonce/ticket`, has that name; then routing ids identify messages. Only this hub learns the nonce, so no other
 process can take over the route. A second process with the key has another nonce, and is refused while the first is
 connected. A spoke announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
@@ -38,7 +38,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """The peer behind a route. `connection`: None if it was gone when its probe was received."""
+    """The peer behind a route. `connection`: None if the connection was gone when its probe was received."""
 
     name: str
     address: str
@@ -47,7 +47,7 @@ class _Peer:
 
 
 class ZmqHub(ZmqEndpoint):
-    """Binds `address` (tcp://HOST:PORT, or *). `allowed`: names by key; only the policy `unknown` admits others."""
+    """Binds `address` (tcp://HOST:PORT; PORT may be *). `allowed`: names by key; only `unknown` admits others."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class ZmqHub(ZmqEndpoint):
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
-        """Whether the kernel has a connection of `name`; vanishing packets show only after seconds."""
+        """Whether the kernel has a connection of `name`. If packets vanish, the kernel notices only after seconds."""
         with self.lock:
             route = self._routes.get(name)
             return route is not None and not self._closed and self._is_alive(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of `name`, no longer admitted: at once; with a `farewell`, in a later `recv`."""
+        """Ends the connection of `name`, no longer admitted: at once, or after a `farewell` in a later `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -153,7 +153,7 @@ class ZmqHub(ZmqEndpoint):
         return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
-        """Waits, and receives meanwhile, because a peer's first frame introduces it."""
+        """Waits, and receives meanwhile, because the peer may have to introduce itself."""
         held_bytes = sum(len(item[1]) for item in self._held if isinstance(item, tuple))
         if len(self._held) >= 256 or held_bytes >= self._plane.backlog_limit:
             time.sleep(timeout_s)
@@ -289,7 +289,7 @@ class ZmqSpoke(ZmqEndpoint):
         return (b"", self._flow) if name == self._hub_name else None
 
     def _idle(self) -> None:
-        """Connects anew after bytes that libzmq cannot decrypt: it does not mend such a link."""
+        """Connects anew after bytes that libzmq cannot decrypt, because libzmq does not mend such a link."""
         now = time.monotonic()
         if now < self._look_at:
             return

@@ -99,7 +99,7 @@ class ZmqEndpoint(Endpoint):
 
     #: Names, in errors, the addressee of a message without `to`.
     _hub_name = "nobody"
-    #: Whether a post to the hub waits, with all later ones, until it is taken. A hub has other peers to serve.
+    #: Whether a post to the hub, and all later posts, wait until the hub takes it. A hub has other peers to serve.
     _keeps_posts = False
 
     def __init__(
@@ -120,7 +120,7 @@ class ZmqEndpoint(Endpoint):
         self.changes = ctypes.c_uint32()
         self._closed = False
         self._woken = False
-        #: One for all ends of a mesh.
+        #: The same lock for all ends of a mesh.
         self.lock = threading.RLock()
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
@@ -175,7 +175,7 @@ class ZmqEndpoint(Endpoint):
         return not (self._closed or self._posted or self._held)
 
     def route_to(self, name: str) -> tuple[bytes, Flow] | None:
-        """Returns the peer's route (empty on a DEALER) and flow; None if the peer is not admitted and connected."""
+        """Returns the peer's route (empty on a DEALER) and flow; None unless the peer is admitted and connected."""
         raise NotImplementedError
 
     def requeue(self, route: bytes, frame: ReceivedFrame) -> None:
@@ -185,7 +185,7 @@ class ZmqEndpoint(Endpoint):
             self._held.append(item)
 
     def wake(self) -> None:
-        """Ends the present or else the next wait in `recv`, at once only on a prompt plane. For any thread."""
+        """Ends the present wait in `recv`, or else the next one; at once only on a prompt plane. For any thread."""
         self._woken = True
         self._wakeup.ring()
 
@@ -220,7 +220,7 @@ class ZmqEndpoint(Endpoint):
         self.close()
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
-        """Handles a message, given its first frame; returns None if the owner need not know of it."""
+        """Handles a message with the first frame `frame`; returns None if the owner need not know of the message."""
         raise NotImplementedError
 
     def _receive(self, flags: int) -> Item | None:
@@ -269,7 +269,8 @@ class ZmqEndpoint(Endpoint):
             self._wakeup.silence()
 
     def _receive_next(self, flags: int) -> Item | None:
-        """Returns the owner's next message; None if none comes (`flags` 0: in 20 ms), or after 100 others."""
+        """Returns the owner's next message; None if none comes (`flags` 0: within 20 ms), or after 100 messages that
+        are not for the owner."""
         for _ in range(100):
             try:
                 item = self._receive(flags)
