@@ -31,7 +31,8 @@ class OwnStalls:
     stalled: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat `late_s` late. Returns whether this is a stall: over an interval, never twice in a row."""
+        """Notes a heartbeat `late_s` late. Returns whether it is a stall: late by over an interval, never two in a
+        row."""
         self.stalled = late_s > self._heartbeat_s and not self.stalled
         return self.stalled
 
@@ -40,7 +41,8 @@ class OwnStalls:
 class NodeBootstrap:
     """The master's address, this node's identity and this machine's paths. A parent on this computer sends them,
     because no message of a master may name a file to write. `data_address`: where other nodes connect. `pack`: the
-    model's folder. KV snapshots are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path: none."""
+    model's folder. KV snapshots are kept in `snapshots`, encrypted with `snapshot_key` (hex). An empty path means
+    none."""
 
     rank: int
     epoch: int

@@ -234,7 +234,7 @@ class ForkedChild(Child):
         self._server = server
 
     def exit_cause(self) -> str | None:
-        """Says why the child ended or, if the server ended too, why the server did."""
+        """Says why the child ended or, if the server ended too, why the server ended."""
         cause = super().exit_cause()
         return cause if cause is None else self._server.exit_cause() or cause
 

@@ -89,7 +89,8 @@ class LossPlans:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Predicted seconds per token: `now_s` now, `then_s` after a machine left or came (None: no plan). `machines`: how
-    many have a part then; `why`: why none has. `takes_part`: whether the machine that left or came has a part."""
+    many have a part then; `why`: the reason for no plan. `takes_part`: whether the machine that left or came has a
+    part."""
 
     now_s: float | None
     then_s: float | None

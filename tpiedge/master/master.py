@@ -116,7 +116,8 @@ class Master:
         return self._reconciler.status
 
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
-        """Returns `status` with histograms; nodes report counters (`timeline`: and steps) for a while. Never blocks."""
+        """Returns `status` with histograms. For a while nodes report counters, with `timeline` also steps. Never
+        blocks."""
         self._order(lambda: self._sessions.observe(timeline=timeline))
         return replace(self.status, histograms=self.requests.histograms)
 

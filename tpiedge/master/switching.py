@@ -1,8 +1,9 @@
 """Decides when a prepared session replaces the serving session, and which KV cache is taken over.
 
-A session that is only faster waits until the wait has cost as much time as the pause will: so at most twice the least
-possible time is lost, however long answers go on. Keys and values of running requests travel (`planner/kv_transfer.py`)
-if that is faster than to compute them anew. Rank 0 halts first, and goes on if the switch does not happen."""
+A faster session takes over once waiting for it has cost as much time as the pause of the switch will cost: so at most
+twice the least possible time is lost, however long answers go on. Keys and values of running requests travel
+(`planner/kv_transfer.py`) if that is faster than to compute them anew. Rank 0 halts first, and goes on if the switch
+does not happen."""
 
 import logging
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Switching:
 
     def _plan_transfer(self, serving: Session, coming: Session) -> tuple[KVMoves | None, float]:
         """Returns (the transfer between the sessions, its predicted seconds), or (None, the seconds to recompute all;
-        0: unknown). A transfer takes two minutes at most; ten seconds if the time to recompute is unknown."""
+        0: unknown). A transfer takes at most two minutes, or ten seconds if the time to recompute is unknown."""
         (positions, reread_s), head_bytes = self._requests.positions, self._served.kv_head_bytes
         again = None, reread_s
         if serving.phase is not Phase.READY or not positions or not head_bytes:

@@ -31,7 +31,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A node's parts of every layer: `limit` at most, `pinned` in memory; parts computed and read per second."""
+    """A node's limits, as parts of every layer: `limit` in all, `pinned` in memory, others by seconds of a sweep."""
 
     limit: float
     pinned: float
@@ -45,7 +45,7 @@ class Bound:
 
     @property
     def least_s(self) -> float:
-        """The seconds that a sweep takes without layers, because rank 0 may have to read the LM head."""
+        """Seconds of a sweep without layers, in which rank 0 may have to read the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
@@ -95,7 +95,7 @@ def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
 
 
 def _seconds_for_all(bounds: Sequence[Bound]) -> float:
-    """Returns the time in which the nodes take everything. The sum of their parts is linear between turns."""
+    """Returns the time in which the nodes take everything. The sum of the nodes' parts is linear between `turns`."""
 
     def taken(seconds: float) -> float:
         return sum(bound.at(seconds) for bound in bounds)
@@ -142,7 +142,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
-    """Returns the least bytes of a ring: (for whole layers, for any share)."""
+    """Returns (a ring's least bytes for whole layers, those for any share)."""
     keeping, blocks = node.keeping, model.blocks_of_layer
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
