@@ -70,7 +70,7 @@ class Communicator:
         self._begun: dict[Tag, torch.Tensor] = {}
 
     def announce(self, _plan: StepPlan | SavePages) -> None:
-        """Begins a step on rank 0: sends the plan to the other ranks. Clears `cancelled`. Steps count upwards."""
+        """Begins a step on rank 0: sends the plan to the other ranks. Clears `cancelled`. Step numbers grow."""
         self.cancelled = False
         self._begun.clear()
 
@@ -82,13 +82,13 @@ class Communicator:
         """Receives on rank 0 what peers send while no step runs, and notices broken connections."""
 
     def request_cancel(self, step: int) -> None:
-        """Sends the cancel flag with the next all-reduce of `step`. For any thread of rank 0."""
+        """Sends the cancel flag with the next all-reduce of `step`. Any thread of rank 0 may call it."""
         self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         """Returns the sum over ranks of `partial` (contiguous, [tokens, hidden]), perhaps in `partial`. All ranks give
-        f32, or all give integers (`summation.py`). With `contributes=False` only `partial`'s shape and dtype kind
-        count."""
+        f32, or all give integers (`summation.py`). With `contributes=False` only the shape of `partial` matters, and
+        whether it has integers."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 
@@ -108,7 +108,7 @@ class Communicator:
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
         """Sends the part (f32, 2-D) of `rank` (never 0) to rank 0. Returns the part on rank 0, None on others. Rank 0's
-        own part only gives the shape. A rank may be ahead by what PeerChannel holds."""
+        own part only gives the shape. A rank may send as much in advance as PeerChannel holds."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:

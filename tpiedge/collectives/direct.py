@@ -49,7 +49,7 @@ class AllReduce:
         raise NotImplementedError
 
     def advance(self) -> None:
-        """Waits for the messages that other ranks sent in `start`, then sends its next ones. Later calls do nothing."""
+        """Waits for other ranks' messages of `start`, then sends this rank's next messages. Later calls do nothing."""
         if not self.advanced:
             self._advance()
             self.advanced = True
@@ -136,8 +136,8 @@ class Mesh(AllReduce):
 
 
 def cut(array: Summable, count: int) -> list[Summable]:
-    """Returns views of `count` nearly equal runs of units, some perhaps empty. A unit is a group if whole groups fill a
-    row, else a row, so cuts change no rounding."""
+    """Returns views of `count` nearly equal runs of units, some perhaps empty. Where whole int8 groups fill a row, a
+    unit is a group; otherwise it is a row. So cuts change no rounding."""
     rows, columns = array.shape
     unit = columns if columns % INT8_GROUP else INT8_GROUP
     units = rows * columns // unit

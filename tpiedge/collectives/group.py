@@ -1,4 +1,4 @@
-"""The communicator of several ranks. The plan names the collective; messages of other calls go over rank 0's links."""
+"""The communicator of several ranks. Plans name the collective of all-reduces; other messages use rank 0's links."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -22,7 +22,7 @@ COLLECTIVES: Final[Mapping[str, type[AllReduce]]] = {"star": Star, "mesh": Mesh,
 
 
 class Group(Communicator):
-    """The caller closes `endpoint`. `linked`: all ranks have links to each other: plans may name any collective."""
+    """The caller closes `endpoint`. `linked`: whether all ranks are linked, so that plans may name any collective."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class PeerChannel:
         wire: SummandPrecision | None = None,
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
-        """Yields (rank, tensor by `read_array`, message) for a message of `kind` from each of `ranks` on arrival. A
+        """Yields (rank, tensor from `read_array`, message) for a message of `kind` from each of `ranks` on arrival. A
         list `shape` has a shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
         missing: dict[_Key, int] = {(kind, *tag, hop, rank): rank for rank in ranks}
         while missing:
@@ -136,8 +136,8 @@ class PeerChannel:
     def _receive(
         self, what: object, awaited: Container[_Key] = (), timeout_s: float = _SLICE_S
     ) -> bool | None:
-        """Receives one message. Returns True if it is held, False if it is late, None if no message came or a link
-        broke that no step needs."""
+        """Receives one message. Returns True if it is held, False if it is late, None if no message came or an unneeded
+        link broke."""
         try:
             envelope = self.endpoint.recv(timeout_s)
         except LinkReset as error:

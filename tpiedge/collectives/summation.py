@@ -60,8 +60,8 @@ Parts = Mapping[int, Summable | None]
 
 
 def ordered_sum(parts: Parts, out: Summable) -> Summable:
-    """Returns ((p0 + p1) + p2) + ..., or zeros without parts. The sum grows in `out` (f32 or int32), from the first
-    wide part on in an int64 copy. Call it within `np.errstate(over="ignore", invalid="ignore")`."""
+    """Returns ((p0 + p1) + p2) + ..., or zeros without parts. The sum grows in `out` (f32 or int32), or in an int64
+    copy once a part is wide. Call it within `np.errstate(over="ignore", invalid="ignore")`."""
     total: Summable | None = None
     given = [part for _, part in sorted(parts.items()) if part is not None]
     for part in given:
@@ -78,8 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises ProtocolError for a non-finite sum if no part (an overflow) or every part is non-finite, or if `adds`
-    names the adding rank, which may not blame. Else raises Misconduct for the first rank with such a part."""
+    """Raises for a non-finite sum: ProtocolError if no part (an overflow) or every part is non-finite, or if `adds` is
+    given (the adding rank, which may not blame others); else Misconduct of the first rank with such a part."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

@@ -4,8 +4,8 @@
    another computes a page that both use.
 2. If no page is free, the youngest sequence is preempted: it waits first in line; its lost pages are computed anew.
 3. A step that decodes may take `_MAX_SLOWDOWN` times as long with prompts as without. Prompts alone may take `_STEP_S`,
-   or twice the least step's time. The oldest prompt gets a share; other tokens go to prompts nearest to their first
-   tokens.
+   or twice the least step's time. The oldest prompt gets a share; the rest goes to the prompts with the fewest
+   tokens left.
 4. A page is published when all its tokens are decided and computed.
 """
 
@@ -97,7 +97,7 @@ class Batcher:
 
     def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
         """Returns (pages, sequences): at most `most_pages` pages of running sequences, the oldest first, and those
-        sequences. Skips scanned prompts, whose hidden states would be missing."""
+        sequences. Skips `scanned` prompts, because no hidden states are saved."""
         places: dict[int, int] = {}
         saved: list[SavedSequence] = []
         for one in self._running:

@@ -1,4 +1,4 @@
-"""The constraints of rank 0's requests, and how long steps wait for their masks."""
+"""The constraints of rank 0's requests, and how long steps wait for masks."""
 
 import logging
 import time

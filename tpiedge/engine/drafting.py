@@ -1,10 +1,10 @@
 """Drafts tokens from a sequence's own text (prompt lookup decoding), and decides how many a step takes. Pure.
 
-1. A guess repeats what followed the longest earlier match of the text's end, of equal ones the latest. Just after a
-   long match failed, the guess continues near the failed place. A guess that reaches the end of the text repeats
-   itself.
+1. A guess repeats what followed the longest earlier match of the text's end (of equally long ones, the latest). Just
+   after a long match failed, the guess continues near the failed place. A guess that reaches the end of the text
+   repeats itself.
 2. `append` takes constant time, `draft` at most `_CANDIDATES` comparisons.
-3. A step takes as many first tokens of guesses as maximise its expected tokens per second.
+3. A step takes those beginnings of guesses that maximise its expected tokens per second.
 4. By `StepCost`, drafts cost a sequence at most `_RISK` of its time without drafts plus the time of `_CREDIT` tokens.
    Gains of up to `_GAINED` tokens' time may be lost again.
 """
@@ -175,7 +175,7 @@ class DraftLength:
         return max(0.0, _STAKE * left_s)
 
     def taken(self, seconds: float, token_s: float) -> None:
-        """Notes the sequence's parts of a step's time: `seconds` that its drafts add, `token_s` without drafts."""
+        """Notes the sequence's parts of a step's time: for its drafts (`seconds`) and without them (`token_s`)."""
         self._token_s = token_s
         self._plain_s += token_s
         self._lost_s += seconds

@@ -58,7 +58,8 @@ class Head:
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
-        """Returns log probabilities of `ids_M`, and of each position's `likeliest` tokens. Reads every tile once."""
+        """Returns log probabilities of `ids_M`, and of the likeliest tokens at each position (`likeliest` of them).
+        Reads every tile once."""
         count = min(likeliest, self._config.vocab_size)
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
@@ -255,8 +256,7 @@ class Drawing:
             live.scored += len(scores[part])
 
     def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """Pools the piece's hidden states, except those pooled already; only the prompt's last state if no other
-        counts."""
+        """Pools the piece's hidden states that are not pooled yet; without mean pooling, only the prompt's last one."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
         with self._meter.head_span:

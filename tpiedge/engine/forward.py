@@ -191,7 +191,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Receives rank 0's embeddings of a chunk. Few messages wait for a slow node: all-reduces hold up rank 0."""
+        """Receives rank 0's embeddings of a chunk. Few pile up at a slow node: rank 0 waits for it in all-reduces."""
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:

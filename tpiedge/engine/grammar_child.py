@@ -6,7 +6,7 @@ ends the child, and then brings its `FATE`.
 Frames are as in `text_child.py`, with u32 numbers and an answer's number (0: the grammar):
 - received: `g` JSON, `a` drawn tokens, `d` guessed tokens, `b` restart and tokens, `x` end;
 - sent: `r` pid, `y` compiled (microseconds), `e` error;
-- sent after `g`, `a`, `b`: `f` (how many tokens of `b` count, forced tokens), `m` mask; after `d`: `d` masks.
+- sent after `g`, `a`, `b`: `f` (number of used tokens of `b`, forced tokens), `m` mask; after `d`: `d` masks.
   Microseconds precede masks. A mask is a byte (may the answer end?) and a bit per token.
 """
 
@@ -237,7 +237,7 @@ class _FollowedAnswer:
         return masks
 
     def _replay(self, ids: "array.array[int]") -> int:
-        """Restarts the grammar, and consumes tokens until its text may end. Returns how many tokens were consumed."""
+        """Restarts the grammar, and consumes tokens up to a place where the text may end. Returns how many."""
         self._matcher.reset()
         for kept, token in enumerate(ids):
             if self._matcher.is_accepting():

@@ -163,7 +163,7 @@ class Constraint:
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
         """Yields masks for the next token and for the token after each guess, up to a guess that is not allowed.
-        `shared`: other answers wait, too."""
+        `shared`: whether other answers wait for this step, too."""
         while not self.known():
             await_any([self], _ANSWER_S)
         assert self._mask is not None

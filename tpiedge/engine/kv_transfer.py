@@ -2,7 +2,7 @@
 
 At an epoch's end every node saves a snapshot: the heads that its machine's next node needs. Rank 0 also saves heads
 that nodes elsewhere will lack (`planner/kv_transfer.py`). In the next epoch every node reads its machine's snapshot
-into the first pages of its cache, and rank 0 sends the other heads. Pages count only if every node has all its heads.
+into the first pages of its cache, and rank 0 sends the other heads. Pages are used only if no head is missing.
 
 A snapshot is a file: a nonce, the header's length, the header (JSON, without tokens), and parts by head, page, layer.
 Header and parts are encrypted with a key that only this machine's processes hold. Opening a snapshot deletes it, and so
@@ -195,8 +195,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages that rank 0 orders. Call it on all ranks; rank 0 gives `sequences`, and in `stored` the heads
-        to save for nodes elsewhere. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages that rank 0 orders. Call it on all ranks; only rank 0 gives `sequences`, and `stored`: the
+        heads to save for nodes elsewhere. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")
@@ -304,7 +304,7 @@ class KVTransfer:
         step: int,
         answer: Callable[[torch.Tensor, int, Tag], torch.Tensor | None],
     ) -> Iterator[tuple[int, int, int, slice]]:
-        """Yields (rank, head, page, layers), alike on every rank. A receiver answers every _AHEAD chunks."""
+        """Yields (rank, head, page, layers), alike on every rank. The receiver answers after every _AHEAD chunks."""
         size = max(1, MIB // self._part_bytes)
         chunks = itertools.product(moves, pages, range(0, self._layers, size))
         for count, ((rank, head), page, first) in enumerate(chunks, 1):

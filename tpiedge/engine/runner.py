@@ -41,9 +41,9 @@ _CLAIM_S: Final = 10.0
 
 @dataclass(frozen=True)
 class Serving:
-    """Settings of an epoch. `context_tokens`: most positions of one sequence; `sequences`: how many run at once;
-    `speculate`: most drafts of one sequence in a step; `grain_pages`: how many pages give back memory together (0:
-    none)."""
+    """Settings of an epoch. `context_tokens`: the maximum of positions per sequence; `sequences`: how many run at once;
+    `speculate`: the maximum of drafts per sequence and step; `grain_pages`: the memory of so many pages is given back
+    together (0: never)."""
 
     epoch: int
     context_tokens: int

@@ -36,7 +36,7 @@ TokenMask = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token. `logprobs`, if asked for, by the model's logits: (id, log probability) of the likeliest tokens,
+    """One drawn token. `logprobs`, if asked for: (id, log probability by the model's logits) of the likeliest tokens,
     descending, then of the drawn token if it is not among them."""
 
     token: int
@@ -45,7 +45,7 @@ class Sampled:
 
 class Sampler:
     """Draws the tokens of one sequence. `sample` changes nothing, so a step can be repeated. A new sampler with prompt
-    and answer so far draws the same tokens. Token ids must be below `vocab_size`, `sampling` in its ranges."""
+    and answer so far draws the same tokens. Token ids must be below `vocab_size`, and `sampling` within its ranges."""
 
     def __init__(
         self, sampling: Sampling, prompt_ids: Sequence[int], vocab_size: int, answer_ids: Iterable[int] = ()

@@ -135,8 +135,8 @@ class OverlappedReduces:
         *,
         wait: bool,
     ) -> None:
-        """Adds the sum of all nodes' partials, and once the bias, to `rows`: before returning if `wait`, else by the
-        next `finish`. Partials count steps of `grid`, the same on all nodes."""
+        """Adds the sum of all nodes' partials and one bias to `rows`: before it returns if `wait`, else by the next
+        `finish`. With `grid`, the same on all nodes, partials are numbers of the grid's steps."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

@@ -25,7 +25,7 @@ _NAME_BYTES = 16
 
 class PagePool:
     """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, because every
-    epoch's nodes compute other bits. Memory is given and taken for `grain` pages at once (0: never)."""
+    epoch's nodes compute other bits. Memory is given back for `grain` pages at a time (0: never)."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
@@ -102,7 +102,7 @@ class PagePool:
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
-        """Returns the scope's published pages, not held, for the beginning of `ids` without the last id."""
+        """Returns the scope's published pages for the longest known beginning of `ids[:-1]`; does not hold them."""
         known = takewhile(self._named.__contains__, self.names(ids[:-1], scope))
         return [self._named[name] for name in known]
 

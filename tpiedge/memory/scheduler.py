@@ -16,8 +16,8 @@ from tpiedge.tracing.tracer import WAIT, EventSink
 
 @dataclass(slots=True)
 class Counts:
-    """Streamed blocks that were read ahead (`hits`) or waited for (`stalls`), and `reads` of pieces. `load_s` is the
-    time with reads under way."""
+    """Counts of a node. `hits`: streamed blocks that were read ahead; `stalls`: those waited for; `reads`: pieces read;
+    `load_s`: the time with reads under way."""
 
     hits: int = 0
     stalls: int = 0

@@ -168,7 +168,7 @@ def place(
 
 
 def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
-    """Pins in every beginning of the sweep at most the part `nbytes` / `total` of its bytes."""
+    """Chooses pins so that every beginning of the sweep has at most `nbytes` / `total` of its bytes pinned."""
     pinned, passed, held = [], 0, 0
     for number, size in enumerate(sizes):
         passed += size

@@ -113,7 +113,7 @@ class NodeWeights:
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """Yields (first vocabulary row, rows [R, H] without padding), each valid until the next one. Rank 0 only."""
+        """Yields (first vocabulary row, rows [R, H] without padding), each valid until the next tile. Rank 0 only."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:

@@ -89,7 +89,7 @@ class Quantiser(Closable):
 
 @dataclass(frozen=True)
 class _Job:
-    """Units of a matrix with their numbers, [outputs, inputs]."""
+    """Units of a matrix and their values, [outputs, inputs]."""
 
     matrix: PanelLayout
     units: range

@@ -1,8 +1,8 @@
 """Packs in a child process, whose end frees its memory; both sides are here.
 
 The child reads a request from stdin, one line of JSON, and writes a line per event: {"event": "progress", "done",
-"total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. When stdin ends,
-its parent dies or SIGTERM comes, the child stops and leaves no files.
+"total"}, then {"event": "done", "path", "nbytes", "reused"} or {"event": "error", "kind", "message"}. The child stops
+and leaves no files when stdin ends, the parent dies, or SIGTERM comes.
 """
 
 import contextlib

@@ -95,7 +95,7 @@ class StoredTensor(Protocol):
         ...
 
     def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
-        """Reads integers of `bits` bits, in groups from the first column on; None unless exact with finite scales."""
+        """Reads integers of `bits` bits, grouped from the first column on; None unless exact and with finite scales."""
         ...
 
 

@@ -52,7 +52,7 @@ class PackUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """`held_bytes` counts shared blobs once, and no links to other packs' files."""
+    """`held_bytes`: a blob of several packs adds its bytes only once, a link to a file outside the store adds none."""
 
     packs: tuple[PackUsage, ...]
     held_bytes: int

@@ -40,8 +40,8 @@ from tpiedge.units import counted
 
 @dataclass(frozen=True)
 class PackReport:
-    """The pack at `path`; `reused` if it was there before. `nbytes` counts blobs and hashes, also equal blobs, which
-    are stored once."""
+    """The pack at `path`; `reused` if it was there before. `nbytes`: the size of blobs and hashes; includes each of
+    several equal blobs, though one is stored."""
 
     path: Path
     nbytes: int
@@ -57,7 +57,7 @@ def write_pack(
     progress: ProgressCallback = lambda _done, _total: None,
     lock_timeout_s: float = 3600.0,
 ) -> PackReport:
-    """Writes `spec` with the numbers of `source` into `out`, unless the pack is there, in less than 256 MB of memory.
+    """Writes `spec` with the numbers of `source` into `out` unless the pack is there. Needs less than 256 MB of memory.
     Layer i has the numbers of layer i % `distinct_layers`. An error (UserError, ResourceError) leaves no files."""
     out = out.absolute()
     storage = storage_of(precision, spec)

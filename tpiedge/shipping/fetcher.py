@@ -100,7 +100,7 @@ def _transfer(
     count: Callable[[int], None],
     sync_bytes: int,
 ) -> LayerRanges:
-    """Writes bytes as they arrive, makes them durable in a thread of its own, and returns damaged ranges."""
+    """Writes bytes as they arrive, makes them durable in a second thread, and returns damaged ranges."""
     damaged = {}
     spans = (_spans(layer, copy.pack.blob_id(layer), ranges) for layer, ranges in parts.items())
     arriving = window.stream(chain.from_iterable(spans))

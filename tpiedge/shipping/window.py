@@ -21,7 +21,7 @@ _NOTHING = memoryview(b"")
 @dataclass(slots=True)
 class FileBytes:
     """A range of a file of the fetched pack. `data` is empty before the answer, which also sets `total`, the file's
-    size according to the master. `layer` is only a mark of the caller."""
+    size according to the master. `layer` serves only labels and the caller."""
 
     part: FilePart
     layer: int

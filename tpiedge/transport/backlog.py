@@ -1,8 +1,8 @@
 """Watches a hub's connections: cuts those that flood it, and unauthenticated ones that stay.
 
-libzmq's high-water mark counts messages, not bytes, and libzmq 4.3.5 aborts the process if a connection that it no
-longer reads fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this module compares the
-kernel's count of received bytes with the bytes that the hub took.
+libzmq's high-water mark counts messages, not bytes. And after libzmq 4.3.5 has stopped reading a connection, it aborts
+the process if that connection fails with a heartbeat buffered. So a hub's libzmq reads without a bound, and this module
+compares the kernel's count of received bytes with the bytes that the hub took.
 
 A connection is unauthenticated until its peer is introduced, and once the peer is no longer admitted. Such connections
 are limited in time and, per address and in all, in number: the fullest address loses its oldest one.

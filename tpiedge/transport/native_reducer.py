@@ -37,7 +37,7 @@ class Combine(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """Parameters that the all-reduces of one shape share. `rank`: the own part's place in the order of summation (SUM:
-    0). All parts and the sum are rounded to `precision`; with i32 sums wrap around. `header` begins the frame to send;
+    0). All parts and the sum are rounded to `precision`; sums of i32 wrap around. `header` begins the frame to send;
     `answers`: the headers to expect of peers, in the order of ranks. A call writes its `place` at PLACE_AT of each
     header. `scratch`: room for a tensor of f32 or int32, which every call overwrites."""
 
@@ -95,7 +95,7 @@ class NativeReducer:
         self._wire_bytes = curve_bytes(self.frame_bytes)
 
     def open(self, first: "ZmqEndpoint") -> bool:
-        """Opens the native side; returns False if a route is missing. `run` does nothing once `first` admits others."""
+        """Opens the native side; returns False if a route is missing. `run` does nothing once `first.changes` grows."""
         # The count is read first: a change from here on shows. The counter must live as long as the handle.
         self._changes = first.changes
         self._plan.changes, self._plan.seen = ctypes.addressof(self._changes), self._changes.value
@@ -114,7 +114,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce`. A result below DONE: done, and more frames are held, for the next `run` or `requeue`."""
+        """Runs as `Reduce`. A result below DONE: done, but further frames are held for the next `run` or `requeue`."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:

@@ -112,7 +112,7 @@ class ZmqHub(ZmqEndpoint):
             return route is not None and not self._closed and self._is_alive(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of `name`, no longer admitted: at once, or after a `farewell` in a later `recv`."""
+        """Ends the connection of a peer no longer admitted: at once, or after a `farewell` in a later `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:

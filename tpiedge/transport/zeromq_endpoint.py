@@ -185,7 +185,7 @@ class ZmqEndpoint(Endpoint):
             self._held.append(item)
 
     def wake(self) -> None:
-        """Ends the present wait in `recv`, or else the next one; at once only on a prompt plane. For any thread."""
+        """Ends the present wait in `recv`, or else the next wait; at once only on a prompt plane. For any thread."""
         self._woken = True
         self._wakeup.ring()
 
