@@ -2,9 +2,9 @@
 
 Scores are f32[V], contiguous, without NaN and +inf; at least one is above -inf. Filters apply in this order: `top_k`,
 `top_p`, `min_p`. A mass is e**((score - largest) / temperature), rounded to steps (`mass_bits`). Steps are so fine that
-the sum just fits int64; a sum is exact in every order. Masses below a step (2**-44 of the likeliest with 262,144
-tokens) become zero. numpy defines the result. The native kernels (native/draw.cpp) give the same bits, on the calling
-thread without the GIL. Too little memory raises MemoryError.
+the sum just fits int64; a sum is exact in every order. Masses below half a step (with 262,144 tokens: 2**-44 of the
+largest mass) become zero. numpy defines the result. The native kernels (native/draw.cpp) give the same bits, on the
+calling thread without the GIL. Too little memory raises MemoryError.
 """
 
 import math
@@ -31,8 +31,8 @@ _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """`top_k` keeps the k largest scores, and ties of the smallest (0: all). `top_p` keeps the likeliest tokens, as few
-    as have this part of the total mass; ties go by id (1: all). `min_p` keeps tokens with at least this part of the
+    """`top_k` keeps the k largest scores and others equal to the k-th (0: all). `top_p` keeps the likeliest tokens, as
+    few as have this part of the total mass; ties go by id (1: all). `min_p` keeps tokens with at least this part of the
     largest mass. `temperature` is above 0."""
 
     temperature: float
@@ -61,7 +61,7 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
     """Returns (ids of the `count` (at least 1) largest scores, descending, equal scores by id; log of the sum of all
-    e**score, to 2e-8 with 262,144 tokens)."""
+    e**score, off by at most 2e-8 with 262,144 tokens)."""
     count, bits = min(count, len(scores_V)), mass_bits(len(scores_V))
     library = kernel_library()
     if library is None:
@@ -125,7 +125,7 @@ def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
 
 
 def _top_k(scores: Scores, k: int) -> Ids:
-    """Returns ascending indices of the k largest scores and ties of the smallest. k = 0 keeps all."""
+    """Returns ascending indices of the k largest scores and of others equal to the k-th. k = 0 keeps all."""
     if k == 0 or k >= len(scores):
         return np.arange(len(scores))
     return np.flatnonzero(scores >= np.partition(scores, -k)[-k])

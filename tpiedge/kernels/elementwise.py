@@ -32,8 +32,8 @@ _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
-    """Returns x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama. x
-    is [T, H], or [T, N, d] with weight [d]."""
+    """Returns f32 x * rsqrt(mean(x^2) + eps) * weight, computed in the order of Hugging Face's Llama. The mean is over
+    the last dimension. x is [T, H], or [T, N, d] with weight [d]."""
     if pool is None:
         variance = x.pow(2).mean(-1, keepdim=True)
         return weight * (x * torch.rsqrt(variance + eps))

@@ -1,8 +1,8 @@
 """A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
 Many tokens pass in mini-sequences (MOM, section 3.1), so that gate and up (T x F floats each) stay within
-SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products keep at most 8 MiB more if quantised, else
-32 bytes per token and output.
+SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products also keep up to 8 MiB if quantised, else 32
+bytes per token and output.
 """
 
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ _INT32: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A matrix's grid on one node. Sums count steps of 2**exponent; the magnitude of int32 sums is at most `most`."""
+    """A matrix's grid on one node. Sums are in steps of 2**exponent; the magnitude of int32 sums is at most `most`."""
 
     exponent: int
     most: int = _INT32
@@ -33,8 +33,8 @@ class Grid:
 
 
 def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> Tensor:
-    """Returns the sums that `compute(sums, wide)` fills: int32; or int64, with `wide`, if the int32 call returns
-    False."""
+    """Returns int32 sums filled by `compute(sums, False)`; if this call returns False, int64 sums filled by
+    `compute(sums, True)`."""
     sums = torch.empty(shape, dtype=torch.int32)
     if not compute(sums, False):
         sums = torch.empty(shape, dtype=torch.int64)

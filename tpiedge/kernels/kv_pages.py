@@ -24,8 +24,8 @@ _SPAN = struct.Struct("=4q")
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """One layer's keys and values in a cache's pages of `positions`, a multiple of KEYS. `store_PB` is all pages'
-    memory, uint8 [pages, bytes of a page], with parts by layer, then KV head. Raises ValueError for a misfit."""
+    """One layer's keys and values in a cache's pages. `positions` of a page: a multiple of KEYS. `store_PB`: all pages,
+    uint8 [pages, bytes of a page], with parts sorted by layer, then KV head. Raises ValueError for a misfit."""
 
     format: KVFormat
     kv_heads: int
@@ -120,6 +120,6 @@ class Spans:
             first += span.tokens
 
     def check_pages(self, layout: PageLayout) -> None:
-        """Raises ValueError if the pages have another number of positions."""
+        """Raises ValueError unless `layout` has the same `positions`."""
         if self.positions != layout.positions:
             raise ValueError(f"tables of pages of {self.positions} positions for pages of {layout.positions}")

@@ -1,5 +1,5 @@
-"""Has the native kernels' threads, and checks and packs arguments. Without a Pool torch computes everything. With a
-Pool torch computes only f32 and bf16 products of over NATIVE_TOKENS tokens, and attention with heads wider than
+"""Has the native kernels' threads; checks arguments and packs them. Without a Pool, torch computes everything. With a
+Pool, torch computes only f32 and bf16 products of over NATIVE_TOKENS tokens, and attention with heads wider than
 MAX_HEAD_WIDTH."""
 
 import struct
@@ -76,8 +76,8 @@ def pack_matrix(w: Tensor, y: int, rows: int) -> bytes:
 def pack_panels(
     w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
 ) -> bytes:
-    """Packs a column-parallel matrix. `y`: the products' address (0: the call gives the address). Rows of products are
-    `y_stride` floats apart. `bias_R`, contiguous f32, is added and must not move."""
+    """Packs a column-parallel matrix. `y`: the products' address (0: the native call gives the address). Rows of
+    products are `y_stride` floats apart. `bias_R`, contiguous f32, is added and must not move."""
     bias = 0 if bias_R is None else bias_R.data_ptr()
     return _packed(w, y, bias, 0, 0, w.rows if y_stride is None else y_stride)
 

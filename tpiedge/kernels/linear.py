@@ -36,7 +36,7 @@ class Arithmetic(StrEnum):
 
 class Linear:
     """Multiplies with `threads` native threads, including the caller's; concurrent calls wait for each other. May raise
-    MemoryError. Without `library` torch computes, and quantised matrices raise ValueError."""
+    MemoryError. Without `library`, torch computes, and quantised matrices raise ValueError."""
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
@@ -152,7 +152,7 @@ def check_activations(x: Tensor, features: int) -> None:
 
 
 def check_weight(w: Weight, input_dim: int) -> None:
-    """Raises ValueError unless the matrix is in main memory, with strided rows or quantised along `input_dim`."""
+    """Raises ValueError unless `w` is in main memory: either rows of f32 or bf16, or quantised along `input_dim`."""
     if isinstance(w, PanelMatrix):
         if w.transposed is not (input_dim == 0):
             raise ValueError(

@@ -11,9 +11,9 @@ from tpiedge.kernels.panels import OFFSETS, PanelShape
 
 @dataclass(frozen=True)
 class PanelMatrix:
-    """Units of a matrix, laid out as in panels.py, `unit_nbytes` apart. Each of `rows` rows of `cols` is an output, or
-    an input if `transposed`. A unit has `rows_per_unit` rows; the last unit may have fewer. `data_B` is contiguous
-    uint8."""
+    """Units of a matrix, laid out as in panels.py, `unit_nbytes` apart. Each of the `rows` rows has `cols` numbers; it
+    is an output, or an input if `transposed`. A unit has `rows_per_unit` rows; the last unit may have fewer. `data_B`
+    is contiguous uint8."""
 
     data_B: Tensor
     bits: int

@@ -109,7 +109,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
-    """Continues the CRC-32 `before` of earlier bytes with contiguous `data`. Releases the GIL."""
+    """Returns the CRC-32 of earlier bytes (whose CRC-32 is `before`) and then `data` (contiguous). Releases the GIL."""
     library = kernel_library()
     if library is None:
         return zlib.crc32(data, before)

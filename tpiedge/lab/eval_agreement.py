@@ -173,7 +173,7 @@ def _finite(value: float) -> float | None:
 
 
 def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
-    """Compares with the reference `other` over all windows of `text`. Raises like `open_engine`."""
+    """Compares `model` with the reference `other` over all windows of `text`. Raises what `open_engine` raises."""
     each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
     found = Comparison()
     progress = ByteProgress("comparing")

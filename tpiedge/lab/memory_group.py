@@ -63,7 +63,7 @@ class MemoryGroup:
 
     @property
     def members_file(self) -> Path:
-        """A process that writes its id to this file joins the group, with later children."""
+        """A process that writes its id to this file joins the group; so do the children that it starts later."""
         return self.folder / "cgroup.procs"
 
     @property
@@ -77,8 +77,7 @@ class MemoryGroup:
         return (self.folder / self._files.peak).exists()
 
     def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
-        """Limits memory to `nbytes`, and swap to further `swap_bytes`. Raises OSError, also if usage exceeds the
-        limit."""
+        """Limits memory to `nbytes` and swap to `swap_bytes`. Raises OSError, also if usage exceeds the limit."""
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)

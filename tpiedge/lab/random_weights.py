@@ -1,8 +1,8 @@
 """Random weights: a model of any shape without a checkpoint.
 
 Every number depends on (seed, tensor name, row, column) alone, so any tiling gives the same tensor. bf16 weights are
-the rounded f32 weights. A row is a window of one long pool of normal numbers, times +1 or -1. The offset of the window
-is unique within a tensor of fewer than 2**20 rows.
+the rounded f32 weights. A row is a piece of one long pool of normally distributed numbers, times +1 or -1. The offset
+of the piece is unique within a tensor of fewer than 2**20 rows.
 """
 
 import hashlib

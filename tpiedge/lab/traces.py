@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?",
 
 @dataclass(frozen=True)
 class Trace:
-    """Events by rank, sorted by start; times are seconds since the start of the trace. `dropped` counts lost events."""
+    """Events by rank, sorted by start, in seconds since the trace began. `dropped`: how many events were lost."""
 
     nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]

@@ -181,7 +181,7 @@ class CallReader(ABC):
             self.broken += isinstance(part, CallEnded) and part.broken != ""
 
     def _envelope(self) -> Waiting[None]:
-        """Reads {"name": ..., "arguments": {...}}, in any order. Reports arguments after a name as they arrive."""
+        """Reads {"name": ..., "arguments": {...}}, in any order. Reports arguments piecewise if the name is first."""
         held, name, written = self._held, None, None
         yield from held.expect("{")
         mark = ","
@@ -215,7 +215,7 @@ class CallReader(ABC):
             self._whole(name, written or "null")
 
     def _whole(self, name: str, written: str) -> None:
-        """Reports a call with arguments `written`: an object, a string with an object, or null. Raises Mismatch."""
+        """Reports a call; `written` has its arguments: an object, a string with an object, or null. Raises Mismatch."""
         arguments = json.loads(written) if written.startswith('"') else written
         arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
         scan = JsonScan()

@@ -1,5 +1,5 @@
-"""Renders a conversation like transformers. If the chat template refuses this form or drops a system message, renders
-another of `_forms`. If the template refuses every form, raises the first refusal."""
+"""Renders a conversation as transformers does. If the chat template refuses the messages or drops a system message,
+renders other forms of them (`_forms`). If the template refuses every form, raises the first refusal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

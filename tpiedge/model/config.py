@@ -199,8 +199,8 @@ def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
 
 
 def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    """Returns the layers' windows. In Qwen, `layer_types` says which layers have windows; without this key,
-    `max_window_layers` does."""
+    """Returns the layers' windows. In Qwen, `layer_types` says which layers have windows; without this key, layers from
+    number `max_window_layers` on have windows."""
     window = None
     if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
         default = None if "sliding_window" in config.values else _DEFAULT_WINDOW

@@ -1,8 +1,8 @@
 """Pulls a model from the hub. The hub's client, huggingface_hub, is imported only here, when a pull begins.
 
-The client lists a repository and makes requests by the client's settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This module
-writes the files, because the client's download deletes the bytes of a failed call and checks no hash. Names, sizes and
-hashes are untrusted.
+The client lists a repository and makes all requests, with its own settings (`HF_ENDPOINT`, `HF_TOKEN`, ...). This
+module writes the files, because the client's download deletes the bytes of a failed call and checks no hash. Names,
+sizes and hashes are untrusted.
 
 Laws: 1. A file appears under its name only with the right size and hash. 2. Bytes that arrived stay in
 `NAME.incomplete`; the next transfer asks only for missing bytes.

@@ -2,8 +2,8 @@
 
 Laws of transformers:
 
-1. With `added_tokens_decoder` in tokenizer_config.json, special_tokens_map.json and added_tokens.json add nothing.
-   Without it, special_tokens_map.json overrules tokenizer_config.json.
+1. If tokenizer_config.json has `added_tokens_decoder`, the files special_tokens_map.json and added_tokens.json add
+   nothing; otherwise special_tokens_map.json overrules tokenizer_config.json.
 2. Tokens get ids in this order: tokens of `added_tokens_decoder` (or of added_tokens.json and tokenizer.json) by
    number; then named tokens ("eos_token"); then other special tokens.
 3. A named token is special.

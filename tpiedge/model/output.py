@@ -6,7 +6,7 @@ Laws:
 2. Without calls and reasoning the content is the text. A call without valid JSON, a known tool or an object of
    arguments is content. A begun call that breaks off ends there; the text after the call is content.
 3. White space around calls and reasoning is left out.
-4. If an answer was cut or must be calls, text from the opening mark of a call on is not content.
+4. If an answer was cut or must be calls, a call's opening mark and the text after it are not content.
 """
 
 from collections.abc import Iterator

@@ -107,7 +107,7 @@ def rounded_matrices(
     quantisation: Quantisation | None = None,
 ) -> Iterator[str]:
     """Yields a line about each kind of GGUF, GPTQ or AWQ matrices that the pack rounds. `quality` tells which matrices
-    are rounded; if None, GGUF types do."""
+    are rounded; if it is None, their GGUF types tell."""
     noisy = {one.tensor for one in quality.tensors if one.error.noise > 0} if quality else set()
     found: Counter[tuple[str, str]] = Counter()
     for key, blob in spec.blobs.items():

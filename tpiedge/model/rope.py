@@ -1,8 +1,8 @@
 """Rotary position embedding: the inverse frequencies of every scaling that Llama-like models use.
 
-The frequencies equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers are in f64, other
-numbers in f32 in the same order. One rounding of a frequency turns the angle at position 100,000 by 0.01. `decimal`
-rounds logarithms and exponentials correctly, so all machines get the same bits, unlike with libm and numpy.
+The frequencies equal those of transformers 5 (`modeling_rope_utils.py`) to f32 rounding: powers are in f64; other
+numbers are in f32, computed in the same order. One rounding of a frequency turns the angle at position 100,000 by 0.01.
+`decimal` rounds logarithms and exponentials correctly, so all machines get the same bits, unlike with libm and numpy.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Finds the folder of a model by the name that a user types, without network.
 
-Pulled models have the layout of huggingface_hub's cache, so that either program reads what the other fetched:
+Pulled models have the layout of huggingface_hub's cache, so that tpiedge and huggingface_hub read each other's files:
 
     models--ORG--NAME/blobs/<hash>               a file; `<hash>.incomplete` while it grows
     models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob

@@ -1,12 +1,12 @@
 """Encodes text and renders chat templates in a child process, which any job may kill: tokenizers and templates are
-untrusted. Jinja's immutable sandbox hides Python's objects; limits bound memory, CPU time and files.
+untrusted. Jinja's immutable sandbox hides Python's objects; memory, CPU time and files are limited.
 
-`text_process.py` starts `python -I -S text_child.py FOLDER...`, with the folders of its packages, and a socket as
-standard input. The process imports nothing of tpiedge, to start fast, and ends with the socket.
+`text_process.py` starts `python -I -S text_child.py FOLDER...`, with its packages' folders, and a socket as standard
+input. The process imports nothing of tpiedge, to start fast, and ends when the socket closes.
 
 A frame is its body's length (u32), a letter, a number (u16: a job's limit in CPU seconds) and the body. Jobs: `O` opens
 a tokenizer.json. Other jobs have JSON as body: `L` limits memory, `R` renders, `A` adds tokens, `E` encodes, `C`
-counts. Answers: `j` JSON, `e` an error, `l` the limit met.
+counts. Answers: `j` JSON, `e` an error, `l` which limit was met.
 """
 
 import base64

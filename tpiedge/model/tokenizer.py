@@ -135,7 +135,7 @@ class Tokenizer:
         return self._heads.get(token_id, self.token_bytes(token_id) or b"")
 
     def all_bytes(self) -> list[bytes]:
-        """Returns `token_bytes` of every id, b"" for an id without a token. Special tokens are as written."""
+        """Returns `token_bytes` of every id, b"" for an id without a token. An added token has its text's bytes."""
         found = [part or b"" for part in self._parts]
         for number, text in self._added.items():
             found[number] = text.encode()
@@ -232,7 +232,7 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 class TextWriter:
     """Writes an answer's text up to the first stop string, without half characters and parts of a stop string; writes
-    nothing without a tokenizer. Of the stop strings that end first, the longest counts."""
+    nothing without a tokenizer. Of stop strings that end at the same place, the longest is taken."""
 
     def __init__(
         self,

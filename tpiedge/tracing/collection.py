@@ -1,7 +1,7 @@
 """The trace of a whole cluster: the nodes' parts, joined into one file in Chrome's trace event format.
 
-A node is a process, a lane a thread; simultaneous events of a lane have a thread each. Times are microseconds since the
-first event.
+In the file, a node is a process and a lane is a thread; simultaneous events of a lane have a thread each. Times are
+microseconds since the first event.
 """
 
 import json

@@ -45,7 +45,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class TracePart:
-    """The recording of one node; `dropped` more events had no room. Times are on this computer's monotonic clock."""
+    """The recording of one node. `dropped`: number of lost events. Times are on this computer's monotonic clock."""
 
     rank: int
     events: tuple[TraceEvent, ...]

@@ -48,8 +48,8 @@ Run = Callable[[Linear, int], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel for one number of tokens. `nbytes` move once; `operations` are multiplications and additions, on 8-bit
-    numbers if `int8`. `streams`: bytes come from memory, not a cache."""
+    """A kernel for one number of tokens. `nbytes`: bytes that a call must move; `operations` are multiplications and
+    additions, on 8-bit numbers if `int8`. `streams`: bytes come from memory, not a cache."""
 
     kernel: str
     shape: str
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The least size of all copies of operands together, so that no cache holds them."""
+    """`nbytes`: the least size of all copies of a case's operands together, so that no cache holds all copies."""
 
     nbytes: int
 

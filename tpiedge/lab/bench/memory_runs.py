@@ -180,7 +180,7 @@ class Sample:
 
     @property
     def streamed_bytes(self) -> float:
-        """Bytes per token that all nodes read; they share the disk."""
+        """Bytes per token that all nodes together read from their common disk."""
         return sum(node["streamed_bytes"] for node in self.nodes)
 
 
@@ -228,7 +228,7 @@ class GroupPeak:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """A setting's sample or failure, and the disk's rate before and after."""
+    """A setting's sample or failure, and the disk's rate before and after the run."""
 
     sample: Sample | None
     failure: str = ""
@@ -242,7 +242,7 @@ class SettingRun:
 
 
 def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
-    """Returns the measured part of the record. `runs` may hold one more setting for comparison."""
+    """Returns the measured part of the record. `runs` may hold, for comparison, a setting that `found` lacks."""
     compute_s, source = _compute(runs)
     settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
     return {
@@ -268,7 +268,7 @@ def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, st
 
 
 def _unstalled(sample: Sample) -> float:
-    """Returns seconds per token less the longest wait of a node for weights."""
+    """Returns seconds per token minus the longest time that a node waited for weights."""
     return sample.s_per_token - max(node["stall_s"] for node in sample.nodes)
 
 

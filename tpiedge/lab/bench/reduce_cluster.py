@@ -121,7 +121,7 @@ class ReduceCluster:
     def measure(
         self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
     ) -> list[float]:
-        """Returns seconds of each of `rounds` warm all-reduces of `payload_bytes` of f32. Raises PeerLost."""
+        """Warms up; returns seconds of each of `rounds` all-reduces of `payload_bytes` of f32. Raises PeerLost."""
         self._step += 1
         elements = payload_bytes // 4
         plan = StepPlan(

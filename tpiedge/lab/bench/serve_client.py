@@ -59,7 +59,7 @@ def read_answer(
 
 
 def _tokens_of(choice: object) -> int:
-    """Returns the number of ids; if there are no ids, 1 for text, else 0."""
+    """Returns the number of token ids; without ids, returns 1 if there is text, else 0."""
     match choice:
         case {"token_ids": list(ids)}:
             return len(ids)
@@ -76,7 +76,7 @@ def _value(payload: bytes) -> object:
 
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Yields (time of its line's end, data) of each event."""
+    """Yields, for each event, (time when the whole line had arrived, data)."""
     status, rest = 0, b""
     for time_s, event in _parsed(pieces):
         if isinstance(event, h11.Response):

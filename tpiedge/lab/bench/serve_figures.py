@@ -91,7 +91,7 @@ class LongPromptFigures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the least of `values` (at least one) that is not exceeded by `percent` % of `values`."""
+    """Returns the least value that at least `percent` % of `values` do not exceed. `values` must not be empty."""
     rank = math.ceil(percent / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 

@@ -48,7 +48,7 @@ class RandomPrompts:
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Yields endless arrival times of a Poisson process, in seconds from the start, `rate` per second."""
+    """Yields arrival times of an endless Poisson process, in seconds from the start. `rate`: arrivals per second."""
     waits = random.Random(seed)
     return itertools.accumulate(waits.expovariate(rate) for _ in itertools.count())
 
@@ -127,8 +127,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """`prompt` and `alone` are equally long. `prompt` is sent once OTHERS answers to `others` have `settled_tokens`
-    tokens each. These answers have up to `answer_tokens` tokens."""
+    """`prompt` and `alone` are equally long. `others`: prompts whose answers, OTHERS at a time, have up to
+    `answer_tokens` tokens. `prompt` is sent when each of the first answers has `settled_tokens` tokens."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -138,7 +138,7 @@ class LongPrompt:
 
 
 def measure_long_prompt(streams: Streams, wanted: LongPrompt) -> LongPromptFigures:
-    """Measures a long prompt alone, then another beside OTHERS answers. Raises PeerError."""
+    """Measures `wanted.alone` without other requests, then `wanted.prompt` beside other answers. Raises PeerError."""
     alone = ask_alone(streams, wanted.alone)
     beside = [streams.start(next(wanted.others), wanted.answer_tokens) for _ in range(OTHERS)]
     first = tuple(beside)

@@ -123,7 +123,7 @@ class DockerTestbeds:
         return bool(found)
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """Returns `status_of`'s record without keys of namespaces; None if there are no containers."""
+        """Returns a record like `status_of`'s, with the keys of docker testbeds; None if there are no containers."""
         found = self.find(name)
         return None if found is None else _status(self._engine, found)
 

@@ -65,7 +65,7 @@ class Description:
         return (*self.routers, *self.devices)
 
     def device(self, name: str) -> Device:
-        """Raises UserError that lists the names."""
+        """Raises UserError, which lists the devices, for an unknown name."""
         found = next((device for device in self.devices if device.name == name), None)
         if found is None:
             names = ", ".join(device.name for device in self.devices)

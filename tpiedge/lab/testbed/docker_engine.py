@@ -1,4 +1,4 @@
-"""A docker engine, used by the command `docker`, and a testbed's containers.
+"""A docker engine, reached through the command `docker`, and a testbed's containers.
 
 Labels on containers are the only record: the switch's labels have the description and the maker. The switch's container
 is made first and started last. So any command can use and remove a testbed, even after a crash.
@@ -42,7 +42,7 @@ _PYTHON = ("python", "-P", "-m")
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """`flags` of `docker create` set limits and rights."""
+    """`flags`: the flags of `docker create`, for limits and rights."""
 
     name: str
     hostname: str
@@ -92,7 +92,7 @@ def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
 
 def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
     """Describes the switch's container, which enters network namespaces by process ids. Put the plan into PLAN_FILE
-    first."""
+    before the container starts."""
     run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
     made_by = msgspec.json.encode(maker).decode()
     flags = (
@@ -140,8 +140,8 @@ class Container:
 
 
 class ContainerEngine:
-    """The engine of DOCKER_HOST or docker's settings. Raises UserError if the engine is unusable; its methods raise
-    ResourceError."""
+    """The engine of DOCKER_HOST or docker's settings. The constructor raises UserError if the engine is unusable;
+    methods raise ResourceError."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
@@ -268,7 +268,7 @@ def _check(ended: "subprocess.CompletedProcess[bytes]", doing: str) -> None:
 
 
 def run_here(container: str, command: Sequence[str]) -> int:
-    """Runs a command in a container with this process's files, terminal and signals. Returns the command's status."""
+    """Runs a command in a container with this process's standard streams and signals. Returns the command's status."""
     pid_file = f"/tmp/tpiedge-{secrets.token_hex(8)}"
     terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
     announced = ("sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *command)

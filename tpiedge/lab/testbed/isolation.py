@@ -114,7 +114,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Returns the processes `... -m MODULE ARGUMENT` that share this process's /run, so no processes in containers."""
+    """Returns the processes `... -m MODULE ARGUMENT` that share this process's /run: those in containers do not."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -230,7 +230,7 @@ def processors() -> int:
 
 def cpu_quota_us(cpus: float) -> tuple[int, int]:
     """Returns (quota, period) in microseconds. The period is 10 ms, or longer if the quota would be below the kernel's
-    least."""
+    minimum."""
     least_us = 1_000
     period = max(10_000, math.ceil(least_us / cpus))
     return max(least_us, round(period * cpus)), period

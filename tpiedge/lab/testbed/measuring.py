@@ -1,6 +1,6 @@
 """Measures round trips and TCP throughput of a running testbed. Linux, root.
 
-This process makes all sockets in the devices' namespaces, so only the network counts, not the devices' limits.
+This process makes all sockets, in the devices' namespaces, so the devices' own limits have no effect.
 """
 
 import contextlib

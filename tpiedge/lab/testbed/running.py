@@ -38,8 +38,8 @@ from tpiedge.progress import say
 
 @dataclass(frozen=True)
 class RunningDevice(End):
-    """A device of a running testbed. A process `enter_command` COMMAND becomes COMMAND on the device, and keeps its
-    signals and standard input."""
+    """A device of a running testbed. `enter_command`: words to put before a command. The process then becomes the
+    command on the device, and keeps its signals and standard input."""
 
     enter_command: tuple[str, ...]
 
@@ -115,7 +115,7 @@ def open_testbed(
     given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
     """Opens a running testbed, or brings a testbed up for the block. If this process is killed, the next command that
-    brings a testbed up removes the old one. `name` replaces the file's name. Raises UserError, ResourceError."""
+    brings a testbed up removes the old one. `name`: by default the file's name. Raises UserError, ResourceError."""
     require_root()
     running = _running(given, name)
     if running is not None:
@@ -148,7 +148,7 @@ def attach(name: str) -> RunningTestbed:
 
 
 def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
-    """Returns the words before a command on the device."""
+    """Returns the words to put before a command, so that it runs on the device."""
     groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
     return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")

@@ -47,8 +47,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings the testbed up; once `ready`, the testbed ends with `owner`, if any. `links`: member -> (up,
-    down), if changed."""
+    """`maker` brings the testbed up. A testbed that is `ready` lasts until `owner`, if any, ends. `links`: the changed
+    links, member -> (up, down)."""
 
     name: str
     text: str

@@ -135,8 +135,8 @@ class _SwitchConnection(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
-    """Listens at `path` for this user. `answer` gets one request at a time, on other threads. Errors that `answer`
-    raises are sent back as `error`. Raises UserError."""
+    """Listens at `path`; only this user may connect. `answer` gets one request at a time, on other threads. Errors that
+    `answer` raises are sent back as `error`. Raises UserError."""
     path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
     before = os.umask(0o177)
     try:

@@ -57,8 +57,8 @@ def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState
 
 
 def down(name: str, owner: Owner | None = None) -> bool:
-    """Ends all processes in a testbed but this one and removes the testbed; with `owner`, only if it belongs to that
-    owner. Returns whether anything was removed. Raises UserError, ResourceError."""
+    """Ends all processes in a testbed, except this process, and removes the testbed; with `owner`, only if it belongs
+    to that owner. Returns whether anything was removed. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
     with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:

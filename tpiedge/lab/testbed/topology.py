@@ -14,7 +14,7 @@ from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One way between two devices. Up to `jitter_s` is added to `latency_s`. `bytes_per_s` None: no limit."""
+    """The path from one device to another. Up to `jitter_s` is added to `latency_s`. `bytes_per_s` None: no limit."""
 
     latency_s: float
     jitter_s: float

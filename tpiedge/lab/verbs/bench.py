@@ -1,4 +1,4 @@
-"""`tpiedge bench`: measures clusters on this computer, in numbers to compare within one run."""
+"""`tpiedge bench`: measures this computer. Only numbers of one run can be compared."""
 
 import click
 

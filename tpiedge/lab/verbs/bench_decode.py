@@ -92,8 +92,7 @@ class _Bench:
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
-        """Returns the setting and its least network time per token, for which each of the 2 all-reduces per layer takes
-        one latency."""
+        """Returns the setting and its least network time per token: one latency for each all-reduce, 2 per layer."""
         latency_s, rate = setting.links.over(self.testbed)
         reduces = 2 * self.model.config.num_layers if setting.nodes > 1 else 0
         return {

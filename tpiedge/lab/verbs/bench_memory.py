@@ -70,7 +70,7 @@ def _row(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _hidden(node: Mapping[str, Any]) -> str:
-    """Returns the percentage of a node's reading time without waits."""
+    """Returns the percentage of a node's reading time in which nothing waited for weights."""
     return f"{max(0.0, 1 - node['stall_s'] / node['load_s']):.0%}" if node["load_s"] else ""
 
 
@@ -165,7 +165,7 @@ def memory(
 
 
 def _everything(found: Sequence[Budget], model: PreparedModel, layout: Layout, capacity: int) -> list[Budget]:
-    """Plans a setting without streaming for comparison; [] if `found` has one or this computer is too small."""
+    """Plans a setting without streaming, for comparison; returns [] if `found` has one or memory is too small."""
     if any(not budget.streams(model) for budget in found):
         return []
     try:

@@ -197,7 +197,7 @@ def _rate(text: str) -> float:
 
 
 def _loss(text: str) -> float:
-    """Parses a loss of up to 100 %, which cuts a link."""
+    """Parses a loss of up to 100 %; a loss of 100 % cuts the link."""
     return parse_part(text, greatest=1.0)
 
 

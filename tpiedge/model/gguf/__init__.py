@@ -1,1 +1,1 @@
-"""Reads a model in a GGUF file: `file` the header, `config` the numbers, `tokenizer` the tokenizer, `model` all."""
+"""Reads a model in a GGUF file: header (`file`), numbers (`config`), tokenizer (`tokenizer`), or all (`model`)."""

@@ -150,7 +150,7 @@ def _linear_factor(keys: ConfigFields, name: str) -> float:
 
 
 def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object]:
-    """Finds the Llama 3 parameters that give the frequencies' divisors in the file; "default" if the file has none."""
+    """Finds the Llama 3 parameters that give the file's divisors of frequencies; "default" if there are no divisors."""
     keys, tensor = header.fields, header.tensors.get(FREQUENCIES)
     if tensor is None:
         return {"rope_type": "default"}

@@ -46,7 +46,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`fields` has numbers in numpy arrays, texts in lists. `digest` changes with header, size or modification time."""
+    """`fields`: arrays are numpy arrays or lists of texts. `digest` changes with header, size or modification time."""
 
     path: Path
     fields: ConfigFields
