@@ -1,8 +1,9 @@
 """Admits requests and identifies their clients. Only /health, /ready and the page's files are open to all.
 
-Without API keys all who reach the port may use the model. So the port must be a loopback port unless the user insists,
-and web pages are refused. The Host header must be an IP address, localhost or a name of this server: a page whose name
-resolves to this machine has another Host. Origin and Sec-Fetch-Site show other pages. Pages that the user named pass.
+Without API keys all who reach the port may use the model: it must be a loopback port unless the user insists, and
+foreign web pages are refused. The Host header must be an IP address, localhost or a name of this server, which
+stops a page whose own name resolves to this machine. Origin and Sec-Fetch-Site tell
+other pages; pages named by the user may enter.
 
 A client is known by its API key or, without keys, by its address. X-Forwarded-For counts only on connections of proxies
 that the user named: the client has the last address that is no such proxy's.

@@ -52,7 +52,7 @@ class Liveness(Protocol):
         ...
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """Raises PeerLost unless `rank` lives. The rank may have had nothing to do for long."""
+        """Raises PeerLost unless `rank` lives. Unlike `check`, accepts that the rank makes no progress."""
         ...
 
 

@@ -65,7 +65,8 @@ class AllReduce:
         return np.empty(self.shape, np.int32 if self.wire == "i32" else np.float32)
 
     def _send(self, part: Summable | None, to: Sequence[int], hop: int | None = None) -> Buffer:
-        """Sends this rank's `part` (a slice if `hop` is given; None: no tensor). Returns the encoded bytes."""
+        """Sends this rank's `part`, or no tensor if `part` is None. With `hop`, the part is a slice. Returns the
+        encoded bytes."""
         header = None if part is None else header_of(self.wire, part.shape, part.itemsize)
         encoded = None if part is None else encode_array(self.wire, part)
         rank, place = self.channel.rank, (self.channel.epoch, *self.tag, CANCEL if self.cancel else 0)

@@ -83,8 +83,9 @@ class MemberTable:
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """Returns `name` if it is a peer name, else the peer name of the only worker, a connected one, on a computer
-        called `name`. `hosts`: computers of connected workers by peer name. Raises UserError, UnknownWorker."""
+        """Returns `name` if it is a peer name, else the peer name of the worker on the computer `name`, if it is
+        the only worker there and is connected. `hosts`: computers of connected workers by peer name. Raises UserError,
+        UnknownWorker."""
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]

@@ -35,7 +35,7 @@ class Trace:
 
     @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """(First start, last end) of each step over all nodes, without steps of no duration."""
+        """(First start, last end) of each step over all nodes; steps that take no time are left out."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))

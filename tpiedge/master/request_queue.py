@@ -64,7 +64,8 @@ class Dismissed(Cancelled):
 class RequestQueue:
     """Up to `limit` requests of a client, and twice as many of all clients, may wait; interrupted requests do not
     count. Up to `parallel` run. Ids must differ. Thread-safe; nothing blocks. `on_cancel(id)` stops a running request
-    and must not call back; `on_submit()` follows each accepted request. `compiles` grammars are compiled at a time."""
+    and must not call back; `on_submit()` follows each accepted request. At most `compiles` (a number) grammars are
+    compiled at a time."""
 
     limit: InitVar[int]
     _parallel: int

@@ -31,7 +31,8 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A node's limits, as parts of every layer: `limit` in all, `pinned` in memory, others by seconds of a sweep."""
+    """A node's limits, as parts of every layer. The node takes at most `limit`, or `pinned` if nothing streams. In a
+    sweep of s seconds it computes s `computed_per_s`, and it streams s `read_per_s` + `read_at_once`."""
 
     limit: float
     pinned: float

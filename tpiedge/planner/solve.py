@@ -182,7 +182,7 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts]) -> Plan | Infeasible:
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
-    """Returns the fastest plan; of equally fast plans the first, which needs no disk."""
+    """Returns the fastest plan; of equally fast plans the first."""
     found = [plan for plan in plans if isinstance(plan, Plan)]
     return min(found, key=lambda plan: plan.layers_s, default=None)
 

@@ -132,7 +132,8 @@ class Prefetch(f.EpochMessage, frozen=True, tag=111):
 
 
 class Prefetched(f.EpochMessage, frozen=True, tag=112):
-    """Agent to master: the disk has `held_bytes` of the pack; if `complete`, all shares. `why`: the obstacle, or ""."""
+    """Agent to master: the disk has `held_bytes` of the pack. `complete`: it has all shares that Prefetch named. `why`:
+    the obstacle, or ""."""
 
     number: f.U32
     held_bytes: f.U64

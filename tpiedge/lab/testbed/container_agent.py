@@ -6,8 +6,8 @@ engine's computer:
 It prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "resource"}.
 
 `state`   returns the switch's counters, the changed links, and the use of each device's group
-`set`     makes the changes `links`, as SwitchClient.set_links takes them, and stores the field `remember`: `state`
-          returns it as changed links
+`set`     applies `links`, changes as SwitchClient.set_links takes them, and adds `remember` to the changed links
+          that `state` returns
 `measure` returns round trips, which may take `longest_rtt_s`, and throughput from the first of `devices` to the second;
           a device has name, address and pid
 """
