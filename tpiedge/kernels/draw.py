@@ -31,9 +31,9 @@ _SERIES: Final = [1 / math.factorial(n) for n in range(11, -1, -1)]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """`top_k` keeps the k largest scores and others equal to the k-th (0: all). `top_p` keeps the likeliest tokens, as
-    few as have this part of the total mass; ties go by id (1: all). `min_p` keeps tokens with at least this part of the
-    largest mass. `temperature` is above 0."""
+    """`top_k` keeps the k largest scores and others equal to the k-th (0: all). `top_p` keeps the likeliest tokens
+    (equal ones by id), as few as have this part of the total mass (1: all). `min_p` keeps tokens with at least this
+    part of the largest mass. `temperature` is above 0."""
 
     temperature: float
     top_k: int = 0
@@ -60,8 +60,8 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
-    """Returns (ids of the `count` (at least 1) largest scores, descending, equal scores by id; log of the sum of all
-    e**score, off by at most 2e-8 with 262,144 tokens)."""
+    """Returns (ids of the `count` largest scores, descending, equal scores by id; log of the sum of all e**score, off
+    by at most 2e-8 with 262,144 tokens). `count` is at least 1."""
     count, bits = min(count, len(scores_V)), mass_bits(len(scores_V))
     library = kernel_library()
     if library is None:
@@ -111,7 +111,7 @@ def survivors(scores_V: Scores, filters: Filters) -> tuple[Ids, Masses]:
 
 
 def _masses(scores: Scores, temperature: float, bits: int) -> Masses:
-    """Returns masses by the same operations as native/mass.inl."""
+    """Computes masses with the same operations as native/mass.inl."""
     with np.errstate(over="ignore", invalid="ignore"):  # a tiny temperature sends all but the best to -inf
         below = scores.astype(np.float64) - float(scores.max())
         exponents = np.maximum(np.where(below < 0, below / temperature, 0.0), _LEAST)

@@ -2,7 +2,7 @@
 on other tokens.
 
 T tokens, N heads, d head width, r rotated width (less than d in partially rotating models). Sines and cosines are made
-of f64 additions and multiplications, because libraries' last bits differ between instruction sets.
+of f64 additions and multiplications, because the last bits of library functions differ between instruction sets.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A node's part of an FFN block. T tokens, H hidden size, F stored rows of the share, O output features.
 
-Many tokens pass in mini-sequences (MOM, section 3.1), so that gate and up (T x F floats each) stay within
-SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products also keep up to 8 MiB if quantised, else 32
-bytes per token and output.
+Many tokens are computed in mini-sequences (MOM, section 3.1), so that gate and up (T x F floats each) stay within
+SCRATCH_BYTES, and normed rows (T x H) within NORMED_BYTES. Native products also take up to 8 MiB of memory if
+quantised, else 32 bytes per token and output.
 """
 
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def _few(
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """Yields the rows of each mini-sequence, in multiples of 16. bf16 products exist in bf16 and f32 for a moment."""
+    """Yields each mini-sequence's rows, a multiple of 16. A BF16 product takes memory for bf16 and f32 at once."""
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
     rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
     step = max(_ROWS, rows // _ROWS * _ROWS)

@@ -1,6 +1,6 @@
 """Sums quantised row-parallel products as integers, so that the order of summation changes nothing.
 
-Every unit's part (an attention head, or 128 columns of the FFN) is folded in f32 and rounded to a multiple of
+The part of every unit (an attention head, or 128 columns of the FFN) is folded in f32 and rounded to a multiple of
 2**exponent. The multiples are added as integers over units and nodes, then rounded to f32 once. Sums are int32 if the
 sum of all nodes surely fits, else int64. An int64 part beyond 2**46 steps, or NaN, makes the sum NOT_A_NUMBER.
 """

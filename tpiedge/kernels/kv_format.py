@@ -1,8 +1,8 @@
 """Bytes of a KV cache's rows (the numbers of one head at one position), the same on every machine.
 
-docs/kernels.md has every bit. A number read from q8 or q4 differs from the written number by half a scale at most (and
-f32 rounding), as f16 scales cover all numbers. A page's part of one layer and KV head has the rows of its keys, the
-rows of its values, and padding to 4 KiB.
+docs/kernels.md has every bit. A number that is read from q8 or q4 differs from the written number by at most half a
+scale (and f32 rounding), because f16 scales cover all numbers. A page's part for one layer and KV head has rows of
+keys, rows of values, and padding to 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class KVFormat:
 
     @cached_property
     def part_nbytes(self) -> int:
-        """Bytes that one layer and KV head take of a page."""
+        """Bytes of a page that one layer and KV head take."""
         return whole(2 * self.page_positions * self.row_nbytes)
 
     def pages_of(self, positions: int) -> int:

@@ -24,7 +24,7 @@ _SPAN = struct.Struct("=4q")
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """One layer's keys and values in a cache's pages. `positions` of a page: a multiple of KEYS. `store_PB`: all pages,
+    """One layer's keys and values in a cache's pages. `positions`: per page, a multiple of KEYS. `store_PB`: all pages,
     uint8 [pages, bytes of a page], with parts sorted by layer, then KV head. Raises ValueError for a misfit."""
 
     format: KVFormat

@@ -1,5 +1,5 @@
 """Has the native kernels' threads; checks arguments and packs them. Without a Pool, torch computes everything. With a
-Pool, torch computes only f32 and bf16 products of over NATIVE_TOKENS tokens, and attention with heads wider than
+Pool, torch computes only f32 and bf16 products of more than NATIVE_TOKENS tokens, and attention with heads wider than
 MAX_HEAD_WIDTH."""
 
 import struct
@@ -29,7 +29,7 @@ _NO_MEMORY, _TOO_LARGE = 1, 2
 
 
 class Pool:
-    """Native threads beside the caller's; calls wait for each other. Callers must check the raw memory's addresses."""
+    """Native threads that help the caller's thread; calls wait for each other. Callers must check all addresses."""
 
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self.dll = library.dll

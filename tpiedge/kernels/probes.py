@@ -1,4 +1,4 @@
-"""Measures this computer's limits (a roofline): bytes read and products per second. Needs the native library."""
+"""Measures this computer's limits (a roofline) in bytes and products per second. Needs the native library."""
 
 import functools
 import threading

@@ -37,7 +37,7 @@ class QuantisationError:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to noise; infinite without noise."""
+        """Signal to noise in dB; infinite without noise."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -46,9 +46,9 @@ class QuantisationError:
 def quantise_unit(
     values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
 ) -> tuple[Array, QuantisationError]:
-    """Quantises panels of a unit; returns (bytes, error). Releases the GIL. `values_OI` are f32, f16 or bf16's bits as
-    uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise, and UserError without
-    native kernels."""
+    """Quantises panels of a unit; returns (bytes, error). Releases the GIL. `values_OI` are f32, f16, or the bits of
+    bf16 as uint16; rows may be strided. `out` is contiguous uint8[shape.nbytes]. Raises CannotQuantise, and UserError
+    without native kernels."""
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"

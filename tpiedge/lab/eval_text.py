@@ -161,7 +161,7 @@ def _check_ids(model: PreparedModel, windows: list[Window]) -> None:
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
     """Raises UserError if the vocabularies differ in size, or an id stands for different tokens. Ids that one tokenizer
-    lacks are ignored: GGUF files name every row of the embedding."""
+    lacks are ignored, because GGUF files have a token for every row of the embedding."""
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "

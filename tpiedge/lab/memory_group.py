@@ -1,4 +1,4 @@
-"""A control group (version 1 or 2) with a memory limit that counts the page cache. Needs Linux and root.
+"""A control group (version 1 or 2) whose memory limit includes the page cache. Needs Linux and root.
 
 A page counts for the group that first touched it. To count all pages, drop the caches first (`echo 1 >
 /proc/sys/vm/drop_caches`).
@@ -68,7 +68,7 @@ class MemoryGroup:
 
     @property
     def members(self) -> set[int]:
-        """Process ids; those of another pid namespace read as 0 and are left out."""
+        """Process ids, except 0, which stands for processes of another pid namespace."""
         return {int(pid) for pid in self.members_file.read_text().split()} - {0}
 
     @property

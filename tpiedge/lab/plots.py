@@ -188,7 +188,7 @@ def _look(placed: tuple[TraceEvent, int]) -> tuple[int, str]:
 def _draw_bars(
     axes: Axes, spans: Iterable[Interval], bottom: float, height: float, colour: str, window: Interval
 ) -> None:
-    """Draws bars. Merges neighbours that are narrower than some pixels, because a trace has thousands of bars."""
+    """Draws bars. Merges neighbours that are narrower than a few pixels, because a trace has thousands of bars."""
     pixel_s = (window[1] - window[0]) / (_WIDTH_INCHES * _DPI)
     wide: list[Interval] = []
     narrow: list[Interval] = []

@@ -127,7 +127,7 @@ def _as(values: Array, dtype: SourceDtype) -> Array:
 
 
 def _key(seed: int, name: str) -> int:
-    """Returns 62 bits: adding a row number does not overflow int64."""
+    """Returns 62 bits, so that adding a row number does not overflow int64."""
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2
 

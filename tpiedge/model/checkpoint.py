@@ -50,7 +50,7 @@ _DTYPE_BYTES = {
 
 
 def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, SourceTensor], str]:
-    """Checks the header of `file`, called `where` in messages. Returns (tensors, its sha256). Raises UserError."""
+    """Checks the header of `file`, called `where` in messages. Returns (tensors, header's sha256). Raises UserError."""
     size = os.fstat(file.fileno()).st_size
     raw = _header_bytes(file, size, where)
     if raw.count(b",") > 8 * MAX_TENSORS:  # before parsing, which takes memory by the number of values
@@ -187,8 +187,8 @@ class Checkpoint:
         return folder_label(self.folder)
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Returns the storage of a pack with layers in `precision`, by default `quantisation.precision` for GPTQ and
-        AWQ, bf16 if every weight is bf16, else f32."""
+        """Returns the storage of a pack with layers in `precision`. The default for GPTQ and AWQ is
+        `quantisation.precision`; otherwise bf16 if every weight is bf16, else f32."""
         usual = Precision.BF16 if {one.dtype for one in self.tensors.values()} == {"BF16"} else Precision.F32
         usual = self.quantisation.precision if self.quantisation else usual
         return Storage.of(precision or usual, tied=self.config.tie_word_embeddings)
@@ -232,7 +232,7 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Reads tensor -> file name from the index; empty if there is model.safetensors. Raises UserError."""
+    """Reads the index: tensor -> file name; empty if there is model.safetensors. Raises UserError."""
     if has_file(folder, SINGLE):
         return {}
     if not has_file(folder, INDEX):

@@ -266,7 +266,7 @@ _MODES: Mapping[str, str] = {"mean_tokens": "mean", "mean": "mean", "lasttoken":
 
 
 def usual_pooling(folder: Path | None) -> str:
-    """Returns the kind of pooling: "mean" (also without a file), "last" or the file's own name. Raises UserError."""
+    """Returns the kind of pooling: "mean" (also without a file), "last", or a name from the file. Raises UserError."""
     where = f"{POOLING_FOLDER}/{POOLING_FILE}"
     if folder is None or not has_file(folder, where):
         return _USUAL

@@ -1,6 +1,6 @@
 """Short names of models on the hub, and the shapes of real models.
 
-A short name is a file `configs/models/NAME.toml` with the model's place and terms. Its shape is a preset: the published
+A short name is a file `configs/models/NAME.toml` with the model's place and terms. The shape is a preset: the published
 `config.json`, without defaults and with its older keys `rope_theta` and `rope_scaling`, for random packs and planning.
 """
 

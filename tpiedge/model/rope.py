@@ -126,7 +126,7 @@ def _yarn(rope: RopeConfig, powers: Frequencies) -> Frequencies:
     head_dim = 2 * len(powers)
 
     def dimension(turns: float) -> float:
-        """Returns the dimension that turns `turns` times within the original context."""
+        """Returns the dimension whose angle makes `turns` turns within the original context."""
         ratio = rope.original_positions / (turns * 2 * math.pi)
         return head_dim * _logarithm(ratio) / (2 * _logarithm(rope.theta))
 

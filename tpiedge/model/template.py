@@ -33,8 +33,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes. `text_arguments`: arguments are JSON text, not objects. `contents`: contents
-    beside calls, best first."""
+    """The forms that a template takes. `text_arguments`: arguments are JSON text, not objects. `contents`: which of ""
+    and None may stand beside calls, best first."""
 
     text_arguments: bool = False
     contents: tuple[str | None, ...] = ("",)
@@ -45,8 +45,8 @@ _BEST: Final = 3
 
 
 def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
-    """Finds a template's habits. Arguments are an object, unless the template shows a text better. Empty contents are
-    taken if the template then shows the call and prints no further "None"."""
+    """Finds a template's habits. Arguments are an object, unless the template shows a text better. Empty contents (""
+    and None) are taken if the template then shows the call and prints "None" no more often than with the first one."""
 
     def tried(content: str | None, arguments: object) -> str | None:
         call = {"id": _ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
@@ -93,7 +93,7 @@ _SUFFIX = ".jinja"
 
 
 class ChatTemplate:
-    """The templates of one model by name ("default", "tool_use"), with its special tokens as variables."""
+    """One model's templates, keyed by name ("default", "tool_use"), with its special tokens as variables."""
 
     def __init__(
         self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, wall_s: float = 30.0
@@ -160,7 +160,7 @@ class ChatTemplate:
 
 
 def templates_of(folder: Path) -> Mapping[str, str]:
-    """Reads name -> template. Precedence: files, tokenizer_config.json, chat_template.json. Raises UserError."""
+    """Returns name -> template. Precedence: files, tokenizer_config.json, chat_template.json. Raises UserError."""
     templates = _templates_of_json(folder, "tokenizer_config.json")
     templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)

@@ -1,8 +1,8 @@
 """Encodes text and renders chat templates in a child process, which any job may kill: tokenizers and templates are
 untrusted. Jinja's immutable sandbox hides Python's objects; memory, CPU time and files are limited.
 
-`text_process.py` starts `python -I -S text_child.py FOLDER...`, with its packages' folders, and a socket as standard
-input. The process imports nothing of tpiedge, to start fast, and ends when the socket closes.
+`text_process.py` starts `python -I -S text_child.py FOLDER...`, with its packages' folders and, as standard input, a
+socket. The process imports nothing of tpiedge, to start fast, and ends when the socket closes.
 
 A frame is its body's length (u32), a letter, a number (u16: a job's limit in CPU seconds) and the body. Jobs: `O` opens
 a tokenizer.json. Other jobs have JSON as body: `L` limits memory, `R` renders, `A` adds tokens, `E` encodes, `C`
@@ -73,7 +73,7 @@ def send(link: int, letter: bytes, body: bytes, number: int = 0) -> None:
 
 
 def limit_time(cpu_s: float) -> None:
-    """Limits CPU time from now on (0: no limit). The signal ends the process, also in native code."""
+    """Limits CPU time from now on (0: no limit). At the limit a signal ends the process, also in native code."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
@@ -232,7 +232,7 @@ class LoadedTokenizer:
         return parts, heads
 
     def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
-        """Raises ValueError unless `parts` and `heads` decode whole and byte tokens as the library does."""
+        """Raises ValueError unless `parts` and `heads` decode whole tokens and byte tokens as the library does."""
         bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
         runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
         texts = [(part or b"").decode("utf-8", "ignore").encode() for part in parts]
@@ -264,7 +264,7 @@ def _spelled_bytes(token: str) -> bytes | None:
 
 @cache
 def _byte_level() -> Mapping[str, int]:
-    """Returns GPT-2's alphabet: printable Latin-1 bytes stand for themselves, U+0100 and so on for other bytes."""
+    """Returns GPT-2's alphabet: printable Latin-1 bytes stand for themselves, U+0100 and up for other bytes."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

@@ -131,7 +131,7 @@ class Tokenizer:
         return self._parts[token_id] if 0 <= token_id < len(self._parts) else None
 
     def head_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of `token_id` at the beginning of a text, where a decoder may drop its space."""
+        """Returns the bytes of `token_id` at the beginning of a text, where a decoder may drop a space."""
         return self._heads.get(token_id, self.token_bytes(token_id) or b"")
 
     def all_bytes(self) -> list[bytes]:

@@ -88,8 +88,8 @@ AS_THEY_ARE = LinkSetting()
 
 
 def link_settings(latency: str | None, rate: str | None, testbed: str | None) -> list[LinkSetting]:
-    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s. Raises UserError, also if a setting lacks a
-    testbed."""
+    """Returns every combination of '0.5,1' ms and '100,none' Mbit/s. Raises UserError, also for a latency or rate
+    without a testbed."""
     pairs = itertools.product(latencies(latency), rates(rate))
     found = list(dict.fromkeys(LinkSetting(*pair) for pair in pairs))
     if testbed is None and found != [AS_THEY_ARE]:
@@ -120,7 +120,7 @@ class Dial:
 
     @contextlib.contextmanager
     def turned(self, setting: LinkSetting) -> Iterator[None]:
-        """Applies `setting` for the block; all latencies scale in proportion. Raises UserError, ResourceError."""
+        """Applies `setting` for the block; one factor scales all latencies. Raises UserError, ResourceError."""
         if setting == AS_THEY_ARE:
             yield
             return

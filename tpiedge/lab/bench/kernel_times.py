@@ -94,8 +94,8 @@ def _is_native(case: Case) -> bool:
 
 
 class _CallTimer:
-    """Times one way to compute a case, in samples of about _SAMPLE_S that rotate the copies of operands. `first_s`
-    includes loading and allocation."""
+    """Times one way to compute a case, in samples of about _SAMPLE_S, which use the copies of operands in turn.
+    `first_s`: the time of the first call, with loading and allocation."""
 
     def __init__(self, case: Case, linear: Linear) -> None:
         self._case = case

@@ -306,7 +306,7 @@ def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None
 
 
 def _busy(sample: Sample) -> float:
-    """Returns the part of the time in which the busiest node read, which is near 1 if the disk is the limit."""
+    """Returns the part of the time in which the busiest node was reading: near 1 if the disk is the limit."""
     return min(1.0, max(node["load_s"] for node in sample.nodes) / sample.s_per_token)
 
 

@@ -87,7 +87,7 @@ class RunningProcess:
         self._log = log
 
     def check(self) -> None:
-        """Raises PeerError with the process's last words if it has ended."""
+        """Raises PeerError, with the last line of the log, if the process has ended."""
         status = self._process.poll()
         if status is not None:
             raise PeerError(f"{self._name} ended with status {status}: {self.last_words()}")
@@ -138,7 +138,7 @@ def _tpiedge(place: Place) -> list[str]:
 def await_ready(
     server: ServerAddress, path: str, processes: Sequence[RunningProcess], limit_s: float = _ALONE_S
 ) -> None:
-    """Blocks until `server` answers 200 at `path`; prints the first process's reasons for waiting. Raises PeerError."""
+    """Blocks until `server` answers 200 at `path`; prints why the first of `processes` waits. Raises PeerError."""
     deadline = time.monotonic() + limit_s
     said = ""
     while True:

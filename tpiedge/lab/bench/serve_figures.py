@@ -37,7 +37,7 @@ class TimedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """Figures of a round. Times and rates count only whole answers. `answering_tokens_per_s`: the rate while all
+    """Figures of a round. Times and rates leave out failed answers. `answering_tokens_per_s`: the rate while all
     clients received answers and no prompt was computed."""
 
     requests: int
@@ -52,7 +52,7 @@ class RoundFigures:
 
     @staticmethod
     def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
-        """Sums up `answers` (at least one); `clients` is None if not fixed."""
+        """Sums up `answers` (at least one); `clients`: None if their number varies."""
         whole = [answer for answer in answers if not answer.error]
         failed = [answer.error for answer in answers if answer.error]
         seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
@@ -91,7 +91,7 @@ class LongPromptFigures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the least value that at least `percent` % of `values` do not exceed. `values` must not be empty."""
+    """Returns the smallest value that at least `percent` % of `values` do not exceed. `values` must not be empty."""
     rank = math.ceil(percent / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 

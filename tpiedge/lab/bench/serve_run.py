@@ -127,8 +127,8 @@ def _prompt_rate(answer: TimedAnswer) -> float:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """`prompt` and `alone` are equally long. `others`: prompts whose answers, OTHERS at a time, have up to
-    `answer_tokens` tokens. `prompt` is sent when each of the first answers has `settled_tokens` tokens."""
+    """`prompt` and `alone` are equally long. `others`: prompts of the other answers; OTHERS run at a time, each of up
+    to `answer_tokens` tokens. `prompt` is sent when each of the first answers has `settled_tokens` tokens."""
 
     prompt: ServePrompt
     alone: ServePrompt
@@ -182,7 +182,7 @@ _LONG_ANSWER = 2048
 
 @dataclass(frozen=True)
 class ServeLoad:
-    """Either `clients` that wait for their answers, or requests at random times, `rate` per second."""
+    """`clients`: how many clients, which wait for their answers; None: `rate` requests per second, at random times."""
 
     clients: int | None
     rate: float | None = None
@@ -199,7 +199,7 @@ class ServeLoad:
 
 @dataclass(frozen=True)
 class ServeWish:
-    """A measurement. Random prompts begin with `shared` equal tokens; `prompts`, if any, replace random prompts."""
+    """A measurement. `prompts`, if any, replace random prompts, which all begin with the same `shared` tokens."""
 
     loads: tuple[ServeLoad, ...]
     requests: int | None

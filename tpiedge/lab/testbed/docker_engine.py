@@ -74,7 +74,7 @@ def container_name(testbed: str, member: str) -> str:
 
 
 def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
-    """Describes a device's container, whose command only keeps the container running. A limit that is not below
+    """Describes a device's container, whose command only keeps the container running. A CPU limit that is not below
     `processors` is left out."""
     flags = ["--init"]
     if device.cpus is not None and device.cpus < processors:

@@ -114,7 +114,7 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Returns the processes `... -m MODULE ARGUMENT` that share this process's /run: those in containers do not."""
+    """Returns the processes `... -m MODULE ARGUMENT` that see this process's /run, unlike processes in containers."""
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
@@ -142,7 +142,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 @dataclass(frozen=True)
 class GroupUse:
-    """A group's use in bytes, and processes killed for want of memory. None: not counted."""
+    """A group's memory use. `oom_kills`: how many processes were killed for lack of memory. None: not counted."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -278,5 +278,5 @@ def _words(path: Path) -> list[str]:
 
 
 def _pids_of(group: Path) -> set[int]:
-    """Reads process ids; those of another pid namespace read as 0 and are left out."""
+    """Reads process ids, except 0, which stands for processes of another pid namespace."""
     return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}

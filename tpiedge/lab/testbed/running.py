@@ -82,7 +82,7 @@ class RunningTestbed:
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
-        """Changes links; `links` has the form of the property `links`. Raises UserError, ResourceError."""
+        """Changes links, given as member below the link -> (up, down). Raises UserError, ResourceError."""
         for name, pair in links.items():
             self._made = change_link(self.name, name, partial(_both, *pair))
 

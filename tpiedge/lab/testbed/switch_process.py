@@ -4,8 +4,8 @@ The process reads one line, a SwitchPlan, makes the devices' interfaces and prin
 until SIGTERM or SIGINT, and answers on SOCKET (see switch.py). After a failure, the process prints `error: ...` and
 ends with status 1.
 
-Each interface is a TAP device in its device's network namespace and vanishes with its descriptor here. ARP and IPv6 are
-off, so only packets of the device's programs are sent.
+Each interface is a TAP device in its device's network namespace, until this process closes it. ARP and IPv6 are off, so
+only packets of the device's programs are sent.
 """
 
 import contextlib

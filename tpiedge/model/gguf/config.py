@@ -75,7 +75,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
 
 
 def config_files(header: GgufHeader) -> dict[str, bytes]:
-    """Makes config.json and, if the header has their keys, the files of sampling and pooling. Raises UserError."""
+    """Makes config.json and, if the header has keys for them, the files of sampling and pooling. Raises UserError."""
     found: dict[str, Mapping[str, object]] = {"config.json": huggingface_config(header)}
     sampling = {name: header.fields.raw(key) for name, key in _SAMPLING.items()}
     if said := {name: value for name, value in sampling.items() if value is not None}:
@@ -178,7 +178,7 @@ def _llama3(header: GgufHeader, theta: float, head_dim: int) -> dict[str, object
 
 
 def _single(value: float) -> float:
-    """Rounds to f32 and returns its shortest decimal, like 1e-05."""
+    """Returns the shortest decimal of the nearest f32 number, like 1e-05."""
     return float(str(np.float32(value)))
 
 
