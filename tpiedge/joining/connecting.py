@@ -40,8 +40,8 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """Tries each address of the host for `timeout_s`; returns a link to the first where the master is. Close the link.
-    Errors show `shown` as the address. A token's `secret` gives a newcomer a place."""
+    """Tries each address of the host for `timeout_s`; returns a link to the first address at which the master is. Close
+    the link. Errors show `shown` as the address. A token's `secret` gives a newcomer a place among unknown peers."""
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
@@ -61,7 +61,7 @@ def open_link(
 
 
 def who_is_at(address: Address, master_key: str) -> Found:
-    """Returns who is at the host's addresses; tries each address for 3 s. "somebody": a hub that refused a new key."""
+    """Returns who is at the host's addresses; tries each address for 3 s. "somebody": a hub refused the connection."""
     keys = CurveKeys.generate()  # this worker's own may still be held by a silent connection
     try:
         addresses = resolve_all(address)
@@ -98,7 +98,7 @@ def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) 
 
 
 def hear(link: ZmqSpoke, deadline: float, gone: str, silent: str) -> Message:
-    """Returns the next message. Raises PeerError: with words `gone` if the link breaks, `silent` at the deadline."""
+    """Returns the next message. Raises PeerError, with text `gone` if the link breaks or `silent` at the deadline."""
     while (remaining_s := deadline - time.monotonic()) > 0:
         up = link.monitor.poll() is LinkState.UP
         envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)

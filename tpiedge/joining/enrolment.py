@@ -1,8 +1,8 @@
 """Decides, without sockets or files, how the master answers a worker that wants to join.
 
 Without pairing, a key becomes a member only by an Enrol with the secret of a valid token; a member needs no secret.
-Workers with a revoked key, another protocol, number format or torch are refused, even members, and spend no token.
-"""
+Workers are refused, even members, and spend no token, if their key is revoked or their protocol, number format or torch
+differs from the master's."""
 
 import logging
 import secrets
@@ -51,8 +51,8 @@ class Enrolment:
     quick_check: Callable[[str], Redemption]
 
     def check(self, peer: str, key: str, message: Message) -> Enrolled | Refused | Enrol:
-        """Returns the answer to `peer`, whose connection proves `key`. If the answer is a newcomer's Enrol, redeem the
-        token, then call `answer` with the outcome."""
+        """Returns the answer to `peer`, whose connection proves `key`. Returns `message` itself if its token must be
+        redeemed first: redeem the token, then call `answer` with the outcome."""
         table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

@@ -31,7 +31,7 @@ _MOST: Final = 32
 
 @dataclass(frozen=True)
 class AnnouncedMaster:
-    """A claimed master. If not announced, `protocol` is -1, and `cluster` (`identity.cluster_name`) is ""."""
+    """A claimed master. `protocol`: -1 if it is not announced; `cluster`: an `identity.cluster_name`, or ""."""
 
     name: str
     address: Address
@@ -56,7 +56,7 @@ def read_record(
     said: Mapping[bytes, bytes | None],
     networks: Iterable[ipaddress.IPv4Network],
 ) -> AnnouncedMaster | None:
-    """Reads SERVICE's record `name`; None without a valid port and an address in this machine's `networks`."""
+    """Reads SERVICE's record `name`; None if no port is valid or no address is in this machine's `networks`."""
     own, near = tuple(networks), []
     for text in addresses:
         with contextlib.suppress(ValueError):  # it is not an IPv4 address

@@ -134,8 +134,8 @@ class PairingWorker:
         return f"{self._secret[:4]}-{self._secret[4:]}"
 
     def prove(self, challenge: Challenge) -> Reveal:
-        """Answers a challenge. Raises ProtocolError for a bad or a second challenge, which would give a second
-        guess."""
+        """Answers a challenge. Raises ProtocolError for a bad challenge, and for a second one, because each allows a
+        guess at the code."""
         if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
             raise ProtocolError(f"the master breaks the pairing protocol: {BY_TOKEN}")
         transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)

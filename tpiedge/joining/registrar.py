@@ -1,8 +1,7 @@
 """Admits and revokes workers at the master's hub, with its journal and tokens.
 
 The hub's owner calls `handle`, `finish_joins` and `tick`, which read small files; a thread writes the files in the
-order of arrival. Other threads call `admit` and `revoke`, which block for the disk.
-"""
+order of the calls. Other threads call `admit` and `revoke`, which block for the disk."""
 
 import contextlib
 import functools
@@ -39,7 +38,7 @@ def unknown_peer_policy(folder: Path) -> UnknownPeerPolicy:
 
 
 class Registrar:
-    """Admits the journal's members when made. Hubs `beside` are for members only. Close the registrar before hubs."""
+    """Admits the journal's members at once. `beside`: hubs for members only. Close the registrar before the hubs."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class Registrar:
             )
 
     def tick(self) -> None:
-        """Cuts off revoked workers and overdue unknown peers; starts tokens once the clock is set. Call it often."""
+        """Drops revoked workers and overdue unknown peers; starts token lives once the clock is set. Call it often."""
         if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
             self._clock_was_set = True
             self._jobs.put(self._start_tokens)

@@ -153,12 +153,12 @@ class TokenStore:
             self._write(kept)
 
     def check(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
-        """Checks a secret, given `spent` uses by token; spends nothing. Returns (outcome, the token's id or "")."""
+        """Checks a secret; spends nothing. `spent`: uses by token. Returns (outcome, the token's id or "")."""
         self.start()
         return _state_of(_less(self._read(), spent), secret, self._now())
 
     def quick_check(self, secret: str) -> Redemption:
-        """Checks the secret without a lock, for one thread. Returns "ok" for unreadable files: `check` tells why."""
+        """Checks the secret without a lock, for one thread. Returns "ok" for unreadable files: `check` will raise."""
         with contextlib.suppress(TpiedgeError):
             return _state_of(self._unspent(), secret, self._now())[0]
         return "ok"
@@ -180,7 +180,7 @@ class TokenStore:
         )
 
     def _unspent(self) -> tuple[TokenRecord, ...]:
-        """Returns tokens with the uses left. Reads files only when changed, because strangers may call often."""
+        """Returns tokens, each with its unspent uses. Reads files only if changed, because strangers may call often."""
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._latest_of:
             self._latest = _less(self._read(), read_members(self._path.parent).spent)

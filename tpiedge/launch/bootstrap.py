@@ -31,8 +31,8 @@ class OwnStalls:
     stalled: bool = False
 
     def beat(self, late_s: float) -> bool:
-        """Notes a heartbeat `late_s` late. Returns whether it is a stall: late by over an interval, never two in a
-        row."""
+        """Notes a heartbeat that comes `late_s` late. Returns whether this is a stall: late by over an interval, unless
+        the heartbeat before was a stall."""
         self.stalled = late_s > self._heartbeat_s and not self.stalled
         return self.stalled
 

@@ -88,7 +88,7 @@ class Child:
         return self._process.pid
 
     def send_line(self, line: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Writes a line to the child, with open files `descriptors`. Does nothing if the child has ended."""
+        """Writes a line to the child and passes open files `descriptors`. Does nothing if the child has ended."""
         with contextlib.suppress(ConnectionError):
             sent = socket.send_fds(self._lifeline, [line + b"\n"], descriptors)
             self._lifeline.sendall((line + b"\n")[sent:])

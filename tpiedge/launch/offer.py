@@ -85,15 +85,14 @@ LOOK_S: Final = 2.0  # seconds between two looks at the usable memory
 
 
 class MemoryOffer:
-    """A machine's memory offer. `usable` is in bytes; `now` never decreases. Events return a line for the user, or ""
-    if the offer stays.
+    """A machine's memory offer. `usable`: bytes; `now` never decreases. Events return a line for the user, or "" if the
+    offer stays.
 
     1. The offer falls at once if usable memory falls by a PART, and grows with it after SETTLED_S.
-    2. If a node runs out although its plan was usable, LESS of the plan is the limit: for FIRST_S, then AGAIN times as
-       long each time, up to LONGEST_S. It ends early if more is usable.
-    3. If a node planned above offer or usable memory runs out, no limit is set; usable memory, if less, is offered.
-    4. If no plan fits the limit, all usable memory is offered until a node runs out again.
-    """
+    2. If a node runs out although its plan was within offer and usable memory, LESS times the plan is the limit: for
+       FIRST_S, the next time AGAIN times as long, up to LONGEST_S. It ends early if more is usable.
+    3. If that plan was above offer or usable memory, no limit is set; usable memory, if less, is offered.
+    4. If no plan fits the limit, all usable memory is offered until a node runs out again."""
 
     def __init__(self, usable: int) -> None:
         self.offered_bytes = usable

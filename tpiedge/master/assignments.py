@@ -16,8 +16,8 @@ from tpiedge.wire.epochs import Prepare
 @dataclass(frozen=True)
 class Assignment:
     """One machine's part of a plan; the part's index in the plan is the machine's rank. `machine` is "" for the
-    master's machine. `weight_bytes` stay in memory, as `weights` says. `why`, a sentence, and `host`, a name or "", are
-    for the user. `speed`: bytes of weights per second; of quantised weights if the model is quantised."""
+    master's machine. `weight_bytes`: what stays in memory, as `weights` says. `why`, a sentence, and `host`, a name or
+    "", are for the user. `speed`: bytes of weights per second; of quantised weights if the model is quantised."""
 
     machine: str
     share: NodeShare

@@ -116,7 +116,7 @@ class Epoch:
             self.fail(rank, cause)
 
     def _explained(self, rank: int) -> bool:
-        """Marks as lost a node that told why it gave up, after a peer that rank 0 names. Returns whether it told."""
+        """Marks a node as lost if it told why it gave up, and first any peer that rank 0 blamed. True if it told."""
         report = self._member(rank).gave_up
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self.members):

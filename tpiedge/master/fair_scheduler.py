@@ -3,11 +3,11 @@
 Laws:
 1. A free place goes to the client with the fewest running requests; ties go to the least served client, in tokens of
    prompts and answers, then to the earliest request.
-2. Clients cannot save up service: each counts as served at least as much as the least served client that waited at the
-   latest pick (the counter lift of VTC, arXiv:2401.00588).
+2. Clients cannot save up service: each pick raises all clients' counts of tokens to at least that of the least served
+   client that waits (the counter lift of VTC, arXiv:2401.00588).
 3. Rank 0 compiles at most `places` grammars at a time; these, and compiled grammars of requests that have not begun,
-   are at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. Clients have quotas of both.
-"""
+   are at most `places` + `ahead`. A cancelled grammar counts until rank 0 reports its end. A client has quotas of both
+   numbers."""
 
 import hashlib
 import secrets

@@ -114,7 +114,7 @@ class History:
         self._add("recovered", detail=f"after {format_seconds(took_s)}")
 
     def lost(self, failure: Failure, members: Collection[str], now: float, *, breached: bool = False) -> None:
-        """Notes an unplanned end of the latest plan. `breached`: one of its workers `members` broke the protocol."""
+        """Notes an unplanned end of the latest plan. `members`: its workers; `breached`: one broke the protocol."""
         if self._answers:
             self.so_far.losses[LOSS_CAUSES.index(_cause(failure, breached))] += 1
         else:

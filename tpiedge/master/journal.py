@@ -5,8 +5,8 @@ Laws:
 2. The next epoch continues prompt and answer exactly: a random number depends only on the seed and the token's position
    (`engine/sampler.py`).
 3. A request is quarantined after QUARANTINE_AFTER deaths of nodes (`died` in `blame.py`) in a row without progress. It
-   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts a third,
-   because such an event shows only that the prompt was read."""
+   is poison after POISON_AFTER deaths, if it ran alone at one of them. A death after a single event counts as a third
+   of one, because such an event shows only that the prompt was read."""
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
@@ -97,7 +97,7 @@ class PendingAnswer:
     _events: "queue.Queue[_Event]" = field(default_factory=queue.Queue)
 
     def events(self) -> Iterator[AnswerEvent]:
-        """Yields events up to Finished; blocks between events. Raises the request's error. Cancels it if closed."""
+        """Yields events up to Finished; blocks for each. Raises the request's error. If closed, cancels the request."""
         ended = False
         try:
             while not ended:

@@ -95,7 +95,7 @@ class Master:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, first_epoch: int) -> None:
-        """Starts the control thread. Epochs count from `first_epoch`, above all earlier epochs under this key."""
+        """Starts the control thread. `first_epoch` must be above all earlier epochs under this key."""
         self._sessions.number = first_epoch - 1
         self._thread.start()
 

@@ -119,14 +119,14 @@ class NodePlacement:
 
 
 def fill_slots(count: int, machines: Sequence[Machine]) -> list[Machine]:
-    """Returns a machine for each of `count` slots of --shares: the slot's owner, or the next one that owns no slot."""
+    """Returns a machine for each of `count` slots of --shares: its owner, or the next machine that owns none."""
     owners = {one.place: one for one in machines if one.place < count}
     others = (one for one in machines if one.place >= count)
     return [owners.get(slot) or next(others) for slot in range(count)]
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
-    """Returns Assignment.ffn_s. A block costs as much as 0.1 to 0.5 MB of weights (measured with 0.04 to 0.4 MB)."""
+    """Returns Assignment.ffn_s, with a block's fixed cost: 0.1 to 0.5 MB of weights (measured on 0.04 to 0.4 MB)."""
     if not share.ffn or speed <= 0:
         return 0.0
     return (layer_bytes(model, NodeShare(Share(0, 0), share.ffn)) + (1 << 18)) / speed

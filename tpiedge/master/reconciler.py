@@ -154,7 +154,7 @@ class Reconciler:
         self._publish()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a plan is due: the roster changed 2 s ago, or it changed and no worker arrived in the last 0.3 s."""
+        """Whether the roster changed, and this was 2 s ago or no worker arrived in the last 0.3 s."""
         if self._known == self._roster.generation:
             return False
         if self._changed is None:
@@ -245,7 +245,7 @@ class Reconciler:
                     self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
     def _apply(self, found: Assignments) -> None:
-        """Ensures that a session with these assignments serves or is coming; after repeated failures, later."""
+        """Ensures that a session with these assignments serves or is coming, or sets when to try again."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()

@@ -4,7 +4,7 @@ Laws:
 1. An accepted request ends exactly once: with Finished, or with an error.
 2. Clients are scheduled fairly (`fair_scheduler.py`); requests of one client start in order. A request without a
    reader starts after all others, and is preempted for one with a reader.
-3. When an epoch ends, its requests go on in the next one, before requests that never ran.
+3. When an epoch ends, its requests go on in the next epoch, before requests that never ran.
 4. The waiting request with most `deaths` starts first. A quarantined request (`journal.py`) runs alone; while it waits,
    no new request starts. So a request that kills nodes fails alone.
 5. A request with a grammar starts once the grammar is compiled. Clients are charged for the processor time of grammars.
@@ -167,7 +167,7 @@ class RequestQueue:
         return answering
 
     def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
-        """Passes the next grammar's request and group name to `compile_next`. Returns False without a next grammar."""
+        """Passes the next grammar's request and group name to `compile_next`. Returns False if no grammar is next."""
         with self._lock:
             one = self._compiling.next(self._waiting, self._scheduler)
             if one is None:

@@ -1,7 +1,7 @@
 """The machines of a cluster as the master knows them. Pure.
 
-A machine is present from its Offer until it is lost. Of the absent machines, the GONE heard from last are remembered. A
-machine stays drained until its agent is started anew (another nonce) or the drain is undone."""
+A machine is present from its Offer until it is lost. Up to GONE absent machines are remembered: those heard from last.
+A machine stays drained until its agent is started anew (another nonce) or the drain is undone."""
 
 import logging
 import math
@@ -103,7 +103,7 @@ class Roster:
             self._apply(machine, *step(machine.standing, event, now, fault, cause))
 
     def proved(self, names: Iterable[str]) -> None:
-        """Zeroes the failures in a row of the workers `names`, and those of the master's node."""
+        """Sets the number of failures in a row to 0, for the workers `names` and for the master's node."""
         self.own = replace(self.own, row=0)
         for name in names:
             machine = self._machines.get(name)

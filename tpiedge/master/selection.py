@@ -27,8 +27,8 @@ class Selection:
     slow: frozenset[str] = frozenset()  # workers that are overdue while nothing is served
 
     def find(self, without: str = "") -> Assignments:
-        """Makes a plan, `without` one worker. Leaves out waiting and slow workers if possible. Else adds waiting
-        workers, the shortest wait first, and at last slow workers."""
+        """Makes a plan; `without`: a worker that it must not have. Leaves out waiting and slow workers if possible.
+        Else adds waiting workers, the shortest wait first, and at last slow workers."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
         awake = {one.name for one in self.awake(self.serving_on())}

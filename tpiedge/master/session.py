@@ -141,7 +141,7 @@ class Session:
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
     def overdue(self) -> set[str]:
-        """Returns workers that need over 10 s more or had no progress for 20 s; no worker in the first 2 s."""
+        """Returns workers that had no progress for 20 s, or still need over 10 s; no worker in the first 2 s."""
         if self.phase is not Phase.PREPARING or self._clock.now() - self._begun < 2.0:
             return set()
         left_s = {

@@ -109,7 +109,7 @@ class SessionManager:
             session.drop_machine(machine, cause, intended=intended)
 
     def tick(self, *, own_stall: bool) -> None:
-        """Marks as lost nodes that ended, are stuck or (without `own_stall`) are silent; updates memory and speeds."""
+        """Marks nodes as lost that ended, are stuck or (without `own_stall`) silent; updates memory and speeds."""
         self.rank_zero.weigh()
         serving, now = self.serving, self._clock.now()
         if serving is not None and serving.epoch is not None:

@@ -123,8 +123,8 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """Plans the `tries` most promising of `sets` in whole units, without idle members. Returns the fastest plan,
-        which may be `best`; None if there is no plan."""
+        """Makes plans, in whole units and without idle members, for the most promising of `sets`, at most `tries`.
+        Returns the fastest plan, `best` included; None if there is no plan."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -170,7 +170,7 @@ class _Candidates:
         return f"{format_bytes(node.speed)}/s of weights{guess}; computes {fraction:.0%} of the layers{limit}"
 
     def why_out(self, index: int, seconds: tuple[float, float], workers: int) -> SpareReason:
-        """Explains why a machine has no part. `seconds` per token: (a lower bound with the machine, without it)."""
+        """Explains why a machine has no part. `seconds` per token: (with the machine at least, without it)."""
         model, machine = self.model, self.machines[index]
         small = too_small(model, machine)
         if small is not None:

@@ -32,7 +32,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts) -> float:
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A node's limits, as parts of every layer. The node takes at most `limit`, or `pinned` if nothing streams. In a
-    sweep of s seconds it computes s `computed_per_s`, and it streams s `read_per_s` + `read_at_once`."""
+    sweep of s seconds it computes s * `computed_per_s`; streaming gives it s * `read_per_s` + `read_at_once`."""
 
     limit: float
     pinned: float
@@ -85,8 +85,8 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts) -> Bound:
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Returns (fractions of 1 with which the slowest node takes the least time, a lower bound of that time); None
-    without room."""
+    """Returns (fractions of 1 with which the slowest node takes the least time, a lower bound of that time); None if
+    the nodes lack room."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -143,7 +143,7 @@ def shortage(model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bou
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
-    """Returns (a ring's least bytes for whole layers, those for any share)."""
+    """Returns the least bytes of a ring: (for whole layers, for any share)."""
     keeping, blocks = node.keeping, model.blocks_of_layer
     whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)

@@ -33,7 +33,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts as stored: of one layer unless named otherwise; for units, of each matrix."""
+    """Bytes of a model's parts as stored: of one layer unless said otherwise; of a unit, for each matrix."""
 
     shape: LayerShape
     num_layers: int

@@ -1,6 +1,6 @@
-"""Predicts a decode step on given machines: every node's weights and two all-reduces per layer. Three and more nodes
-all-reduce through rank 0: this takes the slowest link's round trip, and the time of a row per worker each way. Two
-nodes exchange rows in half a round trip."""
+"""Predicts a decode step on given machines: every node's weights and two all-reduces per layer. With three or more
+nodes, an all-reduce goes through rank 0: it takes the slowest link's round trip, and the time of a row per worker each
+way. Two nodes exchange rows in half a round trip."""
 
 import re
 import statistics

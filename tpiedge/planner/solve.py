@@ -2,7 +2,7 @@
 
 Time: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0, because all-reduces end blocks and
 rank 0 computes the LM head alone; so the head does not move the split. Memory holds weights, KV cache and a fixed part,
-on rank 0 also the head. The split is by speed while parts fit; a node that is full streams, or leaves weights to others
+on rank 0 also the head. The split is by speed while parts fit; a full node streams weights, or leaves some to others
 (`fractions`).
 
 Attention and FFN are cut independently (TPI-LLM, section 3.1): attention at KV heads, or at query heads with replicated
@@ -78,7 +78,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 def apportion_within(
     weights: Sequence[float], units: int, most: Callable[[int, int], int]
 ) -> list[int] | None:
-    """Divides `units` like `apportion`, but of `count` a node takes `most(index, count)`. None if units are left."""
+    """Divides `units` like `apportion`, but a node takes only `most(index, its part)`. None if units are left over."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]

@@ -4,11 +4,10 @@
     messages with a tensor: 0xC1, PROTOCOL, tag | integers, little-endian | dtype, dimensions, lengths | zeros
 
 The second form has FLAT_BYTES, so the tensor follows aligned in the same frame. No MessagePack begins with 0xC1. No tag
-is used twice; who changes any message's fields increments PROTOCOL.
+is used twice; when a message's fields change, PROTOCOL is incremented.
 
 Whether sent or received, anything but one valid message raises ProtocolError. Handling it takes memory of at most a few
-times its size.
-"""
+times its size."""
 
 import struct
 from functools import cache, lru_cache

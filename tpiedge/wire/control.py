@@ -11,7 +11,7 @@ from tpiedge.wire.requests import GenerationRequest
 FinishReason = Literal["stop", "length", "cancel"]
 
 SPECULATE_AUTO: Final = 255
-"""`Assign.speculate`: draft as many tokens as pay."""
+"""`Assign.speculate`: draft as many tokens as save time."""
 
 
 class Hello(f.NodeMessage, frozen=True, tag=32):
@@ -147,8 +147,8 @@ class Compiled(f.EpochMessage, frozen=True, tag=57):
 
 
 class Halt(f.EpochMessage, frozen=True, tag=51):
-    """Master to rank 0: take no more steps, and save the running requests' KV cache for the epoch `following`. Ranks
-    save their KV heads `kept`; rank 0 also its `stored`, and `gathered` (rank, head) of others. The answer: Halted."""
+    """Master to rank 0: take no more steps, save the running requests' KV cache for the epoch `following`, and answer
+    Halted. `kept`: heads that each rank saves. Rank 0 also saves its `stored`, and others' `gathered` (rank, head)."""
 
     following: f.U32
     kept: Annotated[tuple[f.UnitRange, ...], Meta(max_length=f.MAX_NODES)]
@@ -178,7 +178,7 @@ class Token(f.EpochMessage, frozen=True, tag=41):
 
 
 class PromptScores(f.EpochMessage, frozen=True, tag=48):
-    """Rank 0 to master: log probabilities of the prompt from `first` on; equally many `likeliest` per position."""
+    """Rank 0 to master: log probabilities of the prompt from `first` on; `likeliest`: equally many tokens for each."""
 
     request: f.Name
     first: f.U32

@@ -53,8 +53,8 @@ class StepPlan(f.EpochMessage, frozen=True, tag=1):
 
 
 class SavePages(f.EpochMessage, frozen=True, tag=9):
-    """Rank 0 to every node, in place of a step: save these pages for the next epoch. Each rank saves its KV heads
-    `kept` on its machine, and sends rank 0 its heads `gathered` (rank, head)."""
+    """Rank 0 to every node, in place of a step: save these pages for the next epoch. `kept`: each rank's KV heads to
+    save on its machine; `gathered`: (rank, head) to send to rank 0."""
 
     step: f.U64
     pages: Annotated[tuple[f.U32, ...], Meta(max_length=f.MAX_PAGES)]

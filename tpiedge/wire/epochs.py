@@ -52,8 +52,8 @@ class AskOffer(f.EpochMessage, frozen=True, tag=106):
 
 
 class Prepare(f.NodeMessage, frozen=True, tag=97):
-    """Master to agent: fetch what is missing of the share of rank `rank` of `ranks`. `planned_bytes`: the plan's limit
-    for node and agent. The times are the node's Timing."""
+    """Master to agent: fetch what you lack of the share of `rank`, in a plan for `ranks` ranks. `planned_bytes`: the
+    plan's limit for node and agent. The times are the node's Timing."""
 
     ranks: f.U32
     pack: PackId

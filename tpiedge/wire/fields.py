@@ -20,7 +20,7 @@ MAX_TENSOR_BYTES = 32 * MIB
 that."""
 
 ACTIVATION_BYTES = 64 * MIB
-"""Bytes of the f32 hidden states of one step at most."""
+"""The most bytes of the f32 hidden states of one step."""
 
 MAX_FILE_CHUNK = 4 * MIB
 MAX_ARRAY = 128
@@ -104,7 +104,7 @@ class NodeMessage(EpochMessage, frozen=True):
 
 
 class WeightMemory(Wire, frozen=True):
-    """Memory for weights: `nbytes` (0: all), with a ring of `ring_bytes` (0: chosen). `direct`: past the page cache."""
+    """Memory for weights: `nbytes` (0: for all); its ring: `ring_bytes` (0: node's choice). `direct`: no page cache."""
 
     nbytes: U64
     ring_bytes: U64
@@ -113,7 +113,7 @@ class WeightMemory(Wire, frozen=True):
 
 
 class Keeping(Wire, frozen=True):
-    """A user's wishes for a machine's weights. The window is in blocks of the largest size, or bytes (0: the best)."""
+    """A user's wishes for weights. Window: `window_bytes`, or `window_blocks` of the largest size; 0: the best."""
 
     pin: Pin = "auto"
     window_blocks: U32 = 0

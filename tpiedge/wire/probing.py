@@ -21,8 +21,8 @@ class LinkSpeed:
 @dataclass
 class Probing:
     """One measurement: send the probe of `next_probe`, then pass each Echo to `receive` until it returns the LinkSpeed.
-    Times are on the caller's clock. The quickest payload counts. If its time is below the noise of the empty echoes,
-    the noise counts."""
+    Times are on the caller's clock. The rate is that of the quickest payload, whose extra time counts as at least the
+    noise of the empty echoes."""
 
     payload_bytes: int = MAX_BLOB
     payloads: int = 1

@@ -32,8 +32,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The texts that an answer may be; `text` is not parsed here. `begins`: the grammar applies only after this token,
-    until its text may end. `thoughts`: tokens that open and close reasoning, in which the grammar does not begin."""
+    """The texts that an answer may be; `text` is not parsed here. `begins`: the grammar applies only from this token to
+    where the text may end. `thoughts`: tokens that open and close reasoning, in which the grammar does not begin."""
 
     kind: GrammarKind
     text: Annotated[str, Meta(max_length=MAX_GRAMMAR)]
@@ -46,9 +46,8 @@ class GenerationRequest:
     """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
 
     `keep_prefix`: the KV cache may serve later requests of the same `scope`, an opaque name of a client ("": shared).
-    `prompt_scores`: return the prompt's log probabilities. `answer_ids`: the answer's tokens from an earlier epoch,
-    which count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar` restricts the answer.
-    """
+    `prompt_scores`: return the prompt's log probabilities. `answer_ids`: tokens of the answer from an earlier epoch;
+    they count in `max_tokens`. `pooling`: return a vector (`Embedding`) instead. `grammar` restricts the answer."""
 
     id: Name
     prompt_ids: Annotated[tuple[U32, ...], Meta(max_length=MAX_PROMPT_TOKENS)]

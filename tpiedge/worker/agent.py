@@ -257,7 +257,7 @@ class Agent:
             self._start_probe(self._clock.now())
 
     def _drop_node(self) -> None:
-        """Ends the node. After an out-of-memory the master first gets a new offer."""
+        """Ends the node. If memory ran out, the master first gets a new offer."""
         self._stop_node(meanwhile=self._offer_anew)
         self._offer_anew()
 

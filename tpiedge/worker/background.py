@@ -107,8 +107,8 @@ class Prefetcher:
         self._work.cancel()
 
     def step(self, *, at_rest: bool) -> Prefetched | None:
-        """Fetches missing shards while `at_rest`, again a minute after an error. Returns a report of success or of a
-        new error."""
+        """Fetches missing shards while `at_rest`; after an error, tries again in a minute. Returns a report of success
+        or of a new error."""
         order = self._order
         if not at_rest:
             self.pause()
