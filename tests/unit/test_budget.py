@@ -40,18 +40,19 @@ SLACK_PART, SLACK = 0.02, 10
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # 60 lines keep promises that had been lost.
-    "loaded by master, worker and node": (39840, 251),
+    "loaded by master, worker and node": (39880, 251),
     # 850 lines are the fakes that were a package of tpiedge.
     "tests": (59930, 506),
     # Raised for the check of words in docstrings and comments, and for diagrams that are made from the code.
     "tools": (14080, 140),
-    "tpiedge": (51980, 314),
+    # Raised by a line or two for sentences that are whole: these, collectives, launch and what processes load.
+    "tpiedge": (52000, 314),
     "tpiedge, modules of its own": (630, 10),
     "tpiedge.answers": (720, 4),
     # Raised for the deadline of TLS handshakes.
     "tpiedge.api": (6470, 33),
     "tpiedge.cli": (4640, 26),
-    "tpiedge.collectives": (1030, 8),
+    "tpiedge.collectives": (1032, 8),
     "tpiedge.doctor": (430, 3),
     "tpiedge.engine": (3720, 17),
     "tpiedge.host": (860, 7),
@@ -61,7 +62,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "tpiedge.lab": (8180, 43),
     # Raised, as is the row of node, for the fork server: a new epoch imports nothing, and a machine has what was
     # imported in memory once.
-    "tpiedge.launch": (650, 5),
+    "tpiedge.launch": (652, 5),
     "tpiedge.local": (1310, 7),
     "tpiedge.master": (3880, 21),
     "tpiedge.memory": (1180, 8),
@@ -84,8 +85,8 @@ COUNTS: Final[Mapping[str, int]] = {
     "functions with more than 5 parameters": 40,
     "classes with more than 8 attributes": 88,
     "private names of libraries": 0,
-    # Raised for nouns and verbs that fragments lacked.
-    "words of docstrings": 48522,
+    # Raised for nouns and verbs that fragments lacked, and for what stood in a pronoun's place.
+    "words of docstrings": 49500,
 }
 
 
