@@ -1,4 +1,4 @@
-"""Ends a process in order if one of its threads fails."""
+"""Ends a process properly if one of its threads fails."""
 
 import logging
 import threading

@@ -32,7 +32,7 @@ def header_of(wire: SummandPrecision, shape: Shape, itemsize: int = 4) -> Tensor
 
 
 def encode_array(wire: SummandPrecision, array: Summable) -> Buffer:
-    """Returns the bytes of a contiguous matrix (integers if `wire` is "i32", else f32), perhaps its own memory."""
+    """Returns the bytes of a contiguous matrix (integers if `wire` is "i32", else f32), perhaps without a copy."""
     if wire in EXACT:
         return array.data.cast("B") if array.size else b""
     library = packing_library()

@@ -87,8 +87,8 @@ class Communicator:
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         """Returns the sum over ranks of `partial` (contiguous, [tokens, hidden]), perhaps in `partial`. All ranks give
-        f32, or all give integers (`summation.py`). With `contributes=False` only the shape of `partial` matters, and
-        whether it has integers."""
+        f32, or all give integers (`summation.py`). With `contributes=False`, `partial` only gives the shape and the
+        kind of numbers."""
         self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 

@@ -77,8 +77,8 @@ class AllReduce:
     def _sum(
         self, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
     ) -> Summable:
-        """Sums all parts in `out`, or in an int64 copy if `out` is too narrow. `blames`: whether an error may name the
-        rank that sent a wrong value; None: the sum is not checked. Sets `cancel`."""
+        """Sums all parts into `out`, or into an int64 copy if `out` is too narrow. `blames`: whether an error may name
+        the rank that sent a wrong value; None: the sum is not checked. Sets `cancel`."""
         channel, what = self.channel, self.what
         parts = {channel.rank: own}
         for rank, part, message in channel.collect(kind, self.tag, channel.peers, what, out.shape, self.wire):

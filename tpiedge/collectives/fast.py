@@ -48,7 +48,7 @@ class FastPath:
     def reduce(
         self, name: CollectiveName, wire: SummandPrecision, own: Summable, tag: Tag
     ) -> tuple[int, Summable | None]:
-        """Tries to sum in `own`. Returns (0, `own`) if done, else (how many peers have this rank's first message,
+        """Tries to sum into `own`. Returns (0, `own`) if done, else (how many peers have this rank's first message,
         None). A star's root that has sent the sum to some peers returns the unrounded sum instead of None."""
         if own.itemsize != _ITEM_BYTES:
             return 0, None

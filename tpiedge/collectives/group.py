@@ -1,4 +1,4 @@
-"""The communicator of several ranks. Plans name the collective of all-reduces; other messages use rank 0's links."""
+"""The communicator of several ranks. A plan names its all-reduces' collective; other messages use rank 0's links."""
 
 from collections import Counter
 from collections.abc import Mapping, Set

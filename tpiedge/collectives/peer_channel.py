@@ -1,7 +1,7 @@
 """Sorts one rank's messages of the tensor plane into awaited ones, early ones (held up to a limit) and late ones
 (dropped).
 
-A message raises Misconduct if its sender speaks for another rank or may not send it. Liveness is asked every 50 ms.
+A message raises Misconduct if its sender speaks for another rank or may not send it. Waits ask Liveness every 50 ms.
 """
 
 from collections.abc import Container, Iterable, Iterator, Sequence, Set
@@ -99,8 +99,8 @@ class PeerChannel:
         wire: SummandPrecision | None = None,
         hop: int = 0,
     ) -> Iterator[tuple[int, Summable | None, Message]]:
-        """Yields (rank, tensor from `read_array`, message) for a message of `kind` from each of `ranks` on arrival. A
-        list `shape` has a shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
+        """Yields (rank, tensor from `read_array`, message) for each rank's message of `kind`, as it arrives. A list
+        `shape` has a shape for each rank. Raises PeerLost, ProtocolError (Misconduct if one rank is to blame)."""
         missing: dict[_Key, int] = {(kind, *tag, hop, rank): rank for rank in ranks}
         while missing:
             here = next((key for key in self._held if key in missing), None)

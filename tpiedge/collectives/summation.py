@@ -45,7 +45,7 @@ def widened(total: Summable, values: Summable) -> Summable:
 
 
 def is_finite(array: Summable, *, part: bool = False) -> bool:
-    """Whether all values are finite. Integers are one rank's part if `part`, else a sum."""
+    """Whether all values are finite. `part`: integers are one rank's part, not a sum."""
     if array.dtype.kind == "f":
         # A sum is cheaper than testing every element; if it overflows the elements decide.
         return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
@@ -78,8 +78,8 @@ def ordered_sum(parts: Parts, out: Summable) -> Summable:
 
 
 def check_sum(total: Summable, parts: Parts, what: object, adds: int | None = None) -> None:
-    """Raises for a non-finite sum: ProtocolError if no part (an overflow) or every part is non-finite, or if `adds` is
-    given (the adding rank, which may not blame others); else Misconduct of the first rank with such a part."""
+    """Raises for a non-finite sum: Misconduct of the first rank whose part is non-finite. But raises ProtocolError if
+    no part is (an overflow), if all are, or if `adds` is given (the adding rank, which may not blame others)."""
     if is_finite(total):
         return
     given = {rank: part for rank, part in sorted(parts.items()) if part is not None}

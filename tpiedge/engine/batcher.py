@@ -40,7 +40,7 @@ _MOST_PAGES: Final = MAX_PAGES // 2
 
 @dataclass(frozen=True)
 class Batch:
-    """One step. Decoding pieces, whose tokens `decode_tokens` counts, come before prompts."""
+    """One step. Pieces that decode come before prompts, and have `decode_tokens` tokens together."""
 
     pieces: tuple[StepPiece, ...]
     tables: tuple[TableChange, ...]
@@ -97,7 +97,7 @@ class Batcher:
 
     def to_save(self, most_pages: int) -> tuple[tuple[int, ...], tuple[SavedSequence, ...]]:
         """Returns (pages, sequences): at most `most_pages` pages of running sequences, the oldest first, and those
-        sequences. Skips `scanned` prompts, because no hidden states are saved."""
+        sequences. Skips prompts whose hidden states are all wanted (`scanned`), because none are saved."""
         places: dict[int, int] = {}
         saved: list[SavedSequence] = []
         for one in self._running:
@@ -113,8 +113,8 @@ class Batcher:
         return tuple(places), tuple(saved)
 
     def adopt(self, sequences: Sequence[SavedSequence], pages: int, *, private: bool) -> None:
-        """Holds the first `pages` pages, restored from a snapshot, until `add` gets their requests. `private`: other
-        sequences must not share these pages."""
+        """Holds the first `pages` pages, restored from a snapshot, until `add` gets the requests of `sequences`.
+        `private`: other sequences must not share these pages."""
         self._private = private
         self._restored = {one.request: one for one in sequences}
         allocated = [self._pool.allocate() for _ in range(pages)]

@@ -217,7 +217,7 @@ def failed(epoch: int, request: str, error: Exception, spent_s: float = 0.0) -> 
 
 
 class MaskWaits:
-    """A step's time for mask waits, which all its answers share. `wait` returns once an answer has news, or after the
+    """Limits a step's total wait for the masks of all its answers. `wait` returns once an answer has news, or after the
     given seconds."""
 
     def __init__(

@@ -150,7 +150,7 @@ _STAKE: Final = 0.75
 _LEAST_CHANCE: Final = 0.05
 #: Prior chances that the next guessed token is right after 0, 1, 2 to 3, 4 to 7, ... matching tokens.
 _EXPECTED: Final = (0.5, 0.5, 0.5, 0.75, 0.9, 0.95, 0.97)
-#: A prior weighs as much as `_WEIGHT` observations; each new observation fades the earlier ones by `_FADING`.
+#: A prior weighs as much as `_WEIGHT` observations; each new observation multiplies earlier ones by `_FADING`.
 _WEIGHT: Final = 3.0
 _FADING: Final = 0.97
 

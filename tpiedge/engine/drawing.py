@@ -240,7 +240,7 @@ class Drawing:
                 return
 
     def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
-        """Sends log probabilities of the prompt tokens after the piece's positions, except those sent already."""
+        """Sends the log probability of the prompt token after each of the piece's positions, unless sent already."""
         told = max(0, live.scored - piece.start - 1)
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:

@@ -94,7 +94,7 @@ class Engine:
         )
         self._kv = kv_share(share.attention, config.group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, config.group_size)
-        #: Grids of o and down of each layer; None for a model that is not quantised.
+        #: Grids of `o` and `down` of each layer; None for a model that is not quantised.
         self._grids: Sequence[tuple[Grid | None, Grid | None]] = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
         ] or [(None, None)] * config.num_layers
@@ -135,7 +135,7 @@ class Engine:
         return parts
 
     def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
-        """Computes all blocks in one native call on a lone node with few tokens, all wanted. Returns whether it did."""
+        """Computes all blocks in one native call if a lone node has few tokens, all wanted. Returns whether it did."""
         if (
             self.communicator.size > 1
             or plan.tokens > NATIVE_TOKENS
@@ -191,7 +191,7 @@ class Engine:
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=wait)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Receives rank 0's embeddings of a chunk. Few pile up at a slow node: rank 0 waits for it in all-reduces."""
+        """Receives rank 0's embeddings of a chunk. Few pile up at a slow node, as rank 0 waits in all-reduces."""
         with self.meter.broadcast_span:
             hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
@@ -244,7 +244,7 @@ class Engine:
         return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases)
 
     def _ffn_bias(self, weights: BlockWeights, name: str, columns: int = 0) -> Tensor | None:
-        """Pads this node's part of a bias with zeros to `columns`; the zeros stay zero through SwiGLU and down."""
+        """Pads this node's part of a bias with zeros to `columns`; the zeros stay zeros through SwiGLU and `down`."""
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return None
@@ -264,7 +264,7 @@ class Engine:
     @cached_property
     def _layers(self) -> FusedLayers | None:
         """Returns all layers as one native call, or None if some cannot be fused, if weights are streamed, or if matrix
-        o or down has a bias, which is added after the all-reduce."""
+        `o` or `down` has a bias, which is added after the all-reduce."""
         kept = self.weights.kept()
         if self.linear.pool is None or kept is None:
             return None

@@ -128,10 +128,10 @@ class Constraint:
         self._forced: tuple[int, ...] | None = None
         self._mask: TokenMask | None = None
         self._following: list[TokenMask] | None = []
-        #: Masks, and lists of masks after guesses, that the process still owes: the last one counts.
+        #: Masks, and lists of masks after guesses, that the process still owes: only the last one is valid.
         self._due = self._due_following = 0
         self.kept = 0
-        """How many tokens of the last restart the grammar took before its text might end."""
+        """How many tokens of the last restart the grammar took, up to a place where its text may end."""
         self._refused: GrammarRefused | None = None
         #: Processor seconds since tokens were last drawn, and processor seconds beyond the allowed ones so far.
         self._cost_s = self._debt_s = self._deadline = 0.0

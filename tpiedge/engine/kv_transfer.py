@@ -109,7 +109,7 @@ class SnapshotWriter:
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Deletes the file. If that fails, the machine's next node reports that."""
+        """Deletes the file. If that fails, the machine's next node says so."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -195,8 +195,8 @@ class KVTransfer:
     def save(
         self, order: SavePages, stored: Sequence[int] = (), sequences: Sequence[SavedSequence] = ()
     ) -> str:
-        """Saves the pages that rank 0 orders. Call it on all ranks; only rank 0 gives `sequences`, and `stored`: the
-        heads to save for nodes elsewhere. Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
+        """Saves the pages that rank 0 orders. Call it on all ranks; only rank 0 gives `sequences` and `stored` (heads
+        to save for nodes elsewhere). Returns why nothing is saved, or "". Raises PeerLost, ProtocolError."""
         unknown = any(page >= self._cache.pages for page in order.pages)
         if unknown or len(order.kept) != self._communicator.size:
             raise ProtocolError("node 0 saves pages or names nodes that do not exist")

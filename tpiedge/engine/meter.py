@@ -53,7 +53,7 @@ class Meter:
             self.sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
     def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
-        """Records every span in `sink`; None stops that. `traced`: layers are not fused; a fused layer is one span."""
+        """Records every span in `sink`; None stops that. `traced`: no layers are fused, so each block has spans."""
         self.sink, self.traced = sink, traced
 
     def reduce_span(self, block: int) -> "_Span":

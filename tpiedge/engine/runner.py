@@ -107,7 +107,7 @@ class Leader:
 
     @property
     def reading(self) -> tuple[tuple[str, int], ...]:
-        """Prompt positions computed so far in the step under way, by request. From any thread."""
+        """Returns (request, prompt positions computed so far) per prompt in the step under way. From any thread."""
         blocks = 2 * self._config.num_layers
         meter = self._engine.meter
         done = meter.block if meter.step == self._step else 0

@@ -75,7 +75,7 @@ class StepCost:
         return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
-        """Estimates the least time, for a trial: a kind that is hardly known counts as the next smaller known kind."""
+        """Estimates the least time, for a trial: a kind hardly known takes as long as the next smaller known kind."""
         wanted = _kind(rows)
         known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
         if not known:

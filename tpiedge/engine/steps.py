@@ -66,7 +66,7 @@ def chunks(plan: StepPlan) -> list[slice]:
 
 
 def wanted_rows(plan: StepPlan) -> tuple[list[int], list[slice]]:
-    """Returns the rows whose hidden states are wanted, and slices that chunk this list. Raises ProtocolError."""
+    """Returns the rows whose hidden states are wanted, and how to slice this list into chunks. Raises ProtocolError."""
     rows: list[int] = []
     end = 0
     for segment in plan.segments:
@@ -136,7 +136,7 @@ class OverlappedReduces:
         wait: bool,
     ) -> None:
         """Adds the sum of all nodes' partials and one bias to `rows`: before it returns if `wait`, else by the next
-        `finish`. With `grid`, the same on all nodes, partials are numbers of the grid's steps."""
+        `finish`. With `grid` (the same on all nodes), partials count the grid's steps."""
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None

@@ -1,9 +1,9 @@
-"""Rank 0's ledger of the KV cache's pages: a pure machine.
+"""Rank 0's ledger of the KV cache's pages. Pure.
 
 Sequences that begin alike share full pages, which are published under names.
 
-1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held by `_counts`
-   sequences.
+1. A page is cold (without memory), blank (with memory, empty), idle (published, not held), or held (`_counts`: by how
+   many sequences).
 2. A name is the keyed hash of a page's tokens and the previous page's name (at first the scope's): sequences share
    within a scope only, and no one can give two texts one name.
 3. A published page is never written again.
@@ -24,8 +24,8 @@ _NAME_BYTES = 16
 
 
 class PagePool:
-    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, because every
-    epoch's nodes compute other bits. Memory is given back for `grain` pages at a time (0: never)."""
+    """`pages` pages of `positions` positions. `key` (at most 64 bytes) must be new in every epoch, because nodes of
+    different epochs compute different bits. Memory is given back for `grain` pages at a time (0: never)."""
 
     def __init__(self, pages: int, positions: int, key: bytes, grain: int = 0) -> None:
         self.pages = pages
@@ -94,7 +94,7 @@ class PagePool:
         return self._hashed(b"page", before + array("I", tokens).tobytes())
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
-        """Publishes a full page and returns its name; a page that has the name already keeps it."""
+        """Publishes a full page, unless another page has its name already; returns the name."""
         name = self.name_of(before, tokens)
         if name not in self._named and page not in self._published:
             self._named[name] = page
@@ -154,5 +154,5 @@ class PagePool:
 
 
 def usual_grain(pages: int, page_bytes: int) -> int:
-    """Returns the pages of a sixteenth of the cache, or of 4 MiB if these are more."""
+    """Returns how many pages make a sixteenth of the cache, or 4 MiB if that is more."""
     return max(1, pages // 16, (4 << 20) // max(1, page_bytes))

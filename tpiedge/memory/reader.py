@@ -65,7 +65,7 @@ def _check(path: Path, ranges: Sequence[HashedRange], hashes: HashTable, data: m
 
 
 class DirectReader(Closable):
-    """`threads` reading threads, which `close` ends."""
+    """Reads in `threads` threads until `close`."""
 
     def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-read")

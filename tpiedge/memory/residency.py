@@ -7,7 +7,7 @@ Laws
 
 1. A block is ready only when all its pieces are read.
 2. Memory that is used or written to is not reused or given back. A piece has one place at a time.
-3. An entered block becomes ready once the reads asked for are complete.
+3. An entered block becomes ready once all requested reads are complete.
 4. Pins change only if no block is entered. A piece whose pin ends is dropped before other reads, or when its read ends.
 """
 

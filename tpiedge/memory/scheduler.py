@@ -1,5 +1,5 @@
-"""Drives the residency machine (TPI-LLM, section 3.3): the engine thread enters and leaves blocks, reading threads
-report arrivals, and one lock guards both."""
+"""Drives a Residency (TPI-LLM, section 3.3) under one lock: the engine thread enters and leaves blocks, reading threads
+report arrivals."""
 
 import functools
 import threading
@@ -16,8 +16,8 @@ from tpiedge.tracing.tracer import WAIT, EventSink
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of a node. `hits`: streamed blocks that were read ahead; `stalls`: those waited for; `reads`: pieces read;
-    `load_s`: the time with reads under way."""
+    """Counts of a node. `hits`: streamed blocks that were read ahead; `stalls`: those that were waited for; `reads`:
+    pieces read; `load_s`: the time with reads under way."""
 
     hits: int = 0
     stalls: int = 0

@@ -122,7 +122,7 @@ class Placement:
 
 
 class SparePins:
-    """Pins more pieces than `placement` while bytes are spare. If all fit without a ring, the ring's size is 0."""
+    """Pins pieces beyond those of `placement` in spare bytes. If all fit without a ring, the ring's size is 0."""
 
     def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
         self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])

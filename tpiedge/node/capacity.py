@@ -1,8 +1,8 @@
 """Measures what this process computes per second.
 
 A decode step reads every weight once, so speed is bytes of weights per second. The speed of bf16 also stands for f32,
-the speed of q4 for q8. The lower quartile of the times counts: the median promises too little while the machine is busy
-starting, and the best time may be luck.
+the speed of q4 for q8. The lower quartile of the times is used: the median promises too little while the machine is
+busy starting, and the best time may be luck.
 """
 
 import time

@@ -114,7 +114,7 @@ class DataPlane:
 
     @property
     def traffic(self) -> tuple[int, int, int, int]:
-        """Bytes sent, bytes received, late messages, refused messages and connections. For any thread."""
+        """Bytes sent, bytes received, late messages, and refused messages or connections. For any thread."""
         group = self.communicator
         if self.endpoint is None or not isinstance(group, Group):
             return 0, 0, 0, 0

@@ -1,7 +1,7 @@
 """The grids of a pack's row-parallel matrices (kernels/grid.py): the powers of two that are the steps of their sums.
 
 A grid depends on the pack alone, so every node computes the same. The step is 2**-16 of an output's expected standard
-deviation for inputs of 1: sqrt(inputs) times the weights' deviation, estimated from the scales of a sample of panels.
+deviation for inputs of 1: sqrt(number of inputs) times the weights' deviation, estimated from scales of some panels.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Quantises the matrices of a blob: a thread reads pieces of whole units in order; other threads quantise the pieces,
 or keep the source's own integers.
 
-quality.json beside the manifest has the error of each tensor as dB of squared weights to squared errors (null: no
+quality.json beside the manifest has the error of each tensor in dB: squared weights over squared errors (null: no
 error). The file is not part of the pack's identity.
 """
 
@@ -50,7 +50,7 @@ _StoredPart = tuple[Array, TensorQuality, bool]
 
 
 class Quantiser(Closable):
-    """A thread that reads and up to four that quantise; `close` waits for them. `quality` has an entry per tensor."""
+    """One thread reads, up to four quantise; `close` waits for them. `quality` has an entry per tensor."""
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []

@@ -77,7 +77,7 @@ class BlockTensor(msgspec.Struct, frozen=True):
         return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
 
     def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
-        """Returns (place of `cols.start` in its block, the rectangle's blocks, by row in the checkpoint's order)."""
+        """Returns (place of `cols.start` in its block, the rectangle's blocks with rows in the checkpoint's order)."""
         if not self.paired:
             return self._stored(files, rows, cols)
         first_row = rows.start // self.paired * self.paired

@@ -1,7 +1,7 @@
-"""A pack of the shard store that this process uses; writes the pack's missing ranges.
+"""Uses a pack of the shard store, and writes the pack's missing ranges.
 
-A file beside each blob, changed under a lock, has a bit per range, set if verified. A bit is set durably after the
-bytes are durable, and cleared durably before the bytes change: after any power cut a set bit means verified bytes.
+A file beside each blob has a bit per range, set for verified ranges; changes need a lock. A bit is set durably after
+the bytes are durable, and cleared durably before the bytes change: after any power cut a set bit means verified bytes.
 """
 
 import contextlib
@@ -212,7 +212,7 @@ class ShardCopy(Closable):
         return {layer: ranges for layer, ranges in found.items() if ranges}
 
     def shared_with(self, other: Pack) -> Mapping[int, Path]:
-        """Returns layer -> blob file in the pack `other`, for blobs of both packs."""
+        """Returns layer -> blob file in the pack `other`, for blobs that both packs have."""
         theirs = {other.blob_id(layer): other.blob_path(layer) for layer in other.unique_layers}
         ours = {layer: self.pack.blob_id(layer) for layer in self.pack.unique_layers}
         return {layer: theirs[blob] for layer, blob in ours.items() if blob in theirs}

@@ -137,7 +137,7 @@ def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JS
 
 
 class TensorSource:
-    """Named tensors for one thread, which may overwrite the rectangles that it reads: float32 for F32, float16 for F16,
+    """Named tensors for one thread, which may overwrite what it reads. `read` returns float32 for F32, float16 for F16,
     uint16 (bits) for BF16. Unknown names raise UserError, failed reads ReadFault."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:

@@ -1,6 +1,6 @@
 """The worker's side of shipping: `fetch` fills the shard store with a share of a pack.
 
-Damaged ranges are requested again. After a crash `fetch` resumes from the last synced ranges (every 64 MB or 2 s).
+Damaged ranges are requested again. After a crash `fetch` resumes from the last sync (every 64 MB or 2 s).
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def fetch(
     clock: Clock | None = None,
 ) -> ShardCopy:
     """Fetches the missing part of `share`; the caller closes the copy. No other thread may use `spoke` (plane FILES).
-    `evict` deletes unused packs for room. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
+    `evict`: may delete unused packs. Raises PeerError, DiskFull, UserError, Cancelled, EndpointClosed."""
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stopped)
     if not store.has(identity):

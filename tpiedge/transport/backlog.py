@@ -5,7 +5,7 @@ the process if that connection fails with a heartbeat buffered. So a hub's libzm
 compares the kernel's count of received bytes with the bytes that the hub took.
 
 A connection is unauthenticated until its peer is introduced, and once the peer is no longer admitted. Such connections
-are limited in time and, per address and in all, in number: the fullest address loses its oldest one.
+are limited in time and, per address and in all, in number: the fullest address loses its oldest connection.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ MAX_SEGMENTS: Final = 32768
 
 MAX_UNAUTHENTICATED: Final = 128
 UNAUTHENTICATED_PER_ADDRESS: Final = 64
-"""The limit per address of a hub: computers behind one address may start together."""
+"""A hub's limit per peer address: computers behind one address may start together."""
 
 # A handshake has 3 s.
 _UNAUTHENTICATED_S: Final = 5.0

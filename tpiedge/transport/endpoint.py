@@ -51,7 +51,7 @@ class MalformedMessage(ProtocolError):
 
 
 class LinkReset(PeerError):
-    """The connection of `peer` broke and was made anew: messages may be lost. `broke`: words that say this."""
+    """The connection of `peer` broke and was made anew: messages may be lost. `broke`: a text that says so."""
 
     def __init__(self, peer: str, cause: str = "") -> None:
         self.broke = f"broke and was made anew{cause and ': '}{cause}"

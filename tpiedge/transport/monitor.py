@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 class LinkState(Enum):
-    """WAITING: for a handshake, first or after a break. REFUSED: by a hub, perhaps a false one. FAILED: wrong key."""
+    """WAITING: for the first or a new handshake. REFUSED: by a hub, perhaps a false one. FAILED: wrong key."""
 
     WAITING = "waiting"
     UP = "up"

@@ -1,8 +1,8 @@
 """Finds the native side of the transport (`native/`) and pyzmq's own libzmq, on whose sockets the native side works.
 
-Python code does the same if pyzmq's libzmq is uncertain (not on Linux, inside the extension, two copies), or if the
-native side is not built or is switched off. TPIEDGE_FAST_LINK=0 switches off all but the packing, TPIEDGE_NATIVE=0 also
-the packing and the kernels.
+Python code takes over if pyzmq's libzmq is uncertain (not on Linux, inside the extension, two copies), or if the native
+side is not built or is switched off. TPIEDGE_FAST_LINK=0 switches off all but the packing, TPIEDGE_NATIVE=0 also the
+packing and the kernels.
 """
 
 import ctypes

@@ -114,7 +114,7 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """Runs as `Reduce`. A result below DONE: done, but further frames are held for the next `run` or `requeue`."""
+        """Runs as `Reduce` says. A result below DONE: done, but further frames wait for the next `run` or `requeue`."""
         return int(self._dll.tpiedge_reducer_run(self.handle, place, tensor))
 
     def count_received(self) -> None:

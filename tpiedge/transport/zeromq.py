@@ -1,7 +1,7 @@
 """Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-A key identifies a peer. `admission` gives the key a name. The first frame of a connection shows whether its routing id,
-`name/nonce/ticket`, has that name; then routing ids identify messages. Only this hub learns the nonce, so no other
+A key identifies a peer. `admission` gives the key a name. A connection's first frame shows whether the routing id,
+`name/nonce/ticket`, has that name; from then on the id identifies the peer. Only this hub learns the nonce, so no other
 process can take over the route. A second process with the key has another nonce, and is refused while the first is
 connected. A spoke announces every connection with one empty frame, so the hub sees breaks that libzmq mends silently.
 """
@@ -112,7 +112,7 @@ class ZmqHub(ZmqEndpoint):
             return route is not None and not self._closed and self._is_alive(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Ends the connection of a peer no longer admitted: at once, or after a `farewell` in a later `recv`."""
+        """Ends the connection of a peer no longer admitted: at once or, with a `farewell`, in a later `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
