@@ -3,11 +3,11 @@
 Laws:
 1. While record and disk have room, an event is recorded before it enters the log. The log keeps all events: each reader
    gets the whole answer. A new reader replaces the previous one.
-2. An answer without a reader is deleted after LEFT_S; an unfinished, unrecorded one, after BRIEFLY_S. A recorded answer
-   that a GET collects whole waits UNFINISHED_S before its end, COLLECTED_WITHIN_S after its end. So does an earlier
-   master's whole answer; an earlier master's stream waits `grace_s`.
+2. An answer waits for a reader LEFT_S, or BRIEFLY_S if it is unfinished and unrecorded; then it is deleted. A recorded
+   answer that a GET collects whole, and an earlier master's unstreamed answer, wait UNFINISHED_S while unfinished, then
+   COLLECTED_WITHIN_S. An earlier master's stream waits `grace_s`.
 3. An unfinished choice's error fails all choices.
-4. A record is deleted when its answer is ended, when it fails while the master runs, or when its client got an error.
+4. A record is deleted when its answer is ended or fails while the master runs, or when the client got an error.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Queue(Protocol):
         """Raises QueueFull, NotServing, or UserError."""
 
     def postpone(self, count: int, client: str) -> None:
-        """Announces requests that the client will submit later; a negative `count` withdraws some. Raises QueueFull."""
+        """Announces later requests of the client; a negative `count` withdraws announced requests. Raises QueueFull."""
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
         """Resumes a request after the parts `said`. Raises NotServing."""
@@ -335,7 +335,7 @@ class AnswerReader:
         self.log = log
         self.collects = collects  # whether a GET collects the whole answer
         self._position = 0
-        #: The number of events before the reader, which skips old pauses and old reports of reading.
+        #: How many events are older than the reader, which skips old pauses and old reports of reading.
         self._old = len(log.events)
         self._why: BaseException | None = None
         # No lock: all answers would wait while a thread that holds it gets no processor.

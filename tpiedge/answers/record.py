@@ -141,7 +141,7 @@ def event_bytes(event: AnswerEvent) -> int:
 
 
 def event_line(choice: int, event: AnswerEvent) -> bytes:
-    """Returns the event's line: only the id for a token of choice 0 without scores, else a list that begins with the
+    """Returns the event's line: a token's id if its choice is 0 and it has no scores; else a list that begins with the
     choice. Returns b"" for events without a line, like cancellation: later masters resume cancelled choices."""
     match event:
         case Finished(reason="cancel"):

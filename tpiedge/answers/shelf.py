@@ -1,8 +1,8 @@
 """All answers, and their bounds.
 
 An answer that waits too long for a reader is cancelled (`log.py`). Waiting answers take at most LEFT_BYTES of memory,
-one client's at most half; above that, the oldest answers of the largest client are cancelled. MOST_RECOVERED answers of
-the previous master go on: unfinished answers first, then the latest."""
+one client's at most half; above that, the oldest answers of the client that holds most are cancelled. At most
+MOST_RECOVERED answers of the previous master stay: unfinished answers first, and of each kind the latest."""
 
 import logging
 import threading
@@ -121,7 +121,7 @@ class AnswerShelf:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> Choices:
-        """Resumes unfinished choices that have begun or are the first `at_once`. Returns (resumed, remaining
+        """Resumes the first `at_once` unfinished choices, and all that have begun. Returns (resumed, remaining
         choices)."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:

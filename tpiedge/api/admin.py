@@ -103,8 +103,8 @@ class Admin:
         return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str | Future[str]]) -> Route:
-        """Makes the route of an order. The field `field` identifies a worker; the answer has the result of `act` as
-        `answered`."""
+        """Makes the route of an order. The request's field `field` identifies a worker; the answer's field `answered`
+        has the result of `act`."""
         table = word_body(field, "")
 
         async def endpoint(request: Request) -> Response:

@@ -226,7 +226,7 @@ class Answering:
 
 
 def _with_client_timeout(limits: Limits, headers: Headers) -> Limits:
-    """Returns `limits`, with earlier signs of life if the client's headers name its timeout."""
+    """Returns `limits`; if headers name the client's timeout, signs of life come within half of it."""
     for name in _TIMEOUT_HEADERS:
         with contextlib.suppress(ValueError):
             wait_s = float(headers.get(name, ""))

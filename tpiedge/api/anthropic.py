@@ -129,8 +129,8 @@ def _read(fields: t.BodyFields, service: Service, maximum: int) -> ParsedRequest
 
 
 def _turn(messages: Sequence[t.BodyFields], role: str, *, begun: bool) -> list[Json]:
-    """Joins neighbouring messages of one role into one message, after their tool results. `begun`: the answer continues
-    that message."""
+    """Makes one message of neighbouring messages of one role; their tool results come before it. `begun`: the answer
+    continues the message."""
     texts: list[str] = []
     reasoning, calls, results = "", list[Json](), list[Json]()
     for message in messages:

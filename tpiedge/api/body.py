@@ -107,8 +107,8 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
 def parse(
     data: bytes | bytearray, most: int, before: int = 0, errors: str = "strict", **hooks: Any
 ) -> tuple[Any, int]:
-    """Returns (JSON value, count): the count is `before` plus commas and opening brackets, about one for each value.
-    `hooks` go to json.loads. Raises Excessive for a count above `most` or deep nesting, ValueError for other text."""
+    """Returns (JSON value, `before` + commas + opening brackets: about one per value). `hooks` go to json.loads. Raises
+    Excessive if the sum exceeds `most` or values nest too deeply, ValueError if the text is no JSON."""
     count = before + sum(map(data.count, (b",", b"[", b"{")))
     if count > most:
         raise Excessive(f"has more than {most} values")

@@ -1,5 +1,5 @@
 """Makes grammars of tool calls: of an answer that must be calls, and of a call that the model begins by itself. The
-latter leaves spaces to the model and, outside reasoning, applies from the opening token to the arguments' end."""
+second kind lets the model choose spaces; outside reasoning, it applies from the opening token to the arguments' end."""
 
 import json
 import re
@@ -37,7 +37,7 @@ class _Style:
     free: bool = False
 
     def mark(self, text: str) -> str:
-        """Returns a literal of the text, or the token if the text is a special token: it has no text in grammars."""
+        """Returns the token if the text is a special token, which has no text in grammars; else a literal."""
         token = self.tokenizer.token_id(text) if self.tokenizer is not None else None
         special = self.tokenizer is not None and token in self.tokenizer.special_ids
         return f"<[{token}]>" if special else json.dumps(text)
@@ -52,8 +52,8 @@ class _Style:
 def call_or_form_grammar(
     tools: ParsedTools, form: CallForm, answer: Grammar | None, param: str, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of an answer. If a call is required, the answer must be calls, and `answer` is not used. Else
-    the answer may be calls, or follow `answer`, the grammar from the field `param`. Raises ApiError."""
+    """Makes a grammar. If a call is required, the text must be calls. Otherwise it may be calls, or follow `answer`,
+    the grammar from the field `param`. Raises ApiError."""
     start, rules = "start: calls", _calls(tools, form, service)
     if tools.required:
         param = tools.field
@@ -103,8 +103,8 @@ def _calls(tools: ParsedTools, form: CallForm, service: Service) -> Iterator[str
 def begun_call_grammar(
     tools: ParsedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Makes the grammar of a call that the model begins by itself. Returns None without llguidance, or if a needed mark
-    is no token. Raises SchemaTooLarge."""
+    """Makes the grammar of a call that the model begins by itself. Returns None without llguidance, or if a mark of
+    calls or reasoning is no token. Raises SchemaTooLarge."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
         return None

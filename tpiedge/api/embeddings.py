@@ -95,7 +95,7 @@ class VectorFormat(AnswerFormat):
         return b"\n"  # JSON may have blank lines between its parts
 
     def broken(self, error: ApiError) -> bytes:
-        """Appends the error. Then the body is no JSON, even to clients that ignore its early end."""
+        """Appends the error, so that parsing the body fails even in clients that ignore its early end."""
         return b"\n" + json_bytes(self.failure(error))
 
     def closing(self) -> Sequence[bytes]:

@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 class PromptTooLong(ApiError):
     """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
-    `size` begins the message. `tokens`: a lower bound; `text`: the prompt, if its tokens are not counted yet."""
+    `size`: the message's beginning; `tokens`: a lower bound; `text`: the prompt, if its tokens are not counted yet."""
 
     def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         message = f"{size}: this model's maximum context length is {maximum} tokens"
@@ -80,8 +80,8 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
-    """Makes an ApiError from any error. Of a defect, clients get the type, the log also the place. `grammar`: the
-    request's field that restricts the answer."""
+    """Makes an ApiError from any error. Clients get only the type of a defect; the log also has its place. `grammar`:
+    the request's field that restricts the answer."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):

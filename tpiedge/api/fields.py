@@ -56,7 +56,7 @@ def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
 
 
 def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
-    """Makes tables of the objects that one place accepts, keyed by the value of their field `tag`."""
+    """Makes the tables of several forms of objects, keyed by the form's name: the value of the field `tag`."""
     return {
         name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
@@ -102,7 +102,7 @@ class BodyFields:
     def __init__(
         self, values: Mapping[str, object], form: JsonSchema, where: str = "", outer: Self | None = None
     ) -> None:
-        """Checks `values`. `where` begins fields' names in errors; `outer`: the object around this. Raises ApiError."""
+        """Checks `values`. `where` begins fields' names in errors; `outer`: the enclosing object. Raises ApiError."""
         self.values = values
         self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
@@ -275,7 +275,7 @@ def _is_of(value: object, kind: str) -> bool:
 
 
 def _is_slip(given: str, known: str) -> bool:
-    """Whether the names differ by one letter (more, less or another), or by two swapped neighbours."""
+    """Whether the names differ by one letter (added, missing or replaced), or by two swapped neighbours."""
     if len(known) < _NEAR_LENGTH or abs(len(given) - len(known)) > 1:
         return False
     begin = 0

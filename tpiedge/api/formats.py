@@ -78,7 +78,7 @@ class AnswerFormat(ABC):
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """A kind of request and answer. `path`, `about`: path and summary of its route. `prefix` begins the answers' ids.
-    `read` parses requests by `table`. `kind`: the API's name of its answers if clients can resume them, else ""."""
+    `read` parses requests by `table`. `kind`: the API's name for such answers if clients can resume them."""
 
     path: str
     about: str

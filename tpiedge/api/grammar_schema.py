@@ -269,7 +269,7 @@ def _is_exact(value: object) -> bool:
 
 
 def _within(bound: object, word: str, whole: bool) -> object:
-    """Moves a bound inwards to a double, as llguidance needs; a bound of `whole` numbers also into 64 bits."""
+    """Rounds a bound to a double, as llguidance needs, without widening the range; if `whole`, also to 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
     upwards = word in ("minimum", "exclusiveMinimum")

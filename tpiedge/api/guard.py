@@ -1,12 +1,12 @@
 """Admits requests and identifies their clients. Only /health, /ready and the page's files are open to all.
 
-Without API keys all who reach the port may use the model: it must be a loopback port unless the user insists, and
-foreign web pages are refused. The Host header must be an IP address, localhost or a name of this server, which
-stops a page whose own name resolves to this machine. Origin and Sec-Fetch-Site tell
-other pages; pages named by the user may enter.
+Without API keys all who reach the port may use the model. So the port must be loopback unless the user insists, and
+foreign web pages are refused. The Host header must be an IP address, localhost or a name of this server: this stops a
+page whose own name resolves to this machine. Origin and Sec-Fetch-Site reveal other foreign pages. Pages that the user
+allowed may enter.
 
-A client is known by its API key or, without keys, by its address. X-Forwarded-For counts only on connections of proxies
-that the user named: the client has the last address that is no such proxy's.
+A client is known by its API key or, without keys, by its address. Behind proxies that the user named, the client's
+address is the last in X-Forwarded-For that is no such proxy's.
 """
 
 import hashlib
@@ -227,7 +227,6 @@ def _origin(origin: str) -> str:
 
 
 def _public_name(name: str) -> str:
-    """Reads a name of this server, perhaps with a port."""
     found = name.strip().rstrip(".").lower()
     if not _PUBLIC_NAME.fullmatch(found):
         wanted = "a name like ai.example.org, nor one with a port like ai.example.org:8443"

@@ -78,7 +78,7 @@ class Intake:
             self._bytes.release(client, held)
 
     async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """Runs `work` in a thread for `client`; returns the result. If cancelled, the call gives `undo` the result."""
+        """Runs `work` in a thread for `client`; returns the result, or gives it to `undo` if the call is cancelled."""
         slots = self._slots.setdefault(client, asyncio.Semaphore(_AT_ONCE))
         async with slots:
             begun = self._threads.submit(work)

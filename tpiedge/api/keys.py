@@ -37,7 +37,7 @@ class ApiKeys:
 
     @property
     def needed(self) -> bool:
-        """Whether clients must send a key, even while the file holds none."""
+        """Whether clients must send a key. With a file they must, even while it has no keys."""
         return bool(self._given) or self._file is not None
 
     def have(self, key: bytes) -> bool:

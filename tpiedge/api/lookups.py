@@ -1,4 +1,4 @@
-"""Routes of several APIs that need no cluster: they return facts about the model, tokens of texts and versions."""
+"""Routes of several APIs that need no cluster: they return versions, facts about the model, and the tokens of texts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final

@@ -200,8 +200,7 @@ class OllamaFormat(AnswerFormat):
         return {"id": call_id(self.accepted.name, 0, call.index), "function": function}
 
     def _end(self) -> Json:
-        """Returns the ending's fields, with nanoseconds before the first token (and its queueing) and after that
-        token."""
+        """Returns the ending's fields; durations: nanoseconds before the first token (with queueing) and after it."""
         transcript, now = self.transcripts[0], time.monotonic()
         first = now if transcript.first_s is None else transcript.first_s
         cut = transcript.finished and transcript.finished.reason == "length" and not transcript.writer.stop

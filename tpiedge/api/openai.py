@@ -295,8 +295,8 @@ class OpenAIFormat(AnswerFormat):
         return choice
 
     def _usage(self) -> Json:
-        """Counts steps and tokens; several answers' prompt counts once. After a stop string, rank 0's numbers are
-        missing."""
+        """Counts steps and tokens; a prompt's tokens once, even for several answers. After a stop string, rank 0's
+        numbers are missing."""
         transcripts, prompt = self.transcripts, self.prompt_tokens
         told = sum(one.count for one in transcripts)
         usage: Json = {"prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told}
@@ -314,7 +314,7 @@ class OpenAIFormat(AnswerFormat):
         return usage
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        """Returns scores by text; of tokens with the same text, the likeliest. Returns None for a prompt's first
+        """Returns scores keyed by text: for tokens with the same text, the highest. Returns None for a prompt's first
         token."""
         if not token.logprobs:
             return None

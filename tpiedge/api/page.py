@@ -45,7 +45,7 @@ def is_page(path: str) -> bool:
 
 
 def page_files() -> tuple[str, dict[str, bytes]]:
-    """Returns the digest of all files of the page, and the files."""
+    """Returns (the digest of all files, the files)."""
     folder = Path(__file__).parents[1] / "page"
     files = {
         path.relative_to(folder).as_posix(): path.read_bytes()

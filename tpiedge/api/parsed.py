@@ -231,7 +231,7 @@ def read_token_ids(value: str | Sequence[object], param: str, service: Service) 
 
 
 def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Returns a token limit that fits the context and can be resumed. `prompt`: the prompt's field. Raises ApiError."""
+    """Limits an answer to what fits the context and can be resumed. `prompt`: the prompt's field. Raises ApiError."""
     if not prompt_tokens:
         raise refused(f"'{prompt}' is empty: give at least one token", prompt)
     size = f"the prompt has {prompt_tokens} tokens"

@@ -4,7 +4,7 @@ Line 1 has the version and the id of the weights, line 2 the request. Each furth
 scores of the prompt, a choice's end), or says that a later master resumed the answer. The newest MOST_OTHERS files that
 cannot be resumed are kept.
 
-Law: a record that a kill cut short reads as an earlier state of itself, or as no record. So each line has a checksum
+Law: a kill that cuts a record short leaves an earlier state of the record, or no record. So each line has a checksum
 and a line break: a line without its line break does not count, and the checksum shows any other damage.
 """
 
@@ -64,7 +64,7 @@ class UnknownRecordVersion(Exception):
 
 
 class OtherModel(Exception):
-    """The record belongs to other weights; only a master with those weights reads the record."""
+    """A record of other weights; only a master with those weights reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """The content of a file. `size`: bytes of complete lines. `resubmissions`: how many since the last event."""
+    """A file's content. `size`: bytes of complete lines. `resubmissions`: how many there were since the last event."""
 
     accepted: AcceptedRequest
     said: tuple[record.RecordedEvent, ...]
@@ -252,8 +252,8 @@ class RecordFolder:
         chore()
 
     def found(self, tokenizer: Tokenizer | None = None) -> list[record.FoundAnswer]:
-        """Returns this model's undelivered answers, oldest first. Call this method first. Sets aside damaged records,
-        and records that POISON_AFTER masters resumed without a new event. Raises UserError for an unusable record."""
+        """Returns this model's undelivered answers, oldest first. Call this method first. Sets aside records that are
+        damaged, or that POISON_AFTER masters resumed without a new event. Raises UserError for an unusable record."""
         found, others = [], []
         for path in records_in(self._folder):
             with _usable(path):

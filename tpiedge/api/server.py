@@ -155,7 +155,7 @@ async def _health(_request: Request) -> Response:
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
-    """Wraps `send`: an answer sent while the body arrives closes the connection, after `limit_s` to read the answer."""
+    """Wraps `send`: closes the connection `limit_s` after an answer that is sent while the body still arrives."""
     arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:

@@ -2,6 +2,6 @@
 
 `entry` and `main` start a command; `settings` imports a verb and sets its flags. `options`, `sampling_flags` and
 `model_names` have shared flags; `listing` has tables. `master_lines` and `log_writer` print lines of services.
-`master_parts` starts a master, `reach` is its HTTP client, `local_chat` asks a local cluster, `conversation` is both
-chats, `nearby` finds masters by mDNS.
+`master_parts` starts a master, `reach` is its HTTP client, `local_chat` asks a local cluster, `conversation` is the
+chat of both, `nearby` finds masters by mDNS.
 """

@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def open_standard_files() -> None:
-    """Opens /dev/null for closed standard files; else children would use other files as standard files."""
+    """Replaces closed standard files by /dev/null; else children would use other files as standard files."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
@@ -42,7 +42,7 @@ _SIGNALS = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raises again interrupts that Python drops in finalisers and weakref callbacks (each import has a callback)."""
+    """Raises an interrupt again if Python drops it in a finaliser or weakref callback (each import has a callback)."""
     number = _SIGNALS.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)

@@ -53,7 +53,7 @@ def url_for_others(http: Address, url: str) -> str:
 def workers_invited(
     listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Writes a token for all workers into `token_file`; without one, says one worker's command. Voids the tokens."""
+    """Says how workers join: by a token in `token_file` or, if None, a token for one worker. Voids it at the end."""
     address = lan_address(listen)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):

@@ -69,8 +69,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 def master_nearby(
     wait_s: float, known: Mapping[Address, str], say: Callable[[str], None]
 ) -> tuple[Address, str | None]:
-    """Returns (the address of the master to join, its key if known). `known` has keys by address, the best first; known
-    masters win. If none is known, the only announced master is joined; otherwise the user chooses. Raises UserError,
+    """Returns (address of a master to join, its key if known). `known` has keys by address, the best first. Known
+    masters win; else the user chooses, unless `known` is empty and only one master is announced. Raises UserError,
     PeerError."""
     if (found := _first([*known.items()])) is not None:
         say(f"joining the known master at {found[0]}; --connect HOST names another one")
@@ -111,7 +111,7 @@ def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "
 
 
 def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
-    """Returns the first address where the master with that key answers, else the first where any program answers."""
+    """Returns the first of `tries` where the master with the key answers, else the first where any program answers."""
     may_be, threads = None, ThreadPoolExecutor(8)
     try:
         answers = threads.map(lambda one: who_is_at(*one), tries)

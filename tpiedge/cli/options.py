@@ -165,7 +165,7 @@ def is_default(name: str) -> bool:
 def _folder_option(
     name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
 ) -> Decorator[Any]:
-    """Makes an option for a folder, by default `usual`. Refuses a folder if others may change it or `within` in it."""
+    """Makes an option for a folder, by default `usual`. Refuses it if others may change it or its folders `within`."""
 
     def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
         if not ctx.resilient_parsing:  # completion

@@ -64,7 +64,7 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
 
 
 def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """Replaces values that neither the command line nor settings give by those of `usual`, the model's own."""
+    """Takes from `usual`, the model's own values, what neither the command line nor settings give."""
     return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
 
 

@@ -122,7 +122,7 @@ def _full_screen(has_keys: bool) -> Iterator[None]:
 
 
 def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
-    """Returns one line fewer than a terminal of `size` (columns, lines) has. `problem` says why the picture is old."""
+    """Returns lines for `size` (columns, lines) minus one line. `problem` says why the picture is old."""
     width, height = size
     first, *others = picture_lines(picture, date.today())
     lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
@@ -256,7 +256,7 @@ def event_line(event: PictureJson, today: date) -> str:
 
 
 def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
-    """Yields round trips between workers, in tables of at most `columns`, which fit 80 letters."""
+    """Yields round trips between workers, in tables of at most `columns` columns, which fit 80 letters."""
     workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
     trips = {
         (one["name"], other["name"]): format_seconds(other["round_trip_s"])

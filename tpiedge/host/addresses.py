@@ -164,8 +164,8 @@ def listening_address(control_address: str) -> str:
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Returns `endpoint` for other nodes. If its host means any host, it gets the host of `control_address`, else the
-    zone of `control_address`."""
+    """Returns `endpoint` for other nodes: with the host of `control_address` if its own host means any host, else with
+    the zone of `control_address`."""
     for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"

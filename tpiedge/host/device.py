@@ -66,7 +66,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 class MemoryLimits:
-    """The memory that this process may use. A control group that the process joins later counts as empty until then."""
+    """The memory that this process may use. Control groups that it joins later are taken to have been empty before."""
 
     def __init__(self, limit_bytes: int | None = None, root: Path = Path("/")) -> None:
         """`limit_bytes` is --memory; None: the default."""

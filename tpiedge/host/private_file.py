@@ -133,7 +133,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], None]) -> bool:
-    """Writes a new file durably; `place` renames or links it to `path`. Returns False if a link finds `path` there."""
+    """Writes a new file durably; `place` renames or links it to `path`. Linking returns False if `path` exists."""
     private_folder(path.parent)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:

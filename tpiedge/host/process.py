@@ -20,7 +20,7 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 
 
 def raise_limits() -> None:
-    """Increases the limits as far as allowed, open files to at most 10,240: some programs close all possible files."""
+    """Increases the limits as far as allowed, that of files to 10,240: some programs close all possible files."""
     endless = resource.RLIM_INFINITY
     for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)
@@ -98,8 +98,8 @@ def proc_field(path: str, *names: str) -> str:
 
 
 def give_back_what_is_freed() -> None:
-    """Makes malloc return freed blocks of 128 KiB or more to the system. glibc increases that bound to 32 MiB in time,
-    which cost eight nodes with rows of 8192 numbers 65 MB."""
+    """Makes malloc return freed blocks of 128 KiB or more to the system. Otherwise glibc slowly increases that bound to
+    32 MiB: eight nodes with rows of 8192 numbers took 65 MB more."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
         library.mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD of <malloc.h>

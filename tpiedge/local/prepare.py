@@ -42,8 +42,8 @@ _NUMBERS = {
 
 
 class PreparedModel:
-    """A model that is ready to run. `folder`: where its text files are, or None. `also_called`: other names, first the
-    pack's; `public_name`: the pack's if there is a local `path`. `kv`: None means the default for `compute`."""
+    """A model that is ready to run. `folder` has its text files. `also_called`: other names, first the pack's;
+    `public_name`: the pack's name if there is a local `path`. `kv`: None means the default for `compute`."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ def _choose(
 def choose_arithmetics(
     source: Precision, precision: str | None, compute: Compute | None
 ) -> tuple[Precision, Compute]:
-    """Returns (storage, arithmetic). The defaults are the source's storage, and int8 for quantised weights, else f32.
+    """Returns (storage, arithmetic); defaults: the source's storage; int8 for quantised weights, f32 for others.
     `precision` "f32" without `compute` keeps bf16 storage, which f32 arithmetic widens exactly. Raises UserError."""
     if precision == "f32" and compute is None and not source.quantised:
         return source, "f32"

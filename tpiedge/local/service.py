@@ -151,7 +151,7 @@ class Service:
         return peer
 
     def what_if(self, without: str) -> Forecast:
-        """Predicts the speed without that worker or, if `without` is "", with one more worker like the last. Blocks
+        """Predicts the speed without the worker `without` or, if that is "", with one more worker like the last. Blocks
         while two plans are made. Raises like `revoke`, UserError without any worker, NotServing."""
         name = self._called(without) if without else ""
         try:
@@ -164,12 +164,12 @@ class Service:
         return loss_plans.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
-        """Takes that worker out of plans; `status` says when it has no part. The future has the worker's name or, if
-        nothing has changed, CannotDrain. Raises like `revoke`."""
+        """Takes the worker out of plans; `status` says when it has no part. The future has the worker's name or, if the
+        plan stays, CannotDrain. Raises like `revoke`."""
         return self._master.drain_worker(self._called(name))
 
     def undrain(self, name: str) -> str:
-        """Lets plans have that worker again; returns its name. Raises like `revoke`."""
+        """Lets plans have the worker again; returns its name. Raises like `revoke`."""
         found = self._called(name)
         self._master.undrain_worker(found)
         return found
