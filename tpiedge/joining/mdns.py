@@ -31,7 +31,7 @@ _MOST: Final = 32
 
 @dataclass(frozen=True)
 class AnnouncedMaster:
-    """A claimed master. `protocol`: -1 if it is not announced; `cluster`: an `identity.cluster_name`, or ""."""
+    """An announced master, not verified. `protocol`: -1 if it is not announced; `cluster`: an `identity.cluster_name`, or ""."""
 
     name: str
     address: Address
